@@ -1,0 +1,149 @@
+"""The backends: every way of synchronising gradients that can be compared.
+
+This is the registry and nothing else. It holds strings, so that reading it imports no library; a new
+backend is one entry here, and one file where its group or its strategy is new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from backends.base import Group, OptionValue, Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting of a backend, as written in an arm: ``backend:name=value``."""
+
+    name: str
+    kind: Literal["choice", "number", "switch"]
+    default: OptionValue
+    summary: str
+    choices: tuple[str, ...] = ()
+    """What a ``choice`` may be; empty for the other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A group with a strategy, and what a user needs to know of them before they are imported."""
+
+    name: str
+    summary: str
+    group: str
+    """``module:class`` of the Group."""
+    strategy: str
+    """``module:class`` of the Replica."""
+    launcher: str
+    """The launcher by default; an allocation may ask for another."""
+    libraries: tuple[str, ...]
+    """Distributions that must be installed beside torch."""
+    install: str = ""
+    """The command that installs what is missing."""
+    options: tuple[Option, ...] = ()
+    synchronises: bool = True
+    """False for the control alone: its ranks train apart, so they need not agree."""
+
+
+_PROCESS_GROUP = Option(
+    "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
+)
+_BUCKET_MB = Option("bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce")
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            name="none",
+            summary="the control: the same ranks, no communication, no library",
+            group="backends.groups.none:NoGroup",
+            strategy="backends.strategies.local:LocalReplica",
+            launcher="torchrun",
+            libraries=(),
+            synchronises=False,
+        ),
+        Backend(
+            name="ddp",
+            summary="torch.nn.parallel.DistributedDataParallel",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.ddp:DDPReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(
+                _PROCESS_GROUP,
+                Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket"),
+                Option("gradient_as_bucket_view", "switch", False, "gradients live in the buckets"),
+                Option("static_graph", "switch", False, "promise that the graph never changes"),
+            ),
+        ),
+        Backend(
+            name="manual",
+            summary="torch.distributed.all_reduce of every gradient, by hand",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.averaging:AveragingReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(
+                Option(
+                    "mode",
+                    "choice",
+                    "flat",
+                    "one call per parameter, one for all, or during backward",
+                    ("per_parameter", "flat", "overlap"),
+                ),
+                _BUCKET_MB,
+                _PROCESS_GROUP,
+            ),
+        ),
+        Backend(
+            name="horovod",
+            summary="horovod.torch.DistributedOptimizer: ring all-reduce with tensor fusion",
+            group="backends.groups.horovod_group:HorovodGroup",
+            strategy="backends.strategies.horovod_optimizer:HorovodReplica",
+            launcher="horovodrun",
+            libraries=("horovod",),
+            install="compare install horovod",
+            options=(
+                Option(
+                    "controller", "choice", "gloo", "who negotiates and carries tensors", ("gloo", "mpi")
+                ),
+            ),
+        ),
+        Backend(
+            name="mpi",
+            summary="MPI_Allreduce of every gradient through mpi4py",
+            group="backends.groups.mpi_group:MPIGroup",
+            strategy="backends.strategies.averaging:AveragingReplica",
+            launcher="mpirun",
+            libraries=("mpi4py",),
+            install="pip install 'ringside[mpi]'",
+            options=(
+                Option(
+                    "mode",
+                    "choice",
+                    "flat",
+                    "one call per parameter, or one for all",
+                    ("per_parameter", "flat"),
+                ),
+            ),
+        ),
+    )
+}
+
+
+def load(name: str) -> tuple[type[Group], type[Replica]]:
+    """Import a backend's group and strategy.
+
+    Raises:
+        ImportError: its library is missing, or was built for another torch.
+        KeyError: there is no backend of that name.
+    """
+    backend = BACKENDS[name]
+    return _attribute(backend.group), _attribute(backend.strategy)
+
+
+def _attribute(path: str):  # noqa: ANN202 -- the caller knows which class it names
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

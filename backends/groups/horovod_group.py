@@ -1,0 +1,114 @@
+"""Horovod: a background thread negotiates over a controller and reduces over Gloo, MPI or NCCL."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import horovod
+import horovod.torch as hvd
+import torch
+
+from backends import evidence
+from backends.base import BackendError, Group, Work
+
+if TYPE_CHECKING:
+    from backends.base import Facts, Options, Placement
+
+_PROBES = 15
+
+
+class HorovodWork(Work):
+    """A tensor in the hands of the background thread."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def wait(self) -> None:
+        hvd.synchronize(self._handle)
+
+
+class HorovodGroup(Group):
+    """Horovod's global process set."""
+
+    name: ClassVar[str] = "horovod"
+
+    @classmethod
+    def join(cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float) -> Self:
+        del timeout_seconds  # Horovod only warns of a stall: the rank's watchdog ends it
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        # hvd.init reads the environment once; what stands there now is what the library takes.
+        cls._settings = _settings()
+        hvd.init()
+        if (hvd.rank(), hvd.size()) != (placement.rank, placement.world_size):
+            raise BackendError(
+                f"Horovod says rank {hvd.rank()} of {hvd.size()}, the launcher said {placement.rank} of "
+                f"{placement.world_size}: horovodrun belongs to another installation"
+            )
+        if _controller() != options["controller"]:
+            raise BackendError(
+                f"the arm asks for the {options['controller']} controller, Horovod runs the {_controller()} one: "
+                "was HOROVOD_CONTROLLER set in the environment?"
+            )
+        return cls(placement, device)
+
+    _settings: ClassVar[Facts] = {}
+
+    def barrier(self) -> None:
+        hvd.barrier()
+
+    def all_reduce_(self, tensor: torch.Tensor) -> None:
+        hvd.allreduce_(tensor, op=hvd.Sum)
+
+    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
+        return HorovodWork(hvd.allreduce_async_(tensor, op=hvd.Sum))
+
+    def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        hvd.broadcast_(tensor, root_rank=root)
+
+    def attest(self) -> Facts:
+        controller = _controller()
+        return {
+            "library": f"Horovod {horovod.__version__}",
+            "versions": {"horovod": horovod.__version__, "torch": torch.__version__},
+            "controller": controller,
+            "transport": self._transport(controller),
+            "observed_cycle_milliseconds": self._observe_cycle(),
+        } | self._settings
+
+    def leave(self) -> None:
+        hvd.shutdown()
+
+    def _transport(self, controller: str) -> str:
+        if self.device.type == "cuda" and hvd.nccl_built():
+            return "NCCL"
+        if controller == "mpi":
+            return evidence.mpi_transport(self.world_size)
+        interfaces = evidence.socket_interfaces()
+        return f"TCP over {', '.join(interfaces)}" if interfaces else "none (one rank)"
+
+    def _observe_cycle(self) -> float:
+        """Measure the pace of the background thread: a lone tiny tensor takes one cycle."""
+        tensor = torch.zeros(1, device=self.device)
+        paces = []
+        for _ in range(_PROBES):
+            begun = time.perf_counter_ns()
+            hvd.allreduce_(tensor, op=hvd.Sum, name="ringside.cycle")
+            paces.append(time.perf_counter_ns() - begun)
+        return round(statistics.median(paces) / 1e6, 3)
+
+
+def _controller() -> str:
+    return "mpi" if hvd.mpi_enabled() else "gloo"
+
+
+def _settings() -> Facts:
+    """Read what Horovod is about to read; the defaults are those of its code (operations.cc, 0.28)."""
+    return {
+        "fusion_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", 128 << 20)),
+        "cycle_milliseconds": float(os.environ.get("HOROVOD_CYCLE_TIME", 1.0)),
+        "autotune": os.environ.get("HOROVOD_AUTOTUNE", "0") not in {"", "0"},
+    }

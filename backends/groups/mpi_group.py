@@ -1,0 +1,66 @@
+"""MPI through mpi4py, on tensors in host memory."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import torch
+from mpi4py import MPI
+
+from backends import evidence
+from backends.base import BackendError, Group, Work
+
+if TYPE_CHECKING:
+    from backends.base import Facts, Options, Placement
+
+
+class MPIWork(Work):
+    """A non-blocking collective; the tensor is kept alive until it is done."""
+
+    def __init__(self, request: MPI.Request, tensor: torch.Tensor) -> None:
+        self._request = request
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        self._request.Wait()
+
+
+class MPIGroup(Group):
+    """MPI's world. The launcher's word on rank and size is checked against MPI's own."""
+
+    name: ClassVar[str] = "mpi"
+
+    @classmethod
+    def join(cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float) -> Self:
+        del options, timeout_seconds  # MPI has no time-out: the rank's watchdog is the only one
+        if device.type != "cpu":
+            raise BackendError("mpi averages tensors in host memory: run it with --device cpu, or leave it out")
+        world = MPI.COMM_WORLD
+        if (world.rank, world.size) != (placement.rank, placement.world_size):
+            raise BackendError(
+                f"MPI says rank {world.rank} of {world.size}, the launcher said {placement.rank} of "
+                f"{placement.world_size}: mpi4py runs on another MPI than the mpirun that started it"
+            )
+        return cls(placement, device)
+
+    def barrier(self) -> None:
+        MPI.COMM_WORLD.Barrier()
+
+    def all_reduce_(self, tensor: torch.Tensor) -> None:
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, tensor.numpy())
+
+    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
+        return MPIWork(MPI.COMM_WORLD.Iallreduce(MPI.IN_PLACE, tensor.numpy()), tensor)
+
+    def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        MPI.COMM_WORLD.Bcast(tensor.numpy(), root=root)
+
+    def attest(self) -> Facts:
+        library = MPI.Get_library_version().split(",")[0].strip("\x00 \n")
+        versions = {"mpi4py": version("mpi4py"), "mpi": library, "torch": torch.__version__}
+        return {"library": library, "transport": evidence.mpi_transport(self.world_size), "versions": versions}
+
+    def leave(self) -> None:
+        if not MPI.Is_finalized():
+            MPI.Finalize()

@@ -1,0 +1,89 @@
+"""torch.distributed: NCCL between GPUs, Gloo between CPUs."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import torch
+import torch.distributed as dist
+
+from backends import evidence
+from backends.base import BackendError, Group, Work
+
+if TYPE_CHECKING:
+    from backends.base import Facts, Options, Placement
+
+
+class TorchWork(Work):
+    """A collective in flight in the process group."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        self._work.wait()
+
+
+class TorchGroup(Group):
+    """The default process group, met through the environment that torchrun sets."""
+
+    name: ClassVar[str] = "torch.distributed"
+
+    @classmethod
+    def join(cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float) -> Self:
+        backend = _choose(str(options["process_group"]), device)
+        dist.init_process_group(
+            backend,
+            rank=placement.rank,
+            world_size=placement.world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+            # Binding NCCL to its device at once makes a wrong placement fail here, not in the first step.
+            device_id=device if backend == "nccl" else None,
+        )
+        return cls(placement, device)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def all_reduce_(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
+        work = dist.all_reduce(tensor, async_op=True)
+        if work is None:
+            raise BackendError("this process is not a member of its own process group")
+        return TorchWork(work)
+
+    def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        dist.broadcast(tensor, src=root)
+
+    def attest(self) -> Facts:
+        backend = dist.get_backend()
+        versions = {"torch": torch.__version__}
+        if backend == "nccl":
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return {"library": f"torch.distributed {backend}", "transport": _transport(backend), "versions": versions}
+
+    def leave(self) -> None:
+        # Without it a Gloo program aborts at exit.
+        dist.destroy_process_group()
+
+
+def _choose(asked: str, device: torch.device) -> str:
+    """Name the process group's backend, or say why it cannot be had; never another in its stead."""
+    backend = asked if asked != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+    if backend == "nccl" and device.type != "cuda":
+        raise BackendError("NCCL needs CUDA tensors, but this run is on the CPU: use process_group=gloo or --device cuda")
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise BackendError("this build of torch has no NCCL: install a CUDA build, or ask for process_group=gloo")
+    return backend
+
+
+def _transport(backend: str) -> str:
+    if backend == "nccl":
+        return "NCCL"
+    store = int(os.environ.get("MASTER_PORT", 0))
+    interfaces = evidence.socket_interfaces(except_ports=(store,))
+    return f"TCP over {', '.join(interfaces)}" if interfaces else "none (one rank)"

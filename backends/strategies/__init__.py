@@ -1,0 +1,1 @@
+"""How gradients become the mean: one module per strategy, each a Replica."""

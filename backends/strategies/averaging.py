@@ -1,0 +1,182 @@
+"""Averaging by hand over any group: one all-reduce per parameter, one for all, or during backward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+from backends.base import BackendError
+from backends.strategies.local import LocalReplica
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from backends.base import Facts, Group, MakeOptimizer, Options, Work
+
+MIB = 1 << 20
+
+
+class AveragingReplica(LocalReplica):
+    """Sums gradients over the group, then divides by the number of ranks.
+
+    The option ``mode`` chooses in how many pieces and when; the arithmetic is the same.
+    """
+
+    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+        for tensor in model.state_dict().values():
+            group.broadcast_(tensor)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.mode = str(options["mode"])
+        self.averager = AVERAGERS[self.mode](parameters, group, options)
+        super().__init__(model, make_optimizer, group, options)
+
+    def sync(self) -> None:
+        self.averager.average()
+
+    def attest(self) -> Facts:
+        return {
+            "reduce_op": "sum, then divided by the number of ranks",
+            "mode": self.mode,
+            "message_bytes": self.averager.message_bytes(),
+        }
+
+
+class Averager(ABC):
+    """Replaces every gradient by its mean over the group."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
+        del options
+        self.parameters = parameters
+        self.group = group
+
+    @abstractmethod
+    def average(self) -> None:
+        """Average the gradients of one backward pass."""
+
+    @abstractmethod
+    def message_bytes(self) -> list[int]:
+        """Size of each all-reduce of one step."""
+
+
+class PerParameterAverager(Averager):
+    """One blocking all-reduce per parameter: what tutorials show, and what latency punishes."""
+
+    def average(self) -> None:
+        for gradient in _gradients(self.parameters):
+            self.group.all_reduce_(gradient)
+            gradient.div_(self.group.world_size)
+
+    def message_bytes(self) -> list[int]:
+        return [p.numel() * p.element_size() for p in self.parameters]
+
+
+class FlatAverager(Averager):
+    """One blocking all-reduce for all gradients, through one persistent buffer."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
+        super().__init__(parameters, group, options)
+        self.bucket = Bucket(parameters)
+
+    def average(self) -> None:
+        self.bucket.collect()
+        self.group.all_reduce_(self.bucket.flat)
+        self.bucket.flat.div_(self.group.world_size)
+
+    def message_bytes(self) -> list[int]:
+        return [self.bucket.nbytes]
+
+
+class OverlapAverager(Averager):
+    """Buckets whose all-reduce begins as soon as backward has filled them, last layer first."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
+        super().__init__(parameters, group, options)
+        self.buckets = _fill_buckets(parameters[::-1], int(float(options["bucket_mb"]) * MIB))
+        self.started: list[Work] = []
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+
+    def average(self) -> None:
+        if len(self.started) < len(self.buckets):
+            _gradients(self.parameters)  # names the one that is missing
+        for work, bucket in zip(self.started, self.buckets, strict=True):
+            work.wait()
+            bucket.flat.div_(self.group.world_size)
+        self.started.clear()
+
+    def message_bytes(self) -> list[int]:
+        return [bucket.nbytes for bucket in self.buckets]
+
+    def _arrived(self, bucket: Bucket) -> None:
+        bucket.waiting -= 1
+        # Every rank must start the collectives in the same order, so a bucket that fills early waits.
+        while len(self.started) < len(self.buckets):
+            following = self.buckets[len(self.started)]
+            if following.waiting:
+                return
+            following.collect()
+            self.started.append(self.group.all_reduce_start_(following.flat))
+            following.waiting = len(following.parameters)
+
+
+class Bucket:
+    """One persistent buffer that holds the gradients of some parameters, end to end.
+
+    Collecting costs one pass over memory; nothing is copied out, because the parameters take the
+    buffer's views as their gradients, until ``zero_grad`` drops them.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.waiting = len(parameters)
+        first = parameters[0]
+        lengths = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(lengths), dtype=first.dtype, device=first.device)
+        pieces = self.flat.split(lengths)
+        self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel when the bucket is reduced."""
+        return self.flat.numel() * self.flat.element_size()
+
+    def collect(self) -> None:
+        """Copy the gradients in, and let the parameters' gradients be the buffer's views."""
+        torch._foreach_copy_(self.views, _gradients(self.parameters))  # noqa: SLF001 -- one kernel for all copies
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+
+AVERAGERS: dict[str, type[Averager]] = {
+    "per_parameter": PerParameterAverager,
+    "flat": FlatAverager,
+    "overlap": OverlapAverager,
+}
+
+
+def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if len(gradients) < len(parameters):
+        index = next(i for i, p in enumerate(parameters) if p.grad is None)
+        raise BackendError(
+            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient, so it cannot be "
+            "averaged; every parameter must take part in the loss"
+        )
+    return gradients
+
+
+def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[Bucket]:
+    """Group parameters, in the order given, into buckets of at most ``cap_bytes`` (or one parameter)."""
+    filled: list[list[nn.Parameter]] = []
+    size = 0
+    for parameter in parameters:
+        nbytes = parameter.numel() * parameter.element_size()
+        if not filled or size + nbytes > cap_bytes:
+            filled.append([])
+            size = 0
+        filled[-1].append(parameter)
+        size += nbytes
+    return [Bucket(members) for members in filled]

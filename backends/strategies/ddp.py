@@ -1,0 +1,50 @@
+"""torch's DistributedDataParallel: buckets all-reduced while backward still runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn.parallel import DistributedDataParallel
+
+from backends.strategies.local import LocalReplica
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from backends.base import Facts, Group, MakeOptimizer, Options
+
+
+class DDPReplica(LocalReplica):
+    """Backward and communication are one phase: DDP offers no seam between them."""
+
+    phases = ("forward", "backward", "step")
+
+    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+        # The constructor broadcasts rank 0's parameters.
+        self.wrapped = DistributedDataParallel(
+            model,
+            device_ids=[group.device] if group.device.type == "cuda" else None,
+            bucket_cap_mb=options["bucket_cap_mb"],
+            gradient_as_bucket_view=bool(options["gradient_as_bucket_view"]),
+            static_graph=bool(options["static_graph"]),
+        )
+        super().__init__(model, make_optimizer, group, options)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.wrapped(inputs)
+
+    def attest(self) -> Facts:
+        seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- the only place where DDP tells its buckets
+        return {
+            "reduce_op": "mean",
+            "bucket_cap_bytes": seen["bucket_cap_bytes"],
+            "bucket_bytes": _sizes(seen.get("rebuilt_bucket_sizes") or seen.get("initial_bucket_sizes")),
+            "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
+            "static_graph": bool(seen["static_graph"]),
+            "comm_hook": seen.get("comm_hook") or "none",
+        }
+
+
+def _sizes(text: str | None) -> list[int]:
+    return [int(size) for size in (text or "").split(",") if size.strip()]

@@ -1,0 +1,44 @@
+"""Horovod's DistributedOptimizer: hooks hand gradients to a background thread that fuses and reduces them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import horovod.torch as hvd
+
+from backends.strategies.local import LocalReplica
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from backends.base import Facts, Group, MakeOptimizer, Options
+
+
+class HorovodReplica(LocalReplica):
+    """Waits for the background thread in ``sync``, so that waiting can be told from stepping."""
+
+    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        super().__init__(model, make_optimizer, group, options)
+        # The optimizer is fresh on every rank, so its state is the same already. Horovod's
+        # broadcast_optimizer_state would take a step with zero gradients and move Adam's trajectory.
+        self.optimizer = hvd.DistributedOptimizer(
+            self.optimizer, named_parameters=model.named_parameters(), op=hvd.Average
+        )
+
+    def sync(self) -> None:
+        self.optimizer.synchronize()
+
+    def step(self) -> None:
+        with self.optimizer.skip_synchronize():
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def attest(self) -> Facts:
+        names = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
+        compression = self.optimizer._compression.__name__  # noqa: SLF001 -- read back, not assumed
+        return {
+            "reduce_op": names.get(self.optimizer.op, str(self.optimizer.op)),
+            "backward_passes_per_step": self.optimizer.backward_passes_per_step,
+            "compression": "none" if compression == "NoneCompressor" else compression,
+        }

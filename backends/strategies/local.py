@@ -1,0 +1,39 @@
+"""No synchronisation: the control's strategy, and the reference replica inside every other arm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.base import Replica
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from backends.base import Facts, Group, MakeOptimizer, Options
+
+
+class LocalReplica(Replica):
+    """Trains alone on its own shard. Other strategies start from it and add what they do to gradients."""
+
+    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+        del options
+        self.model = model
+        self.shard = (group.rank, group.world_size)
+        self.optimizer = make_optimizer(model.parameters())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.model(inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def sync(self) -> None:
+        pass
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def attest(self) -> Facts:
+        return {"reduce_op": "none"}

@@ -1,0 +1,146 @@
+"""The grammar of arms: ``backend:option=value:option=value``, commas between arms.
+
+What a backend is called and which options it takes stands in the registry; this module only reads
+text, so that every wrong name or value is answered with the right ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends import BACKENDS, Backend, Option
+from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CONTROL = "none"
+"""The backend that does not communicate: what step time is compared with to give sync cost."""
+
+_SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """A backend with the options that the user gave it."""
+
+    backend: str
+    given: dict[str, bool | float | str] = {}
+
+    @property
+    def label(self) -> str:
+        """The arm as a user would write it: what it is called everywhere."""
+        return ":".join([self.backend, *(f"{name}={_spell(value)}" for name, value in self.given.items())])
+
+    @property
+    def options(self) -> dict[str, bool | float | str]:
+        """Every option of the backend: the defaults, and over them what was given."""
+        return {option.name: option.default for option in BACKENDS[self.backend].options} | self.given
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether the ranks of this arm train one model together."""
+        return BACKENDS[self.backend].synchronises
+
+
+def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
+    """Read arms, each text holding one or several parted by commas.
+
+    Raises:
+        UsageError: an unknown backend, option or value, or the same arm twice.
+    """
+    arms = tuple(parse_arm(text.strip()) for joined in texts for text in joined.split(",") if text.strip())
+    labels = [arm.label for arm in arms]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(
+                f"The arm {label} is named twice.",
+                found=f"--backend {','.join(labels)}",
+                remedy="Give the second one other options, or leave it out; --repeats measures an arm again.",
+            )
+    return arms
+
+
+def parse_arm(text: str) -> Arm:
+    """Read one arm.
+
+    Raises:
+        UsageError: an unknown backend, option or value.
+    """
+    name, *settings = text.split(":")
+    name = name.strip()
+    if name not in BACKENDS:
+        raise _unknown("backend", name, BACKENDS, text)
+    backend = BACKENDS[name]
+    given: dict[str, bool | float | str] = {}
+    for setting in settings:
+        option, value = _parse_setting(backend, setting, text)
+        if option.name in given:
+            raise UsageError(f"{text}: {option.name} is set twice.", remedy="Name each option once.")
+        given[option.name] = value
+    return Arm(name, given)
+
+
+def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[Option, bool | float | str]:
+    key, equals, value = setting.partition("=")
+    key = key.strip().replace("-", "_")
+    options = {option.name: option for option in backend.options}
+    if key not in options:
+        raise _unknown(f"option of {backend.name}", key, options, text)
+    if not equals or not value.strip():
+        raise UsageError(f"{text}: {key} has no value.", remedy=f"Write {key}={_example(options[key])}.")
+    return options[key], _parse_value(options[key], value.strip(), text)
+
+
+def _parse_value(option: Option, value: str, text: str) -> bool | float | str:
+    if option.kind == "switch" and value.lower() in _SWITCH:
+        return _SWITCH[value.lower()]
+    if option.kind == "choice" and value.replace("-", "_") in option.choices:
+        return value.replace("-", "_")
+    if option.kind == "number":
+        number = _positive(value)
+        if number is not None:
+            return number
+    raise UsageError(
+        f"{text}: {option.name} cannot be {value!r}.",
+        found=f"{option.name}: {option.summary}.",
+        remedy=f"Use {_allowed(option)}.",
+    )
+
+
+def _positive(value: str) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
+
+
+def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageError:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return UsageError(
+        f"There is no {kind} called {name!r}" + (f" (in {text})." if text != name else "."),
+        found=f"Did you mean {close[0]}?" if close else "",
+        remedy=f"Use one of: {', '.join(known)}." if known else "It takes no options.",
+    )
+
+
+def _allowed(option: Option) -> str:
+    return {
+        "choice": " or ".join(option.choices),
+        "switch": "true or false",
+        "number": "a number above 0",
+    }[option.kind]
+
+
+def _example(option: Option) -> str:
+    return _spell(option.default)
+
+
+def _spell(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, (int, float)) else value

@@ -1,0 +1,86 @@
+"""What a run is to do: one frozen value, validated once, that travels as JSON to every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from compare.arms import CONTROL, Arm
+from compare.errors import UsageError
+
+MODELS = ("mlp", "convnet", "wide")
+OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
+"""Each optimizer with the learning rate it takes when none is given."""
+DEVICES = ("auto", "cpu", "cuda")
+DATASETS = ("auto", "mnist", "digits")
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides what a run measures. The arms share all of it but their options."""
+
+    arms: tuple[Arm, ...]
+    """In the order named; the control first where there is one."""
+    baseline: str
+    """Label of the arm that the others are compared with."""
+    ranks: int = 2
+    model: str = "mlp"
+    optimizer: str = "sgd"
+    learning_rate: float = 0.01
+    """As given, whatever the number of ranks: never scaled."""
+    batch_size_per_rank: int = 64
+    epochs: int = 1
+    steps: int | None = None
+    """Training steps instead of epochs."""
+    warmup_steps: int = 30
+    """The first steps of the training: they train, but are not timed."""
+    rounds: int = 3
+    seed: int = 0
+    device: str = "cpu"
+    threads_per_rank: int = 1
+    launch_timeout_seconds: float = 300.0
+    stall_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            UsageError: naming the flag, the value found and the right ones.
+        """
+        for flag, value in (
+            ("-np/--num-proc", self.ranks),
+            ("--batch-size", self.batch_size_per_rank),
+            ("--repeats", self.rounds),
+            ("--threads", self.threads_per_rank),
+            ("--epochs", self.epochs),
+            ("--steps", 1 if self.steps is None else self.steps),
+        ):
+            _require(value >= 1, flag, value, "a whole number of 1 or more")
+        _require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
+        for flag, seconds in (("--timeout", self.launch_timeout_seconds), ("--stall", self.stall_seconds)):
+            _require(seconds > 0, flag, seconds, "a number of seconds above 0")
+        _require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
+        for flag, name, known in (
+            ("--model", self.model, MODELS),
+            ("--optimizer", self.optimizer, tuple(OPTIMIZERS)),
+            ("--device", self.device, DEVICES),
+        ):
+            _require(name in known, flag, name, " or ".join(known))
+        labels = [arm.label for arm in self.arms]
+        _require(bool(labels), "--backend", "nothing", "at least one arm")
+        _require(self.baseline in labels, "--baseline", self.baseline, " or ".join(labels))
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples that all ranks together train on in one step."""
+        return self.ranks * self.batch_size_per_rank
+
+    @property
+    def control(self) -> Arm | None:
+        """The arm without communication, if it runs."""
+        return next((arm for arm in self.arms if arm.backend == CONTROL), None)
+
+
+def _require(holds: bool, flag: str, found: Any, right: str) -> None:  # noqa: FBT001 -- reads as a sentence
+    if not holds:
+        raise UsageError(f"{flag} cannot be {found}.", remedy=f"Use {right}.")

@@ -1,0 +1,202 @@
+"""What a rank reports and what a run is: the versioned schema of ``results.json``, in and out.
+
+Raw samples are kept and everything else is derived from them (``stats.py``). Seconds and bytes, with
+the unit in the name; raw clock readings are whole nanoseconds. ``docs/results.md`` describes every field.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from compare.arms import Arm
+from compare.config import RunConfig
+from compare.data import DatasetSource
+from compare.errors import OutputError
+from compare.hostfile import Host
+
+SCHEMA_VERSION = 1
+RESULTS_FILE = "results.json"
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's share of the test set, seen by the model it ended with."""
+
+    correct: int
+    samples: int
+    loss_sum: float
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of steps measured as one, on one rank."""
+
+    steps: int
+    wall_ns: int
+
+
+class Moments(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from the start of the launch to what a rank did on its way to the first step."""
+
+    started: float
+    data_ready: float
+    joined: float
+    replica_ready: float
+    first_step_done: float
+
+
+class RankResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank measured, ended with, and attests."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    blocks: list[Block]
+    initial_hash: str
+    final_hash: str
+    """SHA-256 over the parameters' bytes."""
+    evaluation: Evaluation
+    peak_memory_bytes: int
+    peak_device_memory_bytes: int | None
+    gradient_bytes: int
+    gradient_tensors: int
+    moments: Moments
+    attestation: dict[str, Any]
+    """What really ran, read back from the libraries and the kernel."""
+
+
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a rank ended without a result, in its own words."""
+
+    rank: int
+    host: str
+    at: float
+    """Unix time: the first failure is the cause, whatever the launcher says."""
+    message: str
+    where: str
+    traceback: str
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of an arm that ended well: exactly one result from every rank."""
+
+    index: int
+    round: int
+    arm: str
+    launcher: str
+    argv: list[list[str]]
+    """The command lines that were executed."""
+    environment: dict[str, str]
+    """What was set for the ranks over the user's own environment."""
+    started_at: float
+    seconds: float
+    ranks: list[RankResult]
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run stopped before its end."""
+
+    arm: str
+    round: int
+    kind: str
+    message: str
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole comparison: what was asked, where it ran, and everything that was measured."""
+
+    schema_version: int = SCHEMA_VERSION
+    ringside_version: str
+    started_at: str
+    """ISO 8601, with the zone."""
+    command: list[str]
+    config: RunConfig
+    dataset: DatasetSource
+    hosts: list[Host]
+    cores: int
+    """CPUs that the ranks of one host may use."""
+    left_out: dict[str, str] = {}
+    """Backends that were not asked for by name and could not run, with the reason."""
+    launches: list[Launch] = []
+    complete: bool = False
+    failure: Failure | None = None
+
+    def of(self, arm: Arm) -> list[Launch]:
+        """Return the launches of one arm, in the order of rounds."""
+        return [launch for launch in self.launches if launch.arm == arm.label]
+
+
+T = TypeVar("T")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON so that a reader sees the old file or the new one, never half of it.
+
+    Raises:
+        OutputError: the folder is gone, read-only or full.
+    """
+    data = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise OutputError(
+            f"{path} could not be written.",
+            found=error.strerror or str(error),
+            remedy="Free some space or choose another folder with --output.",
+        ) from None
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read a value that ``write_json`` wrote.
+
+    Raises:
+        OutputError: the file is missing, unreadable, or not of this schema.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise OutputError(f"{path} could not be read.", found=error.strerror or str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OutputError(
+            f"{path} is not a file that this version of Ringside understands.",
+            found=str(error),
+            remedy="Was it cut short, or written by another version?",
+        ) from None
+
+
+def read_run(path: Path) -> Run:
+    """Read a run from its directory, or from its results file.
+
+    Raises:
+        OutputError: there is no run, or it was written under another schema.
+    """
+    file = path / RESULTS_FILE if path.is_dir() else path
+    if not file.exists():
+        raise OutputError(
+            f"There is no run at {path}.",
+            found=f"{file} does not exist.",
+            remedy="Give the folder that `compare run` named, or its results.json.",
+        )
+
+    class _Version(msgspec.Struct):
+        schema_version: int = 0
+
+    version = read_json(file, _Version).schema_version
+    if version != SCHEMA_VERSION:
+        raise OutputError(
+            f"{file} has schema version {version}.",
+            found=f"This version of Ringside reads schema version {SCHEMA_VERSION}.",
+            remedy="Read it with the version that wrote it.",
+        )
+    return read_json(file, Run)

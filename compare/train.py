@@ -1,0 +1,52 @@
+"""THE training loop. It knows no backend by name: what differs between arms is behind the Replica."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from compare.workload import loss_function
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from backends.base import Replica
+
+    Batch = tuple[torch.Tensor, torch.Tensor]
+
+_EVALUATION_BATCH = 1000
+
+
+def train(replica: Replica, batches: Iterator[Batch], steps: int) -> None:
+    """Take ``steps`` training steps. Nothing is printed, copied to the host or allocated on the way."""
+    for inputs, targets in islice(batches, steps):
+        loss = loss_function(replica.forward(inputs), targets)
+        replica.backward(loss)
+        replica.sync()
+        replica.step()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, shard: tuple[int, int]
+) -> tuple[int, int, float]:
+    """Test a model on one shard of the test set: over all shards every sample is seen once.
+
+    Returns:
+        The number of samples classified right, the number of samples, and the sum of their losses.
+    """
+    index, count = shard
+    images, labels = images[index::count], labels[index::count]
+    correct, loss = 0, 0.0
+    training = model.training
+    model.eval()
+    for inputs, targets in zip(images.split(_EVALUATION_BATCH), labels.split(_EVALUATION_BATCH), strict=True):
+        logits = model(inputs)
+        loss += loss_function(logits, targets, reduction="sum").item()
+        correct += int((logits.argmax(1) == targets).sum())
+    model.train(training)
+    return correct, len(labels), loss

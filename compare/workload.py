@@ -1,0 +1,116 @@
+"""What is trained: the models, their optimizers, and the order in which the samples come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+
+    from compare.config import RunConfig
+
+PIXELS = 784
+CLASSES = 10
+# Mean and standard deviation of MNIST's training pixels, as every tutorial has them.
+MEAN, DEVIATION = 0.1307, 0.3081
+
+loss_function = nn.functional.cross_entropy
+
+
+def build_model(name: str, *, dropout: bool = True) -> nn.Module:
+    """Build a model that maps (batch, 784) pixels to (batch, 10) logits.
+
+    Args:
+        name: ``mlp`` (784-256-10), ``convnet`` (the network of pytorch/examples' mnist) or ``wide``
+            (784-4096-4096-10: 80 MB of float32 gradients).
+        dropout: whether the convnet drops; parity needs it not to.
+    """
+    if name == "mlp":
+        return nn.Sequential(nn.Linear(PIXELS, 256), nn.ReLU(), nn.Linear(256, CLASSES))
+    if name == "wide":
+        return nn.Sequential(
+            *(nn.Linear(PIXELS, 4096), nn.ReLU()),
+            *(nn.Linear(4096, 4096), nn.ReLU()),
+            nn.Linear(4096, CLASSES),
+        )
+    if name == "convnet":
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 28, 28)),
+            *(nn.Conv2d(1, 32, 3), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Dropout(0.25 if dropout else 0.0), nn.Flatten()),
+            *(nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5 if dropout else 0.0)),
+            nn.Linear(128, CLASSES),
+        )
+    raise ValueError(name)
+
+
+def optimizer_maker(config: RunConfig) -> Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]:
+    """Return what makes the run's optimizer for the parameters it is given."""
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return lambda parameters: kinds[config.optimizer](parameters, lr=config.learning_rate)
+
+
+def as_tensors(
+    images: np.ndarray, labels: np.ndarray, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalise (n, 28, 28) uint8 images once, to (n, 784) ``dtype`` and (n,) int64 on ``device``.
+
+    Resident tensors are what makes the loop fast: the published example decodes and normalises every
+    image in every epoch.
+    """
+    pixels = torch.from_numpy(images).view(len(images), PIXELS).to(device, dtype)
+    return pixels.div_(255).sub_(MEAN).div_(DEVIATION), torch.from_numpy(labels).to(device, torch.int64)
+
+
+def steps_per_epoch(samples: int, config: RunConfig) -> int:
+    """Count the whole global batches in an epoch; the rest is left out, so that shards are equal."""
+    return samples // config.global_batch_size
+
+
+def total_steps(samples: int, config: RunConfig) -> int:
+    """Count the training steps of a run, warm-up included."""
+    return config.steps or config.epochs * steps_per_epoch(samples, config)
+
+
+class Batches:
+    """An endless walk over the training set, one shard's part of every global batch.
+
+    Each epoch is a fresh permutation, the same on every rank because its seed is: rank r of n takes
+    the r-th of the n equal parts of every global batch, so that together the shards are exactly the
+    batches of a single process.
+
+    The tensors that come out are overwritten by the next step: persistent buffers cost no allocation.
+    """
+
+    def __init__(
+        self, images: torch.Tensor, labels: torch.Tensor, shard: tuple[int, int], config: RunConfig
+    ) -> None:
+        self._images, self._labels = images, labels
+        self._index, self._count = shard
+        self._size = config.batch_size_per_rank
+        self._seed = config.seed
+        self._inputs = torch.empty((self._size, PIXELS), dtype=images.dtype, device=images.device)
+        self._targets = torch.empty(self._size, dtype=labels.dtype, device=labels.device)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        epoch = 0
+        while True:
+            for part in self._shard_of(epoch):
+                torch.index_select(self._images, 0, part, out=self._inputs)
+                torch.index_select(self._labels, 0, part, out=self._targets)
+                yield self._inputs, self._targets
+            epoch += 1
+
+    def _shard_of(self, epoch: int) -> torch.Tensor:
+        """Indices of this shard's samples, shape (steps per epoch, batch size)."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self._images), generator=generator)
+        steps = len(order) // (self._size * self._count)
+        cut = order[: steps * self._count * self._size].view(steps, self._count, self._size)
+        return cut[:, self._index].contiguous().to(self._images.device)
