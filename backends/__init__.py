@@ -45,6 +45,8 @@ class Backend:
     options: tuple[Option, ...] = ()
     synchronises: bool = True
     """False for the control alone: its ranks train apart, so they need not agree."""
+    cuda: bool = True
+    """Whether it can average tensors in GPU memory."""
 
 
 _PROCESS_GROUP = Option(
@@ -119,6 +121,7 @@ BACKENDS: dict[str, Backend] = {
             launcher="mpirun",
             libraries=("mpi4py",),
             install="pip install 'ringside[mpi]'",
+            cuda=False,
             options=(
                 Option(
                     "mode",

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from compare.arms import CONTROL, Arm
+from compare.data import TRAIN_COUNT
 from compare.errors import UsageError
 
 MODELS = ("mlp", "convnet", "wide")
@@ -66,6 +67,18 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--device", self.device, DEVICES),
         ):
             _require(name in known, flag, name, " or ".join(known))
+        _require(
+            self.global_batch_size <= TRAIN_COUNT,
+            "--batch-size",
+            self.batch_size_per_rank,
+            f"a batch of which {self.ranks} ranks find theirs among {TRAIN_COUNT} training samples",
+        )
+        if self.total_steps <= self.warmup_steps:
+            raise UsageError(
+                "There would be nothing left to time.",
+                found=f"{self.total_steps} training steps, the first {self.warmup_steps} of them warm-up.",
+                remedy="Train more --steps or --epochs, or take fewer --warmup steps.",
+            )
         labels = [arm.label for arm in self.arms]
         _require(bool(labels), "--backend", "nothing", "at least one arm")
         _require(self.baseline in labels, "--baseline", self.baseline, " or ".join(labels))
@@ -74,6 +87,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def global_batch_size(self) -> int:
         """Samples that all ranks together train on in one step."""
         return self.ranks * self.batch_size_per_rank
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole global batches in an epoch; the rest is left out, so that shards are equal."""
+        return TRAIN_COUNT // self.global_batch_size
+
+    @property
+    def total_steps(self) -> int:
+        """Training steps of a launch, warm-up included."""
+        return self.steps or self.epochs * self.steps_per_epoch
 
     @property
     def control(self) -> Arm | None:

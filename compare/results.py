@@ -38,7 +38,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: int
 
 
-class Moments(msgspec.Struct, frozen=True, kw_only=True):
+class Moments(msgspec.Struct, frozen=True):
     """Seconds from the start of the launch to what a rank did on its way to the first step."""
 
     started: float
@@ -139,7 +139,19 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OutputError: the folder is gone, read-only or full.
     """
-    data = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    _replace(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text, whole or not at all.
+
+    Raises:
+        OutputError: the folder is gone, read-only or full.
+    """
+    _replace(path, text.encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

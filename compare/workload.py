@@ -68,16 +68,6 @@ def as_tensors(
     return pixels.div_(255).sub_(MEAN).div_(DEVIATION), torch.from_numpy(labels).to(device, torch.int64)
 
 
-def steps_per_epoch(samples: int, config: RunConfig) -> int:
-    """Count the whole global batches in an epoch; the rest is left out, so that shards are equal."""
-    return samples // config.global_batch_size
-
-
-def total_steps(samples: int, config: RunConfig) -> int:
-    """Count the training steps of a run, warm-up included."""
-    return config.steps or config.epochs * steps_per_epoch(samples, config)
-
-
 class Batches:
     """An endless walk over the training set, one shard's part of every global batch.
 

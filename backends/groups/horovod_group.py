@@ -73,7 +73,7 @@ class HorovodGroup(Group):
         controller = _controller()
         return {
             "library": f"Horovod {horovod.__version__}",
-            "versions": {"horovod": horovod.__version__, "torch": torch.__version__},
+            "versions": {"horovod": horovod.__version__, "torch": str(torch.__version__)},
             "controller": controller,
             "transport": self._transport(controller),
             "observed_cycle_milliseconds": self._observe_cycle(),

@@ -58,7 +58,7 @@ class MPIGroup(Group):
 
     def attest(self) -> Facts:
         library = MPI.Get_library_version().split(",")[0].strip("\x00 \n")
-        versions = {"mpi4py": version("mpi4py"), "mpi": library, "torch": torch.__version__}
+        versions = {"mpi4py": version("mpi4py"), "mpi": library, "torch": str(torch.__version__)}
         return {"library": library, "transport": evidence.mpi_transport(self.world_size), "versions": versions}
 
     def leave(self) -> None:

@@ -61,7 +61,7 @@ class TorchGroup(Group):
 
     def attest(self) -> Facts:
         backend = dist.get_backend()
-        versions = {"torch": torch.__version__}
+        versions = {"torch": str(torch.__version__)}
         if backend == "nccl":
             versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return {"library": f"torch.distributed {backend}", "transport": _transport(backend), "versions": versions}

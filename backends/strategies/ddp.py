@@ -39,9 +39,10 @@ class DDPReplica(LocalReplica):
         return {
             "reduce_op": "mean",
             "bucket_cap_bytes": seen["bucket_cap_bytes"],
-            "bucket_bytes": _sizes(seen.get("rebuilt_bucket_sizes") or seen.get("initial_bucket_sizes")),
+            "bucket_bytes": _sizes(seen.get("rebuilt_bucket_sizes") or seen["bucket_sizes"]),
             "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
-            "static_graph": bool(seen["static_graph"]),
+            # The logger names it only where it is set.
+            "static_graph": bool(seen.get("static_graph")),
             "comm_hook": seen.get("comm_hook") or "none",
         }
 

@@ -20,7 +20,7 @@ def commands(request: Request) -> list[Command]:
     """Start all ranks with one horovodrun."""
     controller = str(request.options["controller"])
     argv = (
-        str(request.bin / EXECUTABLE),
+        str(request.executable),
         f"--{controller}",
         # It would remember in the home folder which hosts and interfaces once answered.
         "--disable-cache",
@@ -31,7 +31,7 @@ def commands(request: Request) -> list[Command]:
         "--network-interfaces",
         request.interface,
         *(_mpi_flags(request) if controller == "mpi" else ()),
-        str(request.bin / "python"),
+        str(request.python),
         "-m",
         request.module,
         *request.arguments,

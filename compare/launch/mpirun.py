@@ -18,7 +18,7 @@ EXECUTABLE = "mpirun"
 def commands(request: Request) -> list[Command]:
     """Start all ranks with one mpirun."""
     argv = (
-        str(request.bin / EXECUTABLE),
+        str(request.executable),
         "--allow-run-as-root",
         "-np",
         str(request.ranks),
@@ -34,7 +34,7 @@ def commands(request: Request) -> list[Command]:
         *mca("btl_tcp_if_include", request.interface),
         # A uncaught exception in plain mpi4py leaves the other ranks waiting for ever; under this
         # runner it aborts the job.
-        str(request.bin / "python"),
+        str(request.python),
         "-m",
         "mpi4py",
         "-m",

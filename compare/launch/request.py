@@ -13,8 +13,10 @@ from compare.hostfile import Host  # noqa: TC001
 class Request:
     """One launch of one arm: so many ranks of one program on these hosts."""
 
-    bin: Path
-    """Folder of the environment's executables."""
+    executable: Path
+    """The launcher, by its whole path: a bare name would fail on other hosts."""
+    python: Path
+    """The interpreter that every rank runs."""
     hosts: tuple[Host, ...]
     """Each with the number of ranks that it gets as its slots."""
     module: str

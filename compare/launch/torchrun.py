@@ -18,7 +18,7 @@ def commands(request: Request) -> list[Command]:
     """Start one agent on the one host of the request."""
     (host,) = request.hosts
     argv = (
-        str(request.bin / EXECUTABLE),
+        str(request.executable),
         "--nnodes=1",
         f"--nproc_per_node={host.slots}",
         "--node_rank=0",

@@ -1,0 +1,135 @@
+"""What can run here: each library loaded once, in a process of its own, and each launcher looked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backends import BACKENDS, Backend
+from compare.errors import UnavailableError
+from compare.launch import LAUNCHERS
+
+_PROBE_SECONDS = 60.0
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One library, as it answered when it was loaded."""
+
+    facts: dict[str, Any] = {}
+    problem: str = ""
+    """Why it could not be loaded; empty when it was."""
+
+
+class Availability(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a backend can run here, or why not and what to do."""
+
+    backend: str
+    version: str = ""
+    transport: str = ""
+    launcher: str
+    problem: str = ""
+    remedy: str = ""
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """What was found on this machine."""
+
+    backends: dict[str, Availability]
+    libraries: dict[str, Found]
+
+    @property
+    def gpus(self) -> int:
+        """Number of CUDA devices that torch sees."""
+        return int(self.libraries["torch"].facts.get("gpus", 0))
+
+    def require(self, name: str, options: dict[str, Any]) -> None:
+        """Insist on a backend that was asked for by name.
+
+        Raises:
+            UnavailableError: it cannot run here; with the reason and the remedy.
+        """
+        availability = self.backends[name]
+        if availability.problem:
+            raise UnavailableError(
+                f"{name} cannot run here.", found=availability.problem, remedy=availability.remedy
+            )
+        controllers = self.libraries["horovod"].facts.get("controllers", []) if name == "horovod" else []
+        controller = options.get("controller")
+        if controller and controller not in controllers:
+            raise UnavailableError(
+                f"This Horovod was built without its {controller} controller.",
+                found=f"It has: {', '.join(controllers)}.",
+                remedy="pip install 'ringside[mpi]' && compare install horovod --force",
+            )
+
+
+def survey() -> Survey:
+    """Load every library that a backend needs and look for every launcher. Takes a second or two."""
+    names = ["torch", *sorted({library for backend in BACKENDS.values() for library in backend.libraries})]
+    with tempfile.TemporaryDirectory(prefix="ringside-probe-") as folder:
+        probes = {name: (_start_probe(name, Path(folder)), Path(folder) / name) for name in names}
+        libraries = {name: _read_probe(name, *probe) for name, probe in probes.items()}
+    return Survey({name: _judge(backend, libraries) for name, backend in BACKENDS.items()}, libraries)
+
+
+def environment_bin() -> Path:
+    """Return the folder of this environment's executables."""
+    return Path(sys.executable).parent
+
+
+def find_launcher(name: str) -> Path | None:
+    """Find a launcher beside this interpreter, which is the one that matches its libraries, or on PATH."""
+    executable = LAUNCHERS[name].EXECUTABLE
+    found = shutil.which(executable, path=os.pathsep.join([str(environment_bin()), os.environ.get("PATH", "")]))
+    return Path(found) if found else None
+
+
+def _start_probe(name: str, folder: Path) -> subprocess.Popen[str]:
+    root = Path(__file__).resolve().parents[1]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "backends.probe", name, str(folder / name)],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _read_probe(name: str, process: subprocess.Popen[str], answer: Path) -> Found:
+    try:
+        _, errors = process.communicate(timeout=_PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return Found(problem=f"{name} did not load within {_PROBE_SECONDS:g} s")
+    if process.returncode == 0 and answer.exists():
+        return Found(facts=msgspec.json.decode(answer.read_bytes()))
+    last = next((line for line in reversed(errors.splitlines()) if line.strip()), f"status {process.returncode}")
+    missing = f"No module named '{name}" in last
+    return Found(problem=f"{name} is not installed" if missing else f"{name} does not load: {last.strip()}")
+
+
+def _judge(backend: Backend, libraries: dict[str, Found]) -> Availability:
+    needed = ("torch", *backend.libraries)
+    facts = libraries[needed[-1]].facts
+    problem = next((libraries[name].problem for name in needed if libraries[name].problem), "")
+    remedy = backend.install or "pip install torch" if problem else ""
+    if not problem and find_launcher(backend.launcher) is None:
+        problem = f"{backend.launcher} is neither beside {sys.executable} nor on PATH"
+        remedy = backend.install or "pip install --force-reinstall torch"
+    return Availability(
+        backend=backend.name,
+        version=facts.get("version", ""),
+        transport="none" if not backend.synchronises else facts.get("transport", ""),
+        launcher=backend.launcher,
+        problem=problem,
+        remedy=remedy,
+    )

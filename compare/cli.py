@@ -1,0 +1,274 @@
+"""The command line: reads flags, hands them on, prints what comes back. No work is done here.
+
+Everything but typer is imported where it is used: ``--help`` must not wait for torch, nor for rich.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from compare.errors import DataError, RingsideError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from compare.config import RunConfig
+    from compare.hostfile import Host
+    from compare.results import Run
+
+INTERRUPTED = 130
+
+_EITHER_SPELLING = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="compare",
+    help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings=_EITHER_SPELLING,
+    epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch failed, "
+    "7 a launch stalled, 8 the ranks trained different models, 130 interrupted.",
+)
+data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True)
+install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(install_app, name="install")
+
+DataDir = Annotated[
+    Optional[Path],  # noqa: UP045 -- typer reads it at run time
+    typer.Option("--data-dir", help="Folder that holds MNIST/raw/*-ubyte[.gz]. [default: ~/.cache/ringside/data]"),
+]
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in three lines and an exit code, never a traceback."""
+    try:
+        app()
+    except RingsideError as error:
+        _print_error(error)
+        sys.exit(error.exit_code)
+
+
+@app.command(context_settings=_EITHER_SPELLING)
+def run(  # noqa: PLR0913 -- one parameter a flag
+    *,
+    backend: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
+            "`compare backends` lists them with their options. [default: all that are available]"
+        ),
+    ] = None,
+    num_proc: Annotated[int, typer.Option("-np", "--num-proc", min=1, help="Number of ranks.")] = 2,
+    hostfile: Annotated[Optional[Path], typer.Option(help="Where the ranks run; see hostfiles/.")] = None,  # noqa: UP045
+    model: Annotated[str, typer.Option(help="mlp, convnet or wide.")] = "mlp",
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    lr: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Learning rate, never scaled. [default: 0.01 for sgd, 0.001 for the others]"),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples per rank and step.")] = 64,
+    epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
+    steps: Annotated[Optional[int], typer.Option(help="Training steps, instead of epochs.")] = None,  # noqa: UP045
+    warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
+    repeats: Annotated[int, typer.Option(help="Rounds; each launches every arm once.")] = 3,
+    baseline: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Arm that the others are compared with. [default: the first named]"),
+    ] = None,
+    control: Annotated[bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Threads per rank. [default: cores / ranks per host]"),
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="auto, mnist or digits.")] = "auto",
+    data_dir: DataDir = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for results and logs. [default: runs/<time>-<model>-np<ranks>]"),
+    ] = None,
+    export_json: Annotated[Optional[Path], typer.Option(help="Also write the run and its summary here.")] = None,  # noqa: UP045
+    timeout: Annotated[float, typer.Option(help="Seconds after which a launch is ended.")] = 300.0,
+    stall: Annotated[float, typer.Option(help="Seconds without progress after which a rank ends itself.")] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands of one round, and stop.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")] = False,
+) -> None:
+    """Run the same training through every arm, and print them side by side."""
+    from rich.console import Console
+
+    from compare import data, prepare
+    from compare.arms import parse_arms
+    from compare.availability import survey
+    from compare.config import OPTIMIZERS, RunConfig
+    from compare.run import create_directory
+
+    console, talk = Console(highlight=False), Console(stderr=True, highlight=False)
+    named = parse_arms(backend or [])
+    hosts = prepare.choose_hosts(hostfile, num_proc)
+    if export_json:
+        prepare.require_writable(export_json)
+    found = survey()
+    device = prepare.choose_device(device, num_proc, found)
+    arms, left_out = prepare.choose_arms(named, device, found)
+    config = RunConfig(
+        arms=prepare.with_control(arms, control=control),
+        baseline=prepare.choose_baseline(baseline, arms),
+        ranks=num_proc,
+        model=model,
+        optimizer=optimizer,
+        learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+        batch_size_per_rank=batch_size,
+        epochs=epochs,
+        steps=steps,
+        warmup_steps=warmup,
+        rounds=repeats,
+        seed=seed,
+        device=device,
+        threads_per_rank=threads or max(1, len(prepare.allowed_cpus()) // num_proc),
+        launch_timeout_seconds=timeout,
+        stall_seconds=stall,
+    )
+    directory = output or prepare.default_output(config)
+    if dry_run:
+        _print_commands(console, config, hosts, directory)
+        return
+    directory = create_directory(directory)
+    source = data.resolve(dataset, data_dir or data.default_root(), progress=lambda said: talk.print(said, style="dim"))
+    result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
+    _finish(console, result, directory, export_json)
+
+
+def _carry_out(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Run:
+    """Run with live progress; interrupted, say where the finished part lies."""
+    from compare.prepare import allowed_cpus
+    from compare.progress import LiveProgress
+    from compare.run import carry_out
+
+    # Asked to end from outside, it ends as it does on Ctrl-C: in good order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with LiveProgress(talk, run.config, verbose=verbose) as progress:
+            return carry_out(run, directory, allowed_cpus(), progress)
+    except KeyboardInterrupt:
+        talk.print(f"Interrupted. What was finished is kept: compare report {directory}")
+        raise typer.Exit(INTERRUPTED) from None
+    except RingsideError:
+        talk.print(f"What was finished is kept: compare report {directory}")
+        raise
+
+
+def _finish(console: Console, run: Run, directory: Path, export_json: Path | None) -> None:
+    from compare.report import render
+    from compare.report.table import renderable
+    from compare.results import write_text
+    from compare.stats import summarise
+
+    summary = summarise(run)
+    console.print()
+    console.print(renderable(run, summary))
+    console.print(f"Everything measured is in {directory}", style="dim", soft_wrap=True)
+    if export_json:
+        write_text(export_json, render(run, summary, "json") + "\n")
+
+
+def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...], directory: Path) -> None:
+    import shlex
+
+    from compare.experiment import Planned, order_of
+    from compare.run import commands_for, launch_files
+
+    for index, arm in enumerate(order_of(config, 1), start=1):
+        files = launch_files(directory, Planned(index, 1, arm))
+        for command in commands_for(config, arm, hosts, files.job):
+            words = [f"{name}={value}" for name, value in command.environment.items()] + list(command.argv)
+            console.print(f"# {arm.label}", style="dim", markup=False)
+            console.print(shlex.join(words), soft_wrap=True, markup=False)
+
+
+@app.command(context_settings=_EITHER_SPELLING)
+def report(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its results.json.")],
+    *,
+    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    output: Annotated[Optional[Path], typer.Option(help="Write to this file instead.")] = None,  # noqa: UP045
+) -> None:
+    """Show a run again, whole or as far as it came, in any format."""
+    from rich.console import Console
+
+    from compare.report import RENDERERS, render
+    from compare.report.table import renderable
+    from compare.results import read_run, write_text
+    from compare.stats import summarise
+
+    if form not in RENDERERS:
+        raise UsageError(f"There is no format called {form!r}.", remedy=f"Use one of: {', '.join(RENDERERS)}.")
+    shown = read_run(run_directory)
+    summary = summarise(shown)
+    if output:
+        write_text(output, render(shown, summary, form) + "\n")
+    elif form == "table":
+        Console(highlight=False).print(renderable(shown, summary))
+    else:
+        typer.echo(render(shown, summary, form))
+
+
+@app.command(context_settings=_EITHER_SPELLING)
+def backends() -> None:
+    """List the backends: what is here, its version and transport, and why something is not."""
+    from rich.console import Console
+
+    from compare.availability import survey
+    from compare.report.backends import renderable
+
+    Console(highlight=False).print(renderable(survey()))
+
+
+@data_app.command("fetch", context_settings=_EITHER_SPELLING)
+def data_fetch(data_dir: DataDir = None) -> None:
+    """Download MNIST once, and verify every byte."""
+    from compare import data
+
+    folder = data.fetch_mnist(data_dir or data.default_root(), progress=lambda said: typer.echo(said, err=True))
+    typer.echo(f"MNIST is complete and verified in {folder}")
+
+
+@data_app.command("status", context_settings=_EITHER_SPELLING)
+def data_status(data_dir: DataDir = None) -> None:
+    """Say which files are there, and whether their content is right."""
+    from rich.console import Console
+
+    from compare import data
+    from compare.report.files import renderable
+
+    root = data_dir or data.default_root()
+    files = data.status(root)
+    Console(highlight=False).print(renderable(files))
+    if any(file.problem for file in files):
+        raise typer.Exit(DataError.exit_code)
+
+
+@install_app.command("horovod", context_settings=_EITHER_SPELLING)
+def install_horovod(
+    *,
+    constraints: Annotated[Optional[Path], typer.Option(help="pip constraints for what the build needs.")] = None,  # noqa: UP045
+    force: Annotated[bool, typer.Option("--force", help="Build again, even if a wheel is at hand.")] = False,
+) -> None:
+    """Build Horovod 0.28.1 from its unmodified source for the torch that is installed."""
+    from compare import install
+
+    install.install_horovod(constraints=constraints, force=force)
+
+
+def _print_error(error: RingsideError) -> None:
+    typer.secho(f"error: {error.what}", fg=typer.colors.RED, bold=True, err=True)
+    for part in (error.found, error.remedy):
+        if part:
+            typer.echo("  " + part.replace("\n", "\n  "), err=True)

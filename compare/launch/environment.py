@@ -1,0 +1,60 @@
+"""The environment of a launch: what it may inherit, and what we set alike for every arm.
+
+Launchers copy their environment into ssh command lines and logs, so it starts from a list of what may
+pass rather than from everything the user has: a token in the shell stays in the shell.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MARKER = "RINGSIDE_LAUNCH"
+"""Names the launch in every process that descends from it, so that none can be overlooked."""
+
+_NAMES = {
+    *("HOME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+    *("VIRTUAL_ENV", "XDG_CACHE_HOME"),
+}
+_PREFIXES = (
+    *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
+    *("NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
+)
+# The arm decides these; left over from elsewhere they would contradict it, and some crash Horovod.
+_DECIDED_BY_ARM = {
+    *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_RANK", "HOROVOD_SIZE"),
+    *("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
+}
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a launch may inherit of ``environ``."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name in _NAMES or name.startswith(_PREFIXES)) and name not in _DECIDED_BY_ARM
+    }
+
+
+def settings(*, threads: int, interface: str) -> dict[str, str]:
+    """Return what is set for every rank of every arm.
+
+    The launchers' defaults differ: torchrun sets one OpenMP thread, horovodrun leaves as many as
+    there are cores.
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # Gradients of tens of MB would be mapped and unmapped in every step: a page fault per 4 KiB.
+        "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+        "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        # Where the package lies comes first, and the working folder, which may hold anything, does not.
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,123 @@
+"""Start a launch, watch it, and leave nothing of it behind, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+from compare.errors import OutputError, StalledError, UnavailableError
+from compare.launch.environment import MARKER, inherited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from compare.launch.request import Command
+
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 3.0
+
+
+def supervise(
+    commands: Sequence[Command],
+    *,
+    name: str,
+    where: str,
+    log: Path,
+    deadline_seconds: float,
+    on_tick: Callable[[], None],
+) -> int:
+    """Execute the commands side by side until all have ended or one has failed.
+
+    Args:
+        commands: what to execute; without a shell, with no input.
+        name: the launch's own name; marks every process that descends from it.
+        where: the launch as a person calls it.
+        log: file for what the launchers print.
+        deadline_seconds: how long the whole may take.
+        on_tick: called about twenty times a second.
+
+    Returns:
+        The first exit status that is not 0, or 0.
+
+    Raises:
+        StalledError: the deadline has passed.
+        UnavailableError: a command could not be executed.
+        OutputError: the log could not be written.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    try:
+        with _open(log) as output:
+            started = [_start(command, name, output) for command in commands]
+        while any(process.poll() is None for process in started):
+            status = _first_failure(started)
+            if status:
+                return status
+            if time.monotonic() > deadline:
+                raise StalledError(
+                    f"{where}: the launch did not end within {deadline_seconds:g} s.",
+                    remedy="Give it longer with --timeout, or train fewer --steps.",
+                )
+            on_tick()
+            time.sleep(_POLL_SECONDS)
+        return _first_failure(started)
+    finally:
+        _end_all(name)
+
+
+def _open(log: Path):  # noqa: ANN202 -- a binary file
+    try:
+        return log.open("wb")
+    except OSError as error:
+        raise OutputError(f"{log} could not be written.", found=error.strerror or str(error)) from None
+
+
+def _start(command: Command, name: str, output) -> subprocess.Popen[bytes]:  # noqa: ANN001
+    environment = inherited(os.environ) | dict(command.environment) | {MARKER: name}
+    try:
+        # A session of its own: Ctrl-C reaches us alone, and we end the ranks in good order.
+        return subprocess.Popen(
+            command.argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UnavailableError(
+            f"{command.argv[0]} could not be executed.",
+            found=error.strerror or str(error),
+            remedy="`compare backends` says which launchers are there and how to install the others.",
+        ) from None
+
+
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    return next((p.returncode for p in processes if p.poll() not in {None, 0}), 0)
+
+
+def _end_all(name: str) -> None:
+    """End every process of a launch: politely, then not."""
+    for end, patience in ((psutil.Process.terminate, _GRACE_SECONDS), (psutil.Process.kill, _GRACE_SECONDS)):
+        left = list(descendants(name))
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(process)
+        psutil.wait_procs(left, timeout=patience)
+
+
+def descendants(name: str) -> Iterator[psutil.Process]:
+    """Find the live processes of a launch by the mark in their environment.
+
+    Launchers put ranks into sessions of their own, and orphans change their parent: neither process
+    groups nor the process tree would find them all.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARKER) == name and process.status() != psutil.STATUS_ZOMBIE:
+                yield process

@@ -1,0 +1,152 @@
+"""Settle what a user left open, from what is there: which arms, which device, how many threads.
+
+Whatever was asked for by name is taken or refused, never replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backends import BACKENDS
+from compare import __version__
+from compare.arms import CONTROL, Arm
+from compare.errors import OutputError, UnavailableError, UsageError
+from compare.hostfile import Host, is_local, local_host, read_hostfile
+from compare.results import Run
+
+if TYPE_CHECKING:
+    from compare.availability import Survey
+    from compare.config import RunConfig
+    from compare.data import DatasetSource
+
+
+def choose_device(asked: str, ranks: int, survey: Survey) -> str:
+    """Take CUDA where there is any, or exactly what was asked for.
+
+    Raises:
+        UnavailableError: there are fewer GPUs than ranks.
+    """
+    if asked not in {"auto", "cuda"} or (asked == "auto" and not survey.gpus):
+        return asked if asked != "auto" else "cpu"
+    if survey.gpus < ranks:
+        raise UnavailableError(
+            f"{ranks} ranks need {ranks} GPUs.",
+            found=f"torch sees {survey.gpus}.",
+            remedy=f"Use -np {survey.gpus} or --device cpu." if survey.gpus else "Use --device cpu.",
+        )
+    return "cuda"
+
+
+def choose_arms(named: tuple[Arm, ...], device: str, survey: Survey) -> tuple[tuple[Arm, ...], dict[str, str]]:
+    """Take the arms that were named, or else all that can run here.
+
+    Returns:
+        The arms, and the backends that were left out with the reason.
+
+    Raises:
+        UnavailableError: an arm that was named cannot run here.
+    """
+    if named:
+        for arm in named:
+            survey.require(arm.backend, arm.options)
+        return named, {}
+    arms, left_out = [], {}
+    for name, availability in survey.backends.items():
+        if name == CONTROL:
+            continue
+        if availability.problem:
+            left_out[name] = f"{availability.problem}; install it with: {availability.remedy}"
+        elif device == "cuda" and not BACKENDS[name].cuda:
+            left_out[name] = "it averages in host memory; run it with --device cpu"
+        else:
+            arms.append(Arm(name))
+    if not arms:
+        raise UnavailableError("No backend can run here.", found="; ".join(left_out.values()))
+    return tuple(arms), left_out
+
+
+def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:
+    """Put the control first, unless it is not wanted."""
+    others = tuple(arm for arm in arms if arm.backend != CONTROL)
+    return (Arm(CONTROL), *others) if control or len(others) < len(arms) else others
+
+
+def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
+    """Take the baseline that was asked for, or the first arm named that is not the control."""
+    if asked is not None:
+        return asked
+    return next((arm.label for arm in arms if arm.backend != CONTROL), CONTROL)
+
+
+def choose_hosts(hostfile: Path | None, ranks: int) -> tuple[Host, ...]:
+    """Read the hostfile, or take this machine with a slot for every rank.
+
+    Raises:
+        UsageError: the hostfile is wrong, or names a machine other than this one.
+    """
+    if hostfile is None:
+        return (local_host(ranks),)
+    hosts = read_hostfile(hostfile)
+    for host in hosts:
+        if not is_local(host):
+            raise UsageError(
+                f"{host.source}: {host.name} is another machine.",
+                found="This version runs on the machine it is started on.",
+                remedy="Name localhost; `hostfiles/localhost` is an example.",
+            )
+    if len(hosts) > 1:
+        raise UsageError(
+            f"{hosts[1].source}: this machine is named twice, as {hosts[0].name} and as {hosts[1].name}.",
+            remedy="Name it once, with all its slots.",
+        )
+    return hosts
+
+
+def allowed_cpus() -> list[int]:
+    """CPUs that this process, and so every rank, may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def default_output(config: RunConfig) -> Path:
+    """Name a folder for a run, by its time and what it is."""
+    return Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}"
+
+
+def require_writable(path: Path) -> None:
+    """See to it that a file can be written later on, before anything is started.
+
+    Raises:
+        OutputError: its folder is missing or read-only, or it is a folder itself.
+    """
+    folder = path.absolute().parent
+    problem = (
+        f"{path} is a folder."
+        if path.is_dir()
+        else f"{folder} is not a folder."
+        if not folder.is_dir()
+        else f"{path if path.exists() else folder} is read-only."
+        if not os.access(path if path.exists() else folder, os.W_OK)
+        else ""
+    )
+    if problem:
+        raise OutputError(f"{path} could not be written.", found=problem, remedy="Choose another file.")
+
+
+def new_run(
+    config: RunConfig, dataset: DatasetSource, hosts: tuple[Host, ...], left_out: dict[str, str]
+) -> Run:
+    """Begin the record of a run."""
+    return Run(
+        ringside_version=__version__,
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        command=["compare", *sys.argv[1:]],
+        config=config,
+        dataset=dataset,
+        hosts=list(hosts),
+        cores=len(allowed_cpus()),
+        left_out=left_out,
+    )

@@ -1,0 +1,75 @@
+"""What a terminal shows while a run goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from compare.experiment import Planned, total_launches
+from compare.stats import step_seconds
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from rich.console import Console
+
+    from compare.config import RunConfig
+    from compare.results import Launch
+
+
+class LiveProgress:
+    """Two bars, launches and steps, and a line for every launch that has ended.
+
+    Where there is no terminal only the lines are printed.
+    """
+
+    def __init__(self, console: Console, config: RunConfig, *, verbose: bool) -> None:
+        self._config = config
+        self._verbose = verbose
+        self._bars = Progress(
+            TextColumn("{task.description}", style="bold"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._console = console
+        self._launches = self._bars.add_task("launches", total=total_launches(config))
+        self._steps = self._bars.add_task("", total=config.total_steps)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def launch_begins(self, planned: Planned) -> None:
+        """Begin a fresh bar of steps."""
+        self._bars.reset(self._steps, description=f"round {planned.round}: {escape(planned.arm.label)}")
+
+    def steps_done(self, planned: Planned, steps: int) -> None:
+        """Move the bar of steps."""
+        del planned
+        self._bars.update(self._steps, completed=steps)
+
+    def launch_ended(self, planned: Planned, launch: Launch) -> None:
+        """Print one line, and with ``--verbose`` what was executed."""
+        self._bars.advance(self._launches)
+        self._console.print(
+            f"round {planned.round}/{self._config.rounds}  {planned.arm.label:<28} "
+            f"{step_seconds(launch) * 1e3:8.2f} ms/step   {launch.seconds:5.1f} s in all",
+            style="dim",
+            highlight=False,
+            markup=False,
+        )
+        if self._verbose:
+            for argv in launch.argv:
+                self._console.print("  $ " + " ".join(argv), style="dim", markup=False, soft_wrap=True)

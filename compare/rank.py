@@ -1,0 +1,162 @@
+"""What one rank does in a launch: join, train, test, attest. The only caller of ``backends.load``."""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import os
+import platform
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import backends
+from backends.base import BackendError
+from compare import data
+from compare.job import Progress
+from compare.measure import peak_memory_bytes, read_clock, split_into_blocks, time_block
+from compare.results import Block, Evaluation, Moments, RankResult
+from compare.train import evaluate, train
+from compare.workload import Batches, as_tensors, build_model, optimizer_maker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from backends.base import Facts, Group, Placement, Replica
+    from compare.job import Job, LaunchFiles
+    from compare.train import Batch
+
+
+def run(job: Job, placement: Placement, files: LaunchFiles) -> RankResult:
+    """Do a rank's part of a launch.
+
+    Raises:
+        BackendError: the backend cannot do here what the arm asks of it.
+        DataError: the data set is not what it should be.
+        Exception: whatever the libraries raise; the caller records it.
+    """
+    config, moments = job.config, [time.time()]
+    _watch(config.launch_timeout_seconds)
+    _assert_affinity(job.affinity)
+    torch.set_num_threads(config.threads_per_rank)
+    device = _device(config.device, placement)
+    make_group, make_replica = backends.load(job.arm.backend)
+
+    raw = data.load(Path(job.dataset.directory))
+    images, labels = as_tensors(raw.train_images, raw.train_labels, device)
+    moments.append(time.time())
+
+    group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
+    moments.append(time.time())
+
+    torch.manual_seed(config.seed)
+    model = build_model(config.model).to(device)
+    replica = make_replica(model, optimizer_maker(config), group, job.arm.options)
+    initial_hash = hash_parameters(model)
+    # From here on the ranks may differ in what they drop out, but not from one run to the next.
+    torch.manual_seed(config.seed + 1 + placement.rank)
+    moments.append(time.time())
+
+    batches = iter(Batches(images, labels, replica.shard, config))
+    train(replica, batches, 1)
+    read_clock(device)
+    moments.append(time.time())
+
+    def note(step: int) -> None:
+        files.note_progress(placement.rank, Progress(step, time.time()))
+        _watch(config.stall_seconds)
+
+    warmed_up = max(1, config.warmup_steps)
+    train(replica, batches, warmed_up - 1)
+    blocks = list(_timed_blocks(replica, batches, group, range(warmed_up, config.total_steps), note))
+
+    result = RankResult(
+        rank=placement.rank,
+        local_rank=placement.local_rank,
+        host=placement.host,
+        pid=os.getpid(),
+        blocks=blocks,
+        initial_hash=initial_hash,
+        final_hash=hash_parameters(model),
+        evaluation=_evaluate(model, raw, replica.shard, device),
+        peak_memory_bytes=peak_memory_bytes(),
+        peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+        gradient_tensors=sum(1 for _ in model.parameters()),
+        moments=Moments(*(moment - job.launched_at for moment in moments)),
+        attestation=_attest(group, replica, device),
+    )
+    group.leave()
+    faulthandler.cancel_dump_traceback_later()
+    return result
+
+
+def hash_parameters(model: nn.Module) -> str:
+    """SHA-256 over the bytes of every parameter and buffer, in the order of the state dict."""
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.detach().cpu().contiguous().numpy())
+    return digest.hexdigest()
+
+
+def _timed_blocks(
+    replica: Replica, batches: Iterator[Batch], group: Group, steps: range, note
+) -> Iterator[Block]:
+    """Train the steps that count, block by block."""
+    done = steps.start
+    for count in split_into_blocks(len(steps)):
+        note(done)
+        wall_ns = time_block(lambda count=count: train(replica, batches, count), group.barrier, group.device)
+        yield Block(steps=count, wall_ns=wall_ns)
+        done += count
+    note(done)
+
+
+def _evaluate(model: nn.Module, raw: data.RawDataset, shard: tuple[int, int], device: torch.device) -> Evaluation:
+    images, labels = as_tensors(raw.test_images, raw.test_labels, device)
+    correct, samples, loss_sum = evaluate(model, images, labels, shard)
+    return Evaluation(correct=correct, samples=samples, loss_sum=loss_sum)
+
+
+def _attest(group: Group, replica: Replica, device: torch.device) -> Facts:
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
+        "group": group.attest(),
+        "replica": replica.attest() | {"class": type(replica).__name__, "phases": list(replica.phases)},
+    }
+
+
+def _device(kind: str, placement: Placement) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    there = torch.cuda.device_count()
+    if placement.local_rank >= there:
+        raise BackendError(
+            f"local rank {placement.local_rank} has no GPU of its own: host {placement.host} has {there}; "
+            "use fewer ranks per host, or --device cpu"
+        )
+    device = torch.device("cuda", placement.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _assert_affinity(expected: list[int]) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    if allowed != expected:
+        raise BackendError(
+            f"the launcher bound this rank to CPUs {allowed} instead of {expected}: "
+            "arms that are bound differently cannot be compared"
+        )
+
+
+def _watch(seconds: float) -> None:
+    """Arm the watchdog: unless it is armed again in time, it prints every stack and ends the process."""
+    faulthandler.dump_traceback_later(seconds, exit=True)

@@ -1,0 +1,30 @@
+"""Renderers: one module per format, each a function from a run and its summary to text.
+
+``RENDERERS`` is what ``compare report --format`` offers; a new format is one module and one entry.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compare.results import Run
+    from compare.stats import Summary
+
+RENDERERS = {
+    "table": "compare.report.table",
+    "markdown": "compare.report.markdown",
+    "csv": "compare.report.csv",
+    "json": "compare.report.json",
+}
+
+
+def render(run: Run, summary: Summary, form: str) -> str:
+    """Render a run in one of the formats; the text ends without a newline.
+
+    Raises:
+        KeyError: there is no such format.
+    """
+    text: str = import_module(RENDERERS[form]).render(run, summary)
+    return text

@@ -1,0 +1,16 @@
+"""The whole run with its summary: raw samples and what was derived from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from compare.results import Run
+    from compare.stats import Summary
+
+
+def render(run: Run, summary: Summary) -> str:
+    """Render ``{"summary": …, "run": …}``."""
+    return msgspec.json.format(msgspec.json.encode({"summary": summary, "run": run}), indent=1).decode()
