@@ -1,0 +1,71 @@
+# Works on a fresh clone, with nothing activated and nothing installed but Python: `make help`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-faults lint bench clean
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+HOROVOD := $(VENV)/.horovod
+
+# Cheap tests first: a broken function is reported before a launcher is started.
+TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/e2e tests/lab)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included where it can be built
+
+demo: setup ## compare every available backend, two ranks on this machine
+	$(VENV)/bin/compare run --num-proc 2 --repeats 2
+
+test: setup lint ## lint, then every test but those of test-faults (PYTEST_ARGS="-k name")
+	$(PY) -m pytest -m "not faults" $(TESTS) $(PYTEST_ARGS)
+
+test-faults: setup ## the tests that kill ranks, cut links and fill disks
+	$(PY) -m pytest -m faults $(TESTS) $(PYTEST_ARGS)
+
+lint: setup ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: setup ## measure Ringside itself (BENCH_ARGS="...")
+	$(PY) -m tests.bench $(BENCH_ARGS)
+
+clean: ## remove .venv and what tools leave behind; results in runs/ and data/ stay
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- what setup is made of -----------------------------------------------------------------------------
+
+$(PY):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "There is no $(PYTHON) on PATH. Run 'apt-get install python3 python3-venv', or name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or later is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments. Run 'apt-get install python3-venv', then this again." >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# A pip before 25.3 applies PIP_CONSTRAINT to what builds this package as well, a later one PIP_BUILD_CONSTRAINT.
+$(INSTALLED): $(PY) pyproject.toml constraints.txt
+	@echo "Installing Ringside and what it needs; torch alone is some hundred megabytes"
+	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	  $(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[mpi,horovod,dev]'
+	@touch $@
+
+# Without Horovod everything else works, so its failure is told and does not stop anything. There is then no
+# stamp, and the next call tries again.
+$(HOROVOD): $(INSTALLED) compare/install.py compare/horovod.cmake
+	@if $(PY) -m compare.install --constraints constraints.txt; then touch $@; else \
+	  echo; echo "Horovod is UNAVAILABLE in $(VENV); the reason is above. Everything else works."; \
+	  echo "To install it later: $(VENV)/bin/compare install horovod"; echo; fi
