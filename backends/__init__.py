@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from backends.base import Group, OptionValue, Replica
@@ -76,8 +76,15 @@ BACKENDS: dict[str, Backend] = {
             options=(
                 _PROCESS_GROUP,
                 Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket"),
-                Option("gradient_as_bucket_view", "switch", False, "gradients live in the buckets"),
-                Option("static_graph", "switch", False, "promise that the graph never changes"),
+                Option(
+                    "gradient_as_bucket_view",
+                    "switch",
+                    default=False,
+                    summary="gradients live in the buckets",
+                ),
+                Option(
+                    "static_graph", "switch", default=False, summary="promise that the graph never changes"
+                ),
             ),
         ),
         Backend(
@@ -108,9 +115,7 @@ BACKENDS: dict[str, Backend] = {
             libraries=("horovod",),
             install="compare install horovod",
             options=(
-                Option(
-                    "controller", "choice", "gloo", "who negotiates and carries tensors", ("gloo", "mpi")
-                ),
+                Option("controller", "choice", "gloo", "who negotiates and carries tensors", ("gloo", "mpi")),
             ),
         ),
         Backend(
@@ -147,6 +152,6 @@ def load(name: str) -> tuple[type[Group], type[Replica]]:
     return _attribute(backend.group), _attribute(backend.strategy)
 
 
-def _attribute(path: str):  # noqa: ANN202 -- the caller knows which class it names
+def _attribute(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

@@ -126,7 +126,9 @@ class Replica(ABC):
     """The phases that can be timed apart."""
 
     @abstractmethod
-    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
         """Take over ``model``, start every rank from rank 0's parameters, and make the optimizer."""
 
     @abstractmethod

@@ -23,7 +23,11 @@ def probe_torch() -> Facts:
     gpus = torch.cuda.device_count()
     return {
         "version": str(torch.__version__),
-        "process_groups": [n for n, there in (("nccl", dist.is_nccl_available()), ("gloo", dist.is_gloo_available())) if there],
+        "process_groups": [
+            n
+            for n, there in (("nccl", dist.is_nccl_available()), ("gloo", dist.is_gloo_available()))
+            if there
+        ],
         "gpus": gpus,
         "transport": "NCCL" if gpus and dist.is_nccl_available() else "Gloo over TCP",
     }
@@ -38,7 +42,9 @@ def probe_horovod() -> Facts:
     return {
         "version": horovod.__version__,
         "controllers": [name for name in ("gloo", "mpi") if built[name]],
-        "transport": ", ".join({"gloo": "Gloo over TCP", "mpi": "MPI", "nccl": "NCCL"}[n] for n in built if built[n]),
+        "transport": ", ".join(
+            {"gloo": "Gloo over TCP", "mpi": "MPI", "nccl": "NCCL"}[n] for n in built if built[n]
+        ),
     }
 
 

@@ -7,7 +7,7 @@ text, so that every wrong name or value is answered with the right ones.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,8 @@ from compare.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+OptionValue: TypeAlias = bool | float | str
 
 CONTROL = "none"
 """The backend that does not communicate: what step time is compared with to give sync cost."""
@@ -27,7 +29,7 @@ class Arm(msgspec.Struct, frozen=True):
     """A backend with the options that the user gave it."""
 
     backend: str
-    given: dict[str, bool | float | str] = {}
+    given: dict[str, OptionValue] = {}
 
     @property
     def label(self) -> str:
@@ -35,7 +37,7 @@ class Arm(msgspec.Struct, frozen=True):
         return ":".join([self.backend, *(f"{name}={_spell(value)}" for name, value in self.given.items())])
 
     @property
-    def options(self) -> dict[str, bool | float | str]:
+    def options(self) -> dict[str, OptionValue]:
         """Every option of the backend: the defaults, and over them what was given."""
         return {option.name: option.default for option in BACKENDS[self.backend].options} | self.given
 
@@ -74,7 +76,7 @@ def parse_arm(text: str) -> Arm:
     if name not in BACKENDS:
         raise _unknown("backend", name, BACKENDS, text)
     backend = BACKENDS[name]
-    given: dict[str, bool | float | str] = {}
+    given: dict[str, OptionValue] = {}
     for setting in settings:
         option, value = _parse_setting(backend, setting, text)
         if option.name in given:
@@ -83,7 +85,7 @@ def parse_arm(text: str) -> Arm:
     return Arm(name, given)
 
 
-def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[Option, bool | float | str]:
+def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[Option, OptionValue]:
     key, equals, value = setting.partition("=")
     key = key.strip().replace("-", "_")
     options = {option.name: option for option in backend.options}
@@ -94,7 +96,7 @@ def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[Option, b
     return options[key], _parse_value(options[key], value.strip(), text)
 
 
-def _parse_value(option: Option, value: str, text: str) -> bool | float | str:
+def _parse_value(option: Option, value: str, text: str) -> OptionValue:
     if option.kind == "switch" and value.lower() in _SWITCH:
         return _SWITCH[value.lower()]
     if option.kind == "choice" and value.replace("-", "_") in option.choices:
@@ -140,7 +142,7 @@ def _example(option: Option) -> str:
     return _spell(option.default)
 
 
-def _spell(value: bool | float | str) -> str:
+def _spell(value: OptionValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, (int, float)) else value

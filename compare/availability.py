@@ -87,7 +87,9 @@ def environment_bin() -> Path:
 def find_launcher(name: str) -> Path | None:
     """Find a launcher beside this interpreter, which is the one that matches its libraries, or on PATH."""
     executable = LAUNCHERS[name].EXECUTABLE
-    found = shutil.which(executable, path=os.pathsep.join([str(environment_bin()), os.environ.get("PATH", "")]))
+    found = shutil.which(
+        executable, path=os.pathsep.join([str(environment_bin()), os.environ.get("PATH", "")])
+    )
     return Path(found) if found else None
 
 
@@ -112,7 +114,9 @@ def _read_probe(name: str, process: subprocess.Popen[str], answer: Path) -> Foun
         return Found(problem=f"{name} did not load within {_PROBE_SECONDS:g} s")
     if process.returncode == 0 and answer.exists():
         return Found(facts=msgspec.json.decode(answer.read_bytes()))
-    last = next((line for line in reversed(errors.splitlines()) if line.strip()), f"status {process.returncode}")
+    last = next(
+        (line for line in reversed(errors.splitlines()) if line.strip()), f"status {process.returncode}"
+    )
     missing = f"No module named '{name}" in last
     return Found(problem=f"{name} is not installed" if missing else f"{name} does not load: {last.strip()}")
 

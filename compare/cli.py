@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
-_EITHER_SPELLING = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
+_EITHER_SPELLING = {
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+    "help_option_names": ["-h", "--help"],
+}
 
 app = typer.Typer(
     name="compare",
@@ -32,8 +35,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings=_EITHER_SPELLING,
-    epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch failed, "
-    "7 a launch stalled, 8 the ranks trained different models, 130 interrupted.",
+    epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch "
+    "failed, 7 a launch stalled, 8 the ranks trained different models, 130 interrupted.",
 )
 data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True)
 install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True)
@@ -41,8 +44,10 @@ app.add_typer(data_app, name="data")
 app.add_typer(install_app, name="install")
 
 DataDir = Annotated[
-    Optional[Path],  # noqa: UP045 -- typer reads it at run time
-    typer.Option("--data-dir", help="Folder that holds MNIST/raw/*-ubyte[.gz]. [default: ~/.cache/ringside/data]"),
+    Path | None,
+    typer.Option(
+        "--data-dir", help="Folder that holds MNIST/raw/*-ubyte[.gz]. [default: ~/.cache/ringside/data]"
+    ),
 ]
 
 
@@ -56,50 +61,58 @@ def main() -> None:
 
 
 @app.command(context_settings=_EITHER_SPELLING)
-def run(  # noqa: PLR0913 -- one parameter a flag
+def run(
     *,
     backend: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
             "`compare backends` lists them with their options. [default: all that are available]"
         ),
     ] = None,
     num_proc: Annotated[int, typer.Option("-np", "--num-proc", min=1, help="Number of ranks.")] = 2,
-    hostfile: Annotated[Optional[Path], typer.Option(help="Where the ranks run; see hostfiles/.")] = None,  # noqa: UP045
+    hostfile: Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")] = None,
     model: Annotated[str, typer.Option(help="mlp, convnet or wide.")] = "mlp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
     lr: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(help="Learning rate, never scaled. [default: 0.01 for sgd, 0.001 for the others]"),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples per rank and step.")] = 64,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
-    steps: Annotated[Optional[int], typer.Option(help="Training steps, instead of epochs.")] = None,  # noqa: UP045
+    steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
     repeats: Annotated[int, typer.Option(help="Rounds; each launches every arm once.")] = 3,
     baseline: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Arm that the others are compared with. [default: the first named]"),
     ] = None,
-    control: Annotated[bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")] = True,
+    control: Annotated[
+        bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(help="Threads per rank. [default: cores / ranks per host]"),
     ] = None,
     dataset: Annotated[str, typer.Option(help="auto, mnist or digits.")] = "auto",
     data_dir: DataDir = None,
     output: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="Folder for results and logs. [default: runs/<time>-<model>-np<ranks>]"),
     ] = None,
-    export_json: Annotated[Optional[Path], typer.Option(help="Also write the run and its summary here.")] = None,  # noqa: UP045
+    export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds after which a launch is ended.")] = 300.0,
-    stall: Annotated[float, typer.Option(help="Seconds without progress after which a rank ends itself.")] = 30.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands of one round, and stop.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")] = False,
+    stall: Annotated[
+        float, typer.Option(help="Seconds without progress after which a rank ends itself.")
+    ] = 30.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the commands of one round, and stop.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")
+    ] = False,
 ) -> None:
     """Run the same training through every arm, and print them side by side."""
     from rich.console import Console
@@ -112,6 +125,7 @@ def run(  # noqa: PLR0913 -- one parameter a flag
 
     console, talk = Console(highlight=False), Console(stderr=True, highlight=False)
     named = parse_arms(backend or [])
+    choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
     if export_json:
         prepare.require_writable(export_json)
@@ -141,7 +155,9 @@ def run(  # noqa: PLR0913 -- one parameter a flag
         _print_commands(console, config, hosts, directory)
         return
     directory = create_directory(directory)
-    source = data.resolve(dataset, data_dir or data.default_root(), progress=lambda said: talk.print(said, style="dim"))
+    source = data.resolve(
+        choice, data_dir or data.default_root(), progress=lambda said: talk.print(said, style="dim")
+    )
     result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
     _finish(console, result, directory, export_json)
 
@@ -167,13 +183,13 @@ def _carry_out(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Ru
 
 def _finish(console: Console, run: Run, directory: Path, export_json: Path | None) -> None:
     from compare.report import render
-    from compare.report.table import renderable
+    from compare.report.table import RunTable
     from compare.results import write_text
     from compare.stats import summarise
 
     summary = summarise(run)
     console.print()
-    console.print(renderable(run, summary))
+    console.print(RunTable(run, summary))
     console.print(f"Everything measured is in {directory}", style="dim", soft_wrap=True)
     if export_json:
         write_text(export_json, render(run, summary, "json") + "\n")
@@ -195,27 +211,31 @@ def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...]
 
 @app.command(context_settings=_EITHER_SPELLING)
 def report(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its results.json.")],
+    run_directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or its results.json.")
+    ],
     *,
     form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
-    output: Annotated[Optional[Path], typer.Option(help="Write to this file instead.")] = None,  # noqa: UP045
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
 ) -> None:
     """Show a run again, whole or as far as it came, in any format."""
     from rich.console import Console
 
     from compare.report import RENDERERS, render
-    from compare.report.table import renderable
+    from compare.report.table import RunTable
     from compare.results import read_run, write_text
     from compare.stats import summarise
 
     if form not in RENDERERS:
-        raise UsageError(f"There is no format called {form!r}.", remedy=f"Use one of: {', '.join(RENDERERS)}.")
+        raise UsageError(
+            f"There is no format called {form!r}.", remedy=f"Use one of: {', '.join(RENDERERS)}."
+        )
     shown = read_run(run_directory)
     summary = summarise(shown)
     if output:
         write_text(output, render(shown, summary, form) + "\n")
     elif form == "table":
-        Console(highlight=False).print(renderable(shown, summary))
+        Console(highlight=False).print(RunTable(shown, summary))
     else:
         typer.echo(render(shown, summary, form))
 
@@ -236,7 +256,9 @@ def data_fetch(data_dir: DataDir = None) -> None:
     """Download MNIST once, and verify every byte."""
     from compare import data
 
-    folder = data.fetch_mnist(data_dir or data.default_root(), progress=lambda said: typer.echo(said, err=True))
+    folder = data.fetch_mnist(
+        data_dir or data.default_root(), progress=lambda said: typer.echo(said, err=True)
+    )
     typer.echo(f"MNIST is complete and verified in {folder}")
 
 
@@ -258,7 +280,9 @@ def data_status(data_dir: DataDir = None) -> None:
 @install_app.command("horovod", context_settings=_EITHER_SPELLING)
 def install_horovod(
     *,
-    constraints: Annotated[Optional[Path], typer.Option(help="pip constraints for what the build needs.")] = None,  # noqa: UP045
+    constraints: Annotated[
+        Path | None, typer.Option(help="pip constraints for what the build needs.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again, even if a wheel is at hand.")] = False,
 ) -> None:
     """Build Horovod 0.28.1 from its unmodified source for the torch that is installed."""

@@ -14,7 +14,6 @@ MODELS = ("mlp", "convnet", "wide")
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """Each optimizer with the learning rate it takes when none is given."""
 DEVICES = ("auto", "cpu", "cuda")
-DATASETS = ("auto", "mnist", "digits")
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Planned(NamedTuple):
     """One launch to come."""
 
-    index: int
+    number: int
     """Counts from 1 over the whole run."""
     round: int
     """Counts from 1."""
@@ -27,7 +27,7 @@ class Planned(NamedTuple):
 def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
     """Shuffle the arms for one round; the same seed gives the same order."""
     arms = list(config.arms)
-    random.Random(f"{config.seed}/{round_}").shuffle(arms)  # noqa: S311 -- an order, not a secret
+    random.Random(f"{config.seed}/{round_}").shuffle(arms)
     return tuple(arms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +45,6 @@ def peak_memory_bytes() -> int:
 
     Taken from VmHWM: ``ru_maxrss`` is inherited from the launcher that forked this process.
     """
-    with open("/proc/self/status") as status:
+    with Path("/proc/self/status").open() as status:
         line = next(line for line in status if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

@@ -20,7 +20,9 @@ def check_launch(arm: Arm, ranks: list[RankResult]) -> None:
     Raises:
         ParityError: naming the ranks that differ.
     """
-    _require_one({r.rank: r.initial_hash for r in ranks}, f"{arm.label}: the ranks did not start from one model.")
+    _require_one(
+        {r.rank: r.initial_hash for r in ranks}, f"{arm.label}: the ranks did not start from one model."
+    )
     for result in ranks:
         if result.final_hash == result.initial_hash:
             raise ParityError(
@@ -38,6 +40,8 @@ def _require_one(hashes: dict[int, str], what: str) -> None:
     if len(set(hashes.values())) > 1:
         raise ParityError(
             what,
-            found="SHA-256 of the parameters: " + ", ".join(f"rank {r} {h[:12]}" for r, h in hashes.items()) + ".",
+            found="SHA-256 of the parameters: "
+            + ", ".join(f"rank {r} {h[:12]}" for r, h in hashes.items())
+            + ".",
             remedy="Gradients are not the mean over all ranks; the speed of this arm means nothing.",
         )

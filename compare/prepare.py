@@ -21,7 +21,7 @@ from compare.results import Run
 if TYPE_CHECKING:
     from compare.availability import Survey
     from compare.config import RunConfig
-    from compare.data import DatasetSource
+    from compare.data import DatasetChoice, DatasetSource
 
 
 def choose_device(asked: str, ranks: int, survey: Survey) -> str:
@@ -41,7 +41,9 @@ def choose_device(asked: str, ranks: int, survey: Survey) -> str:
     return "cuda"
 
 
-def choose_arms(named: tuple[Arm, ...], device: str, survey: Survey) -> tuple[tuple[Arm, ...], dict[str, str]]:
+def choose_arms(
+    named: tuple[Arm, ...], device: str, survey: Survey
+) -> tuple[tuple[Arm, ...], dict[str, str]]:
     """Take the arms that were named, or else all that can run here.
 
     Returns:
@@ -82,6 +84,19 @@ def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
     return next((arm.label for arm in arms if arm.backend != CONTROL), CONTROL)
 
 
+def choose_dataset(asked: str) -> DatasetChoice:
+    """Read a data set's name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    known: tuple[DatasetChoice, ...] = ("auto", "mnist", "digits")
+    for name in known:
+        if name == asked:
+            return name
+    raise UsageError(f"There is no data set called {asked!r}.", remedy=f"Use {' or '.join(known)}.")
+
+
 def choose_hosts(hostfile: Path | None, ranks: int) -> tuple[Host, ...]:
     """Read the hostfile, or take this machine with a slot for every rank.
 
@@ -113,7 +128,7 @@ def allowed_cpus() -> list[int]:
 
 def default_output(config: RunConfig) -> Path:
     """Name a folder for a run, by its time and what it is."""
-    return Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}"
+    return Path("runs") / f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}"
 
 
 def require_writable(path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from compare.train import evaluate, train
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -104,19 +105,21 @@ def hash_parameters(model: nn.Module) -> str:
 
 
 def _timed_blocks(
-    replica: Replica, batches: Iterator[Batch], group: Group, steps: range, note
+    replica: Replica, batches: Iterator[Batch], group: Group, steps: range, note: Callable[[int], None]
 ) -> Iterator[Block]:
     """Train the steps that count, block by block."""
     done = steps.start
     for count in split_into_blocks(len(steps)):
         note(done)
-        wall_ns = time_block(lambda count=count: train(replica, batches, count), group.barrier, group.device)
+        wall_ns = time_block(partial(train, replica, batches, count), group.barrier, group.device)
         yield Block(steps=count, wall_ns=wall_ns)
         done += count
     note(done)
 
 
-def _evaluate(model: nn.Module, raw: data.RawDataset, shard: tuple[int, int], device: torch.device) -> Evaluation:
+def _evaluate(
+    model: nn.Module, raw: data.RawDataset, shard: tuple[int, int], device: torch.device
+) -> Evaluation:
     images, labels = as_tensors(raw.test_images, raw.test_labels, device)
     correct, samples, loss_sum = evaluate(model, images, labels, shard)
     return Evaluation(correct=correct, samples=samples, loss_sum=loss_sum)

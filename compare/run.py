@@ -142,7 +142,7 @@ def commands_for(config: RunConfig, arm: Arm, hosts: tuple[Host, ...], job_file:
 def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
     """Say where the files of a launch lie in a run's folder."""
     name = "".join(c if c.isalnum() or c in "-=." else "_" for c in planned.arm.label)
-    return LaunchFiles(directory / "launches" / f"{planned.index:02d}-{name}")
+    return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name}")
 
 
 def _launch(run: Run, planned: Planned, directory: Path, affinity: list[int], observer: Observer) -> Launch:
@@ -161,7 +161,9 @@ def _launch(run: Run, planned: Planned, directory: Path, affinity: list[int], ob
     try:
         files.directory.mkdir(parents=True)
     except OSError as error:
-        raise OutputError(f"{files.directory} could not be made.", found=error.strerror or str(error)) from None
+        raise OutputError(
+            f"{files.directory} could not be made.", found=error.strerror or str(error)
+        ) from None
     write_json(files.job, job)
 
     def tick() -> None:
@@ -171,7 +173,7 @@ def _launch(run: Run, planned: Planned, directory: Path, affinity: list[int], ob
     where = f"{planned.arm.label}, round {planned.round}"
     status = supervise(
         commands,
-        name=f"{directory.name}/{planned.index}",
+        name=f"{directory.name}/{planned.number}",
         where=where,
         log=files.launcher_log,
         deadline_seconds=run.config.launch_timeout_seconds,
@@ -180,7 +182,7 @@ def _launch(run: Run, planned: Planned, directory: Path, affinity: list[int], ob
     ranks = _collect(run.config, files, where, status)
     parity.check_launch(planned.arm, ranks)
     return Launch(
-        index=planned.index,
+        index=planned.number,
         round=planned.round,
         arm=planned.arm.label,
         launcher=launcher,
@@ -234,7 +236,8 @@ def _unexplained(
         )
     begun = [rank for rank in missing if files.log(rank).exists()]
     return LaunchError(
-        f"{where}: no result from rank {', '.join(map(str, missing))}; the launcher ended with status {status}.",
+        f"{where}: no result from rank {', '.join(map(str, missing))}; the launcher ended with status "
+        f"{status}.",
         found=_tail(files.log(begun[0]) if begun and _tail(files.log(begun[0])) else files.launcher_log),
         remedy=f"What the launcher and the ranks printed is in {files.directory}.",
     )

@@ -107,18 +107,24 @@ def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
         test_loss=sum(rank.evaluation.loss_sum for rank in ranks) / samples,
         final_hash=hashes.pop() if len(hashes) == 1 else None,
         peak_memory_bytes=max(rank.peak_memory_bytes for launch in launches for rank in launch.ranks),
-        start_up_seconds=Estimate.of(max(r.moments.first_step_done for r in launch.ranks) for launch in launches),
+        start_up_seconds=Estimate.of(
+            max(r.moments.first_step_done for r in launch.ranks) for launch in launches
+        ),
         fastest=False,
     )
 
 
-def _paired(run: Run, arm: Arm, other: Arm | None, combine: Callable[[float, float], float]) -> Estimate | None:
+def _paired(
+    run: Run, arm: Arm, other: Arm | None, combine: Callable[[float, float], float]
+) -> Estimate | None:
     """Combine an arm's step time with another's, launch by launch of the same round."""
     if other is None:
         return None
     others = {launch.round: step_seconds(launch) for launch in run.of(other)}
     values = [
-        combine(step_seconds(launch), others[launch.round]) for launch in run.of(arm) if launch.round in others
+        combine(step_seconds(launch), others[launch.round])
+        for launch in run.of(arm)
+        if launch.round in others
     ]
     return Estimate.of(values) if values else None
 

@@ -28,7 +28,7 @@ def main(job_file: str) -> None:
     placement = LAUNCHERS[job.launcher].placement(os.environ)
     _redirect_output(files.log(placement.rank))
     try:
-        from compare.rank import run  # noqa: PLC0415 -- inside the guard, because it imports torch
+        from compare.rank import run  # inside the guard, because it imports torch
 
         write_json(files.result(placement.rank), run(job, placement, files))
     except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import time
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -36,7 +37,9 @@ class HorovodGroup(Group):
     name: ClassVar[str] = "horovod"
 
     @classmethod
-    def join(cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float) -> Self:
+    def join(
+        cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
+    ) -> Self:
         del timeout_seconds  # Horovod only warns of a stall: the rank's watchdog ends it
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -50,8 +53,8 @@ class HorovodGroup(Group):
             )
         if _controller() != options["controller"]:
             raise BackendError(
-                f"the arm asks for the {options['controller']} controller, Horovod runs the {_controller()} one: "
-                "was HOROVOD_CONTROLLER set in the environment?"
+                f"the arm asks for the {options['controller']} controller, Horovod runs the {_controller()} "
+                "one: was HOROVOD_CONTROLLER set in the environment?"
             )
         return cls(placement, device)
 
@@ -108,7 +111,16 @@ def _controller() -> str:
 def _settings() -> Facts:
     """Read what Horovod is about to read; the defaults are those of its code (operations.cc, 0.28)."""
     return {
-        "fusion_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", 128 << 20)),
-        "cycle_milliseconds": float(os.environ.get("HOROVOD_CYCLE_TIME", 1.0)),
+        "fusion_bytes": _number("HOROVOD_FUSION_THRESHOLD", 128 << 20),
+        "cycle_milliseconds": _number("HOROVOD_CYCLE_TIME", 1.0),
         "autotune": os.environ.get("HOROVOD_AUTOTUNE", "0") not in {"", "0"},
     }
+
+
+def _number(name: str, default: float) -> float:
+    """Read a number as Horovod's strtol and strtof do: what is none of it counts as 0."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    number = re.match(r"\s*[+-]?\d+(\.\d*)?", text)
+    return float(number.group()) if number else 0.0

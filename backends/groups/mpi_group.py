@@ -32,10 +32,14 @@ class MPIGroup(Group):
     name: ClassVar[str] = "mpi"
 
     @classmethod
-    def join(cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float) -> Self:
+    def join(
+        cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
+    ) -> Self:
         del options, timeout_seconds  # MPI has no time-out: the rank's watchdog is the only one
         if device.type != "cpu":
-            raise BackendError("mpi averages tensors in host memory: run it with --device cpu, or leave it out")
+            raise BackendError(
+                "mpi averages tensors in host memory: run it with --device cpu, or leave it out"
+            )
         world = MPI.COMM_WORLD
         if (world.rank, world.size) != (placement.rank, placement.world_size):
             raise BackendError(
@@ -59,7 +63,11 @@ class MPIGroup(Group):
     def attest(self) -> Facts:
         library = MPI.Get_library_version().split(",")[0].strip("\x00 \n")
         versions = {"mpi4py": version("mpi4py"), "mpi": library, "torch": str(torch.__version__)}
-        return {"library": library, "transport": evidence.mpi_transport(self.world_size), "versions": versions}
+        return {
+            "library": library,
+            "transport": evidence.mpi_transport(self.world_size),
+            "versions": versions,
+        }
 
     def leave(self) -> None:
         if not MPI.Is_finalized():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 
 from backends.base import BackendError, Group
 
 if TYPE_CHECKING:
-    from backends.base import Facts, Options, Placement, Work
+    from backends.base import Facts, Options, Placement
 
 
 class NoGroup(Group):
@@ -29,7 +29,9 @@ class NoGroup(Group):
         self._barriers = 0
 
     @classmethod
-    def join(cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float) -> Self:
+    def join(
+        cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
+    ) -> Self:
         del options
         store = TCPStore(
             os.environ["MASTER_ADDR"],
@@ -46,13 +48,16 @@ class NoGroup(Group):
             self._store.set(f"{key}/open", "1")
         self._store.wait([f"{key}/open"])
 
-    def all_reduce_(self, tensor: torch.Tensor) -> None:
-        raise BackendError("the control has no collectives: its ranks train apart")
+    def all_reduce_(self, tensor: torch.Tensor) -> NoReturn:
+        self._refuse(tensor)
 
-    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
-        raise BackendError("the control has no collectives: its ranks train apart")
+    def all_reduce_start_(self, tensor: torch.Tensor) -> NoReturn:
+        self._refuse(tensor)
 
-    def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
+    def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> NoReturn:
+        self._refuse(tensor, root)
+
+    def _refuse(self, *_: object) -> NoReturn:
         raise BackendError("the control has no collectives: its ranks train apart")
 
     def attest(self) -> Facts:

@@ -32,7 +32,9 @@ class TorchGroup(Group):
     name: ClassVar[str] = "torch.distributed"
 
     @classmethod
-    def join(cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float) -> Self:
+    def join(
+        cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
+    ) -> Self:
         backend = _choose(str(options["process_group"]), device)
         dist.init_process_group(
             backend,
@@ -64,7 +66,11 @@ class TorchGroup(Group):
         versions = {"torch": str(torch.__version__)}
         if backend == "nccl":
             versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        return {"library": f"torch.distributed {backend}", "transport": _transport(backend), "versions": versions}
+        return {
+            "library": f"torch.distributed {backend}",
+            "transport": _transport(backend),
+            "versions": versions,
+        }
 
     def leave(self) -> None:
         # Without it a Gloo program aborts at exit.
@@ -75,15 +81,19 @@ def _choose(asked: str, device: torch.device) -> str:
     """Name the process group's backend, or say why it cannot be had; never another in its stead."""
     backend = asked if asked != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type != "cuda":
-        raise BackendError("NCCL needs CUDA tensors, but this run is on the CPU: use process_group=gloo or --device cuda")
+        raise BackendError(
+            "NCCL needs CUDA tensors, but this run is on the CPU: use process_group=gloo or --device cuda"
+        )
     if backend == "nccl" and not dist.is_nccl_available():
-        raise BackendError("this build of torch has no NCCL: install a CUDA build, or ask for process_group=gloo")
+        raise BackendError(
+            "this build of torch has no NCCL: install a CUDA build, or ask for process_group=gloo"
+        )
     return backend
 
 
 def _transport(backend: str) -> str:
     if backend == "nccl":
         return "NCCL"
-    store = int(os.environ.get("MASTER_PORT", 0))
+    store = int(os.environ.get("MASTER_PORT", "0"))
     interfaces = evidence.socket_interfaces(except_ports=(store,))
     return f"TCP over {', '.join(interfaces)}" if interfaces else "none (one rank)"

@@ -24,7 +24,9 @@ class AveragingReplica(LocalReplica):
     The option ``mode`` chooses in how many pieces and when; the arithmetic is the same.
     """
 
-    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
         for tensor in model.state_dict().values():
             group.broadcast_(tensor)
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -145,7 +147,7 @@ class Bucket:
 
     def collect(self) -> None:
         """Copy the gradients in, and let the parameters' gradients be the buffer's views."""
-        torch._foreach_copy_(self.views, _gradients(self.parameters))  # noqa: SLF001 -- one kernel for all copies
+        torch._foreach_copy_(self.views, _gradients(self.parameters))
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
@@ -162,8 +164,8 @@ def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     if len(gradients) < len(parameters):
         index = next(i for i, p in enumerate(parameters) if p.grad is None)
         raise BackendError(
-            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient, so it cannot be "
-            "averaged; every parameter must take part in the loss"
+            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient, so it "
+            "cannot be averaged; every parameter must take part in the loss"
         )
     return gradients
 

@@ -20,7 +20,9 @@ class DDPReplica(LocalReplica):
 
     phases = ("forward", "backward", "step")
 
-    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
         # The constructor broadcasts rank 0's parameters.
         self.wrapped = DistributedDataParallel(
             model,

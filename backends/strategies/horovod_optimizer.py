@@ -17,28 +17,30 @@ if TYPE_CHECKING:
 class HorovodReplica(LocalReplica):
     """Waits for the background thread in ``sync``, so that waiting can be told from stepping."""
 
-    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         super().__init__(model, make_optimizer, group, options)
         # The optimizer is fresh on every rank, so its state is the same already. Horovod's
         # broadcast_optimizer_state would take a step with zero gradients and move Adam's trajectory.
-        self.optimizer = hvd.DistributedOptimizer(
+        self.distributed = hvd.DistributedOptimizer(
             self.optimizer, named_parameters=model.named_parameters(), op=hvd.Average
         )
 
     def sync(self) -> None:
-        self.optimizer.synchronize()
+        self.distributed.synchronize()
 
     def step(self) -> None:
-        with self.optimizer.skip_synchronize():
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+        with self.distributed.skip_synchronize():
+            self.distributed.step()
+        self.distributed.zero_grad()
 
     def attest(self) -> Facts:
         names = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
-        compression = self.optimizer._compression.__name__  # noqa: SLF001 -- read back, not assumed
+        compression = self.distributed._compression.__name__  # noqa: SLF001 -- read back, not assumed
         return {
-            "reduce_op": names.get(self.optimizer.op, str(self.optimizer.op)),
-            "backward_passes_per_step": self.optimizer.backward_passes_per_step,
+            "reduce_op": names.get(self.distributed.op, str(self.distributed.op)),
+            "backward_passes_per_step": self.distributed.backward_passes_per_step,
             "compression": "none" if compression == "NoneCompressor" else compression,
         }

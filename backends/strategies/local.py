@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class LocalReplica(Replica):
     """Trains alone on its own shard. Other strategies start from it and add what they do to gradients."""
 
-    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options) -> None:
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
         del options
         self.model = model
         self.shard = (group.rank, group.world_size)

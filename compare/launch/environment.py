@@ -16,7 +16,19 @@ MARKER = "RINGSIDE_LAUNCH"
 """Names the launch in every process that descends from it, so that none can be overlooked."""
 
 _NAMES = {
-    *("HOME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+    *(
+        "HOME",
+        "LANG",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "LOGNAME",
+        "PATH",
+        "SHELL",
+        "TERM",
+        "TMPDIR",
+        "TZ",
+        "USER",
+    ),
     *("VIRTUAL_ENV", "XDG_CACHE_HOME"),
 }
 _PREFIXES = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 -- dataclasses keep their fields' types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003
+from pathlib import Path
 
-from compare.hostfile import Host  # noqa: TC001
+from compare.hostfile import Host
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
 
@@ -70,14 +70,14 @@ def supervise(
         _end_all(name)
 
 
-def _open(log: Path):  # noqa: ANN202 -- a binary file
+def _open(log: Path) -> BinaryIO:
     try:
         return log.open("wb")
     except OSError as error:
         raise OutputError(f"{log} could not be written.", found=error.strerror or str(error)) from None
 
 
-def _start(command: Command, name: str, output) -> subprocess.Popen[bytes]:  # noqa: ANN001
+def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[bytes]:
     environment = inherited(os.environ) | dict(command.environment) | {MARKER: name}
     try:
         # A session of its own: Ctrl-C reaches us alone, and we end the ranks in good order.

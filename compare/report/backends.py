@@ -18,13 +18,22 @@ if TYPE_CHECKING:
 def renderable(survey: Survey) -> RenderableType:
     """Build the table of what is here, and under it the options of every backend."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("backend", "here", "version", "transport", "launcher", "what it is, or why it is not here"):
+    for heading in (
+        "backend",
+        "here",
+        "version",
+        "transport",
+        "launcher",
+        "what it is, or why it is not here",
+    ):
         table.add_column(heading, overflow="fold")
     for name, found in survey.backends.items():
         here = not found.problem
         reason = BACKENDS[name].summary if here else f"{found.problem}; install it with: {found.remedy}"
         table.add_row(
-            *map(Text, (name, "yes" if here else "no", found.version, found.transport, found.launcher, reason)),
+            *map(
+                Text, (name, "yes" if here else "no", found.version, found.transport, found.launcher, reason)
+            ),
             style=None if here else "yellow",
         )
     return Group(table, Text("Options, written backend:option=value:option=value", style="bold"), _options())
@@ -39,6 +48,9 @@ def _options() -> Table:
 
 
 def _example(backend: Backend, option: Option) -> str:
-    values = {"choice": "|".join(option.choices), "switch": "true|false", "number": f"{option.default:g}"
-              if isinstance(option.default, float) else ""}
+    values = {
+        "choice": "|".join(option.choices),
+        "switch": "true|false",
+        "number": f"{option.default:g}" if isinstance(option.default, float) else "",
+    }
     return f"{backend.name}:{option.name}={values[option.kind]}"

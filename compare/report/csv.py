@@ -37,7 +37,11 @@ def _flat(arm: ArmSummary) -> dict[str, object]:
         value = getattr(arm, name)
         if name in _ESTIMATES:
             fields = msgspec.structs.asdict(value) if isinstance(value, Estimate) else {}
-            row |= {name: fields.get("median"), f"{name}_low": fields.get("low"), f"{name}_high": fields.get("high")}
+            row |= {
+                name: fields.get("median"),
+                f"{name}_low": fields.get("low"),
+                f"{name}_high": fields.get("high"),
+            }
         else:
             row[name] = value
     return row

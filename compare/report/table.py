@@ -6,41 +6,62 @@ import io
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from compare.report.wording import COLUMNS, headline, notes
+from compare.report.wording import (
+    arm_column,
+    headline,
+    notes,
+    outcome_columns,
+    speed_columns,
+    warnings,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import ConsoleOptions, RenderResult
+
+    from compare.report.wording import Column
     from compare.results import Run
     from compare.stats import Summary
 
-_PLAIN_WIDTH = 132
-_LEFT = {"arm", "transport"}
+_PLAIN_WIDTH = 160
 
 
 def render(run: Run, summary: Summary) -> str:
-    """Render without colours, wide enough for every column."""
+    """Render without colours, wide enough for one table."""
     console = Console(file=io.StringIO(), width=_PLAIN_WIDTH, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(renderable(run, summary))
+        console.print(RunTable(run, summary))
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 
-def renderable(run: Run, summary: Summary) -> RenderableType:
-    """Build the table for a console of any width."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, _ in COLUMNS:
-        left = heading in _LEFT
-        table.add_column(heading, justify="left" if left else "right", overflow="fold")
-    for arm in summary.arms:
-        cells = [cell(arm) for _, cell in COLUMNS]
-        table.add_row(*(Text(text) for text in cells), style="bold green" if arm.fastest else None)
-    return Group(
-        Text(headline(run), style="bold"), table, *(Text(note, style=_style(note)) for note in notes(run, summary))
-    )
+class RunTable:
+    """A run side by side, one row an arm; in a narrow terminal as two tables under each other."""
 
+    def __init__(self, run: Run, summary: Summary) -> None:
+        self.run = run
+        self.summary = summary
 
-def _style(note: str) -> str:
-    return "bold yellow" if note.startswith(("INCOMPLETE", "Oversubscribed", "MNIST could not")) else "dim"
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        speed, outcome = speed_columns(self.run), outcome_columns()
+        whole = self._table([*speed, *outcome])
+        fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
+        yield Text(headline(self.run), style="bold")
+        yield from [whole] if fits else [self._table(speed), self._table(outcome)]
+        yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.summary))
+        yield from (Text(note, style="dim") for note in notes(self.run, self.summary))
+
+    def _table(self, columns: Sequence[Column]) -> Table:
+        columns = [arm_column(), *columns]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
+        for arm in self.summary.arms:
+            style = "bold green" if arm.fastest else None
+            table.add_row(*(Text(column.cell(arm)) for column in columns), style=style)
+        return table
