@@ -15,6 +15,7 @@ import msgspec
 from backends import BACKENDS, Backend
 from compare.errors import UnavailableError
 from compare.launch import LAUNCHERS
+from compare.launch.environment import import_path
 
 _PROBE_SECONDS = 60.0
 
@@ -94,10 +95,9 @@ def find_launcher(name: str) -> Path | None:
 
 
 def _start_probe(name: str, folder: Path) -> subprocess.Popen[str]:
-    root = Path(__file__).resolve().parents[1]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "backends.probe", name, str(folder / name)],
-        env=os.environ | {"PYTHONPATH": str(root)},
+        env=os.environ | {"PYTHONPATH": import_path(os.environ)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -6,6 +6,7 @@ pass rather than from everything the user has: a token in the shell stays in the
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ _NAMES = {
         "TZ",
         "USER",
     ),
-    *("VIRTUAL_ENV", "XDG_CACHE_HOME"),
+    *("PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
 }
 _PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
@@ -65,8 +66,14 @@ def settings(*, threads: int, interface: str) -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        # Where the package lies comes first, and the working folder, which may hold anything, does not.
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTHONPATH": import_path(os.environ),
+        # The working folder may hold anything, a `backends` of its own say.
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def import_path(environ: Mapping[str, str]) -> str:
+    """Return a PYTHONPATH under which this very package is found first, and the user's own after it."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))

@@ -1,0 +1,263 @@
+"""The main job, end to end: real launchers, real libraries, real MNIST."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from compare.arms import parse_arm
+from compare.launch.environment import MARKER
+from compare.results import read_run
+from compare.stats import summarise
+
+ARMS = (
+    "ddp",
+    "manual:mode=per_parameter",
+    "manual",
+    "manual:mode=overlap",
+    "horovod",
+    "horovod:controller=mpi",
+    "mpi",
+)
+
+
+def compare(*arguments, environment=None, timeout=240):
+    return subprocess.run(
+        [sys.executable, "-m", "compare", *map(str, arguments)],
+        env=os.environ | {"COLUMNS": "200"} | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def processes_of(run_directory: Path) -> list[str]:
+    """Command lines of live processes that a run in this folder has started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes().split(b"\0")
+            if any(entry.startswith(f"{MARKER}={run_directory.name}/".encode()) for entry in environment):
+                found.append((process / "cmdline").read_bytes().decode())
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, mnist_dir, every_backend):
+    """One epoch of the MLP at batch 64 on two ranks, through every arm."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = compare(
+        *("run", "--backend", ",".join(ARMS), "-np", 2, "--repeats", 1, "--data-dir", mnist_dir),
+        *("--output", folder / "run", "--export-json", folder / "run.json"),
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "run", done
+
+
+def test_all_arms_end_with_the_same_parameters_and_accuracy(whole):
+    run = read_run(whole[0])
+    summaries = {s.arm: s for s in summarise(run).arms}
+    assert {s.final_hash for name, s in summaries.items() if name != "none"} == {summaries["ddp"].final_hash}
+    assert summaries["ddp"].final_hash is not None
+    assert len({s.accuracy for name, s in summaries.items() if name != "none"}) == 1
+    assert 0.85 < summaries["ddp"].accuracy < 0.95
+
+
+def test_every_test_sample_is_seen_once(whole):
+    for launch in read_run(whole[0]).launches:
+        assert sum(rank.evaluation.samples for rank in launch.ranks) == 10_000
+
+
+def test_the_control_trains_apart_and_is_exempt(whole):
+    (control,) = read_run(whole[0]).of(parse_arm("none"))
+    assert control.ranks[0].final_hash != control.ranks[1].final_hash
+    assert control.ranks[0].attestation["group"]["transport"] == "none"
+
+
+def test_the_real_launchers_were_executed(whole):
+    launchers = {
+        launch.arm: (launch.launcher, Path(launch.argv[0][0]).name) for launch in read_run(whole[0]).launches
+    }
+    assert launchers["ddp"] == launchers["none"] == launchers["manual"] == ("torchrun", "torchrun")
+    assert launchers["horovod"] == launchers["horovod:controller=mpi"] == ("horovodrun", "horovodrun")
+    assert launchers["mpi"] == ("mpirun", "mpirun")
+
+
+def test_what_ran_is_read_back_from_the_libraries(whole):
+    facts = {launch.arm: launch.ranks[1].attestation for launch in read_run(whole[0]).launches}
+    assert facts["ddp"]["group"]["library"] == "torch.distributed gloo"
+    assert facts["ddp"]["replica"]["bucket_bytes"] == [814_120]
+    assert facts["ddp"]["group"]["transport"] == "TCP over lo"
+    assert facts["horovod"]["group"]["controller"] == "gloo"
+    assert facts["horovod:controller=mpi"]["group"]["controller"] == "mpi"
+    assert facts["horovod"]["group"]["versions"]["horovod"] == "0.28.1"
+    assert facts["mpi"]["group"]["library"].startswith("Open MPI")
+    assert facts["mpi"]["group"]["transport"] == "shared memory"
+    assert facts["manual:mode=per_parameter"]["replica"]["message_bytes"] == [802_816, 1_024, 10_240, 40]
+    threads = {tuple(f["affinity"]) + (f["threads"],) for f in facts.values()}
+    assert len(threads) == 1, "threads and affinity must be the same for every arm"
+
+
+def test_sync_cost_is_step_time_minus_the_controls(whole):
+    summaries = {s.arm: s for s in summarise(read_run(whole[0])).arms}
+    none, ddp = summaries["none"].step_seconds.median, summaries["ddp"].step_seconds.median
+    assert summaries["ddp"].sync_seconds.median == pytest.approx(ddp - none)
+    assert summaries["ddp"].efficiency.median == pytest.approx(none / ddp)
+    assert summaries["none"].sync_seconds is None
+
+
+def test_the_table_and_the_report_say_the_same(whole):
+    directory, done = whole
+    again = compare("report", directory)
+    assert again.returncode == 0
+    assert again.stdout.strip() in done.stdout
+    for arm in ARMS:
+        assert arm in done.stdout
+    assert "mlp on MNIST · 2 ranks" in done.stdout
+    assert "bitwise the same parameters" in done.stdout
+
+
+def test_the_exported_json_holds_raw_samples_and_summary(whole):
+    exported = json.loads((whole[0].parent / "run.json").read_text())
+    assert {arm["arm"] for arm in exported["summary"]["arms"]} == {"none", *ARMS}
+    blocks = exported["run"]["launches"][0]["ranks"][0]["blocks"]
+    assert sum(block["steps"] for block in blocks) == 468 - 30
+    assert exported["run"]["schema_version"] == 1
+
+
+def test_nothing_is_left_running(whole):
+    assert processes_of(whole[0]) == []
+
+
+def test_a_contradicting_environment_does_not_change_the_truth(tmp_path, mnist_dir, every_backend):
+    """What contradicts the arm is overruled; what the arm leaves open is taken; both are attested."""
+    done = compare(
+        *("run", "--backend", "horovod", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *("--threads", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        environment={
+            "OMP_NUM_THREADS": "7",
+            "HOROVOD_CONTROLLER": "mpi",
+            "HOROVOD_CPU_OPERATIONS": "mpi",
+            "HOROVOD_FUSION_THRESHOLD": "0",
+            "HOROVOD_CYCLE_TIME": "5",
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    attested = read_run(tmp_path / "run").launches[0].ranks[0].attestation
+    assert attested["threads"] == 1
+    assert attested["group"]["controller"] == "gloo"
+    assert attested["group"]["fusion_bytes"] == 0
+    assert attested["group"]["cycle_milliseconds"] == 5
+    assert attested["group"]["observed_cycle_milliseconds"] > 4
+
+
+def test_secrets_in_the_shell_stay_there(tmp_path, mnist_dir):
+    done = compare(
+        *("run", "--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        environment={"AWS_SECRET_ACCESS_KEY": "hunter2hunter2"},
+    )
+    assert done.returncode == 0, done.stderr
+    for file in (tmp_path / "run").rglob("*"):
+        assert file.is_dir() or b"hunter2hunter2" not in file.read_bytes(), file
+
+
+def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
+    directory = tmp_path / "run"
+    started = subprocess.Popen(
+        [sys.executable, "-m", "compare", "run", "--backend", "ddp", "--steps", "60", "--repeats", "50"]
+        + ["--data-dir", str(mnist_dir), "--output", str(directory)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _wait_until(lambda: (directory / "results.json").exists() and len(read_run(directory).launches) >= 2)
+    started.send_signal(signal.SIGINT)
+    _, said = started.communicate(timeout=20)
+    assert started.returncode == 130
+    assert "compare report" in said
+    assert "Traceback" not in said
+    run = read_run(directory)
+    assert not run.complete
+    assert len(run.launches) >= 2
+    assert processes_of(directory) == []
+    shown = compare("report", directory)
+    assert shown.returncode == 0
+    assert "INCOMPLETE" in shown.stdout
+
+
+def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
+    """NCCL on a CPU is refused by the ranks themselves, after they were started."""
+    done = compare(
+        *("run", "--backend", "ddp,ddp:process_group=nccl", "--no-control", "--device", "cpu", "--steps", 40),
+        *("--warmup", 5, "--repeats", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
+    )
+    assert done.returncode == 6
+    assert "ddp:process_group=nccl, round 1: rank" in done.stderr
+    assert "NCCL needs CUDA tensors" in done.stderr
+    assert "torch_group.py:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert processes_of(tmp_path / "run") == []
+    assert "INCOMPLETE" in compare("report", tmp_path / "run").stdout
+
+
+def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
+    done = compare(
+        *("run", "--backend", "mpi", "--no-control", "--repeats", 1, "--epochs", 500, "--timeout", 12),
+        *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
+    )
+    assert done.returncode == 7, done.stderr
+    assert "did not end within 12 s" in done.stderr
+    assert processes_of(tmp_path / "run") == []
+
+
+def test_digits_stand_in_is_stamped_on_the_table(tmp_path):
+    done = compare(
+        *("run", "--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *("--data-dir", tmp_path / "data", "--output", tmp_path / "run"),
+        environment={"RINGSIDE_MNIST_MIRRORS": "http://127.0.0.1:9/"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "scikit-learn's digits (NOT MNIST)" in done.stdout
+    assert "MNIST could not be had" in done.stdout
+
+
+def test_a_horovod_that_does_not_load_is_left_out_and_said(tmp_path):
+    broken = tmp_path / "site" / "horovod"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('built for another torch')\n")
+    environment = {"PYTHONPATH": str(tmp_path / "site")}
+    listed = compare("backends", environment=environment)
+    assert listed.returncode == 0
+    assert "built for another torch" in listed.stdout
+    assert "compare install horovod" in listed.stdout
+    asked = compare("run", "--backend", "horovod", "--dry-run", environment=environment)
+    assert asked.returncode == 4
+    assert "compare install horovod" in asked.stderr
+
+
+def test_dry_run_prints_every_command_and_starts_nothing(tmp_path, every_backend):
+    done = compare(
+        "run", "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run"
+    )
+    assert done.returncode == 0, done.stderr
+    for launcher in ("torchrun", "horovodrun", "mpirun"):
+        assert f"/{launcher} " in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def _wait_until(condition, seconds=90.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.1)
