@@ -84,7 +84,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One start of an arm that ended well: exactly one result from every rank."""
 
-    index: int
+    number: int
     round: int
     arm: str
     launcher: str

@@ -182,7 +182,7 @@ def _launch(run: Run, planned: Planned, directory: Path, affinity: list[int], ob
     ranks = _collect(run.config, files, where, status)
     parity.check_launch(planned.arm, ranks)
     return Launch(
-        index=planned.number,
+        number=planned.number,
         round=planned.round,
         arm=planned.arm.label,
         launcher=launcher,
