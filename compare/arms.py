@@ -54,12 +54,11 @@ def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
         UsageError: an unknown backend, option or value, or the same arm twice.
     """
     arms = tuple(parse_arm(text.strip()) for joined in texts for text in joined.split(",") if text.strip())
-    labels = [arm.label for arm in arms]
-    for label in labels:
-        if labels.count(label) > 1:
+    for arm in arms:
+        if arms.count(arm) > 1:
             raise UsageError(
-                f"The arm {label} is named twice.",
-                found=f"--backend {','.join(labels)}",
+                f"The arm {arm.label} is named twice.",
+                found=f"--backend {','.join(arm.label for arm in arms)}",
                 remedy="Give the second one other options, or leave it out; --repeats measures an arm again.",
             )
     return arms
@@ -145,4 +144,5 @@ def _example(option: Option) -> str:
 def _spell(value: OptionValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, (int, float)) else value
+    # Every digit: a label is read back as its arm, and two arms never share one.
+    return value if isinstance(value, str) else repr(value).removesuffix(".0")

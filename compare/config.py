@@ -14,6 +14,9 @@ MODELS = ("mlp", "convnet", "wide")
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """Each optimizer with the learning rate it takes when none is given."""
 DEVICES = ("auto", "cpu", "cuda")
+# Far above any real run, and within what JSON, the watchdog and torch's generators can hold.
+_MOST = 10**9
+_SEEDS = 2**32
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +58,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--epochs", self.epochs),
             ("--steps", 1 if self.steps is None else self.steps),
         ):
-            _require(value >= 1, flag, value, "a whole number of 1 or more")
+            _require(1 <= value <= _MOST, flag, value, f"a whole number from 1 to {_MOST}")
         _require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
+        _require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         for flag, seconds in (("--timeout", self.launch_timeout_seconds), ("--stall", self.stall_seconds)):
-            _require(seconds > 0, flag, seconds, "a number of seconds above 0")
+            _require(0 < seconds <= _MOST, flag, seconds, f"a number of seconds above 0, at most {_MOST}")
         _require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
         for flag, name, known in (
             ("--model", self.model, MODELS),
@@ -72,10 +76,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self.batch_size_per_rank,
             f"a batch of which {self.ranks} ranks find theirs among {TRAIN_COUNT} training samples",
         )
-        if self.total_steps <= self.warmup_steps:
+        if self.total_steps <= self.untimed_steps:
             raise UsageError(
                 "There would be nothing left to time.",
-                found=f"{self.total_steps} training steps, the first {self.warmup_steps} of them warm-up.",
+                found=f"{self.total_steps} training steps, the first {self.untimed_steps} of them warm-up.",
                 remedy="Train more --steps or --epochs, or take fewer --warmup steps.",
             )
         labels = [arm.label for arm in self.arms]
@@ -96,6 +100,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def total_steps(self) -> int:
         """Training steps of a launch, warm-up included."""
         return self.steps or self.epochs * self.steps_per_epoch
+
+    @property
+    def untimed_steps(self) -> int:
+        """Steps before the clock starts: the warm-up, and always the first, in which buffers are made."""
+        return max(1, self.warmup_steps)
 
     @property
     def control(self) -> Arm | None:

@@ -71,9 +71,9 @@ def run(job: Job, placement: Placement, files: LaunchFiles) -> RankResult:
         files.note_progress(placement.rank, Progress(step, time.time()))
         _watch(config.stall_seconds)
 
-    warmed_up = max(1, config.warmup_steps)
-    train(replica, batches, warmed_up - 1)
-    blocks = list(_timed_blocks(replica, batches, group, range(warmed_up, config.total_steps), note))
+    train(replica, batches, config.untimed_steps - 1)
+    timed = range(config.untimed_steps, config.total_steps)
+    blocks = list(_timed_blocks(replica, batches, group, timed, note))
 
     result = RankResult(
         rank=placement.rank,
