@@ -1,0 +1,100 @@
+"""Builders of results: what a run would have measured, had somebody waited for it.
+
+Every builder takes what its test is about and fills in the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compare.arms import parse_arms
+from compare.config import RunConfig
+from compare.data import DatasetSource
+from compare.hostfile import Host
+from compare.results import Block, Evaluation, Launch, Moments, RankResult, Run
+
+INITIAL = "0" * 64
+TRAINED = "abcdef0123456789" * 4
+
+MNIST = DatasetSource(name="mnist", requested="auto", directory="/data/MNIST/raw")
+DIGITS = DatasetSource(
+    name="digits",
+    requested="auto",
+    directory="/data/digits/v1",
+    note="MNIST could not be had (no network): scikit-learn's digits instead",
+)
+
+
+def a_config(arms: str = "none,ddp", **changes: Any) -> RunConfig:
+    """A valid config; ``arms`` as a user writes them, the baseline the first that is not the control."""
+    parsed = parse_arms([arms])
+    first = next((arm.label for arm in parsed if arm.backend != "none"), "none")
+    return RunConfig(**{"arms": parsed, "baseline": first, "steps": 100, "warmup_steps": 10} | changes)
+
+
+def a_rank(rank: int = 0, *, milliseconds: float | list[float] = 10.0, **changes: Any) -> RankResult:
+    """One rank's result; one block of 30 steps for every step time in ``milliseconds``."""
+    times = milliseconds if isinstance(milliseconds, list) else [milliseconds]
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "local_rank": rank,
+        "host": "localhost",
+        "pid": 4000 + rank,
+        "blocks": [Block(steps=30, wall_ns=round(time * 30e6)) for time in times],
+        "initial_hash": INITIAL,
+        "final_hash": TRAINED,
+        "evaluation": Evaluation(correct=4_900, samples=5_000, loss_sum=500.0),
+        "peak_memory_bytes": 200 << 20,
+        "peak_device_memory_bytes": None,
+        "gradient_bytes": 814_120,
+        "gradient_tensors": 4,
+        "moments": Moments(1.0, 1.5, 2.0, 2.25, 2.5),
+        "attestation": {"group": {"transport": "TCP over lo"}, "threads": 1},
+    }
+    return RankResult(**fields | changes)
+
+
+def a_launch(
+    arm: str = "ddp", round_: int = 1, *, ranks: list[RankResult] | None = None, **changes: Any
+) -> Launch:
+    """One launch; two ranks unless they are given."""
+    fields: dict[str, Any] = {
+        "number": round_,
+        "round": round_,
+        "arm": arm,
+        "launcher": "torchrun",
+        "argv": [["torchrun", "--module", "compare.worker"]],
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "started_at": 1_700_000_000.0,
+        "seconds": 12.5,
+        "ranks": [a_rank(0), a_rank(1)] if ranks is None else ranks,
+    }
+    return Launch(**fields | changes)
+
+
+def a_run(
+    milliseconds: dict[str, list[float]] | None = None,
+    *,
+    config: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """A run from the step time of every arm in every round; a shorter list is a run that was cut short."""
+    if milliseconds is None:
+        milliseconds = {"none": [4.0, 4.0, 4.0], "ddp": [5.0, 5.1, 5.2]}
+    launches = [
+        a_launch(arm, round_, ranks=[a_rank(rank, milliseconds=time) for rank in range(2)])
+        for arm, times in milliseconds.items()
+        for round_, time in enumerate(times, start=1)
+    ]
+    fields: dict[str, Any] = {
+        "ringside_version": "0.1.0",
+        "started_at": "2026-11-21T09:00:00+00:00",
+        "command": ["compare", "run"],
+        "config": a_config(",".join(milliseconds), **config or {}),
+        "dataset": MNIST,
+        "hosts": [Host("localhost", 2)],
+        "cores": 2,
+        "launches": launches,
+        "complete": True,
+    }
+    return Run(**fields | changes)

@@ -1,0 +1,236 @@
+"""The grammar of arms: what a user may write, and what every slip is answered with."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from backends import BACKENDS
+from compare.arms import Arm, parse_arm, parse_arms
+from compare.errors import UsageError
+
+# Nothing here is about time, and a busy machine is no failure.
+untimed = settings(deadline=None)
+
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
+
+
+def values_of(option):
+    return {"choice": st.sampled_from(option.choices or ("",)), "switch": st.booleans(), "number": POSITIVE}[
+        option.kind
+    ]
+
+
+@st.composite
+def arms_of(draw):
+    backend = draw(st.sampled_from(list(BACKENDS.values())))
+    options = draw(st.permutations(backend.options))[: draw(st.integers(0, len(backend.options)))]
+    return Arm(backend.name, {option.name: draw(values_of(option)) for option in options})
+
+
+def refusal(text):
+    with pytest.raises(UsageError) as caught:
+        parse_arms([text])
+    return str(caught.value)
+
+
+# ---- what may be written ----
+
+
+def test_the_four_backends_of_a_first_comparison():
+    assert parse_arms(["ddp,manual,horovod,mpi"]) == (
+        Arm("ddp"),
+        Arm("manual"),
+        Arm("horovod"),
+        Arm("mpi"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "given_"),
+    [
+        ("ddp", "ddp", {}),
+        ("ddp:bucket_cap_mb=1", "ddp", {"bucket_cap_mb": 1.0}),
+        ("ddp:bucket-cap-mb=0.5", "ddp", {"bucket_cap_mb": 0.5}),
+        ("ddp:process_group=auto", "ddp", {"process_group": "auto"}),
+        ("ddp:process_group=nccl", "ddp", {"process_group": "nccl"}),
+        ("ddp:process-group=gloo", "ddp", {"process_group": "gloo"}),
+        ("ddp:static_graph=true", "ddp", {"static_graph": True}),
+        ("ddp:static_graph=No", "ddp", {"static_graph": False}),
+        ("ddp:static_graph=1:bucket_cap_mb=2", "ddp", {"static_graph": True, "bucket_cap_mb": 2.0}),
+        ("manual:mode=per_parameter", "manual", {"mode": "per_parameter"}),
+        ("manual:mode=per-parameter", "manual", {"mode": "per_parameter"}),
+        ("manual:mode=flat", "manual", {"mode": "flat"}),
+        ("manual:mode=overlap", "manual", {"mode": "overlap"}),
+        ("horovod:controller=gloo", "horovod", {"controller": "gloo"}),
+        ("horovod:controller=mpi", "horovod", {"controller": "mpi"}),
+        (" mpi : mode = flat ", "mpi", {"mode": "flat"}),
+    ],
+)
+def test_an_arm_is_read(text, backend, given_):
+    arm = parse_arm(text)
+    assert (arm.backend, arm.given) == (backend, given_)
+
+
+def test_what_was_not_given_is_the_default():
+    arm = parse_arm("manual:bucket_mb=4")
+    assert arm.options == {"mode": "flat", "bucket_mb": 4.0, "process_group": "auto"}
+
+
+def test_only_the_control_does_not_synchronise():
+    assert [name for name in BACKENDS if not Arm(name).synchronises] == ["none"]
+
+
+def test_blanks_and_empty_places_between_commas_are_nothing():
+    assert parse_arms([" ddp , ,mpi,", "", "manual"]) == (Arm("ddp"), Arm("mpi"), Arm("manual"))
+
+
+def test_no_arms_are_no_error_here():
+    assert parse_arms([]) == ()
+
+
+# ---- what a slip is answered with ----
+
+
+@pytest.mark.parametrize(
+    ("text", "suggested", "listed"),
+    [
+        ("dpp", "ddp", "none, ddp, manual, horovod, mpi"),
+        ("horvod", "horovod", "none, ddp, manual, horovod, mpi"),
+        ("DDP", None, "none, ddp, manual, horovod, mpi"),
+        ("", None, "none, ddp, manual, horovod, mpi"),
+        ("ddp:bucket_cap=1", "bucket_cap_mb", "process_group, bucket_cap_mb"),
+        ("manual:mod=flat", "mode", "mode, bucket_mb, process_group"),
+        ("horovod:controler=mpi", "controller", "controller"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(text, suggested, listed):
+    with pytest.raises(UsageError) as caught:
+        parse_arm(text)
+    assert repr(text.partition(":")[2].partition("=")[0] or text) in caught.value.what
+    assert caught.value.found == (f"Did you mean {suggested}?" if suggested else "")
+    assert listed in caught.value.remedy
+
+
+def test_a_wrong_option_is_shown_in_its_arm():
+    assert "ddp:bucket_cap=1" in refusal("mpi,ddp:bucket_cap=1")
+
+
+def test_a_backend_without_options_says_so():
+    assert "takes no options" in refusal("none:mode=flat")
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("ddp:process_group=mpi", "auto or nccl or gloo"),
+        ("manual:mode=fast", "per_parameter or flat or overlap"),
+        # Averaging over MPI has no call that could overlap with the backward pass.
+        ("mpi:mode=overlap", "per_parameter or flat"),
+        ("horovod:controller=nccl", "gloo or mpi"),
+        ("ddp:static_graph=maybe", "true or false"),
+        ("ddp:bucket_cap_mb=big", "a number above 0"),
+        ("ddp:bucket_cap_mb=0", "a number above 0"),
+        ("ddp:bucket_cap_mb=-1", "a number above 0"),
+        ("ddp:bucket_cap_mb=nan", "a number above 0"),
+        ("ddp:bucket_cap_mb=inf", "a number above 0"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_the_right_ones(text, right):
+    with pytest.raises(UsageError) as caught:
+        parse_arm(text)
+    assert text in caught.value.what
+    assert repr(text.partition("=")[2]) in caught.value.what
+    assert caught.value.remedy == f"Use {right}."
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("manual:mode", "mode=flat"),
+        ("manual:mode=", "mode=flat"),
+        ("manual:mode= ", "mode=flat"),
+        ("ddp:bucket_cap_mb", "bucket_cap_mb=25"),
+        ("ddp:static_graph", "static_graph=false"),
+    ],
+)
+def test_an_option_without_a_value_is_answered_with_an_example(text, right):
+    assert f"Write {right}." in refusal(text)
+
+
+@pytest.mark.parametrize("text", ["manual:mode=flat:mode=overlap", "ddp:bucket-cap-mb=1:bucket_cap_mb=1"])
+def test_an_option_given_twice_is_refused(text):
+    assert "set twice" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ddp,ddp",
+        "ddp,mpi,ddp",
+        "ddp:bucket_cap_mb=1,ddp:bucket-cap-mb=1.0",
+        "manual:mode=overlap:bucket_mb=2,manual:bucket_mb=2:mode=overlap",
+    ],
+)
+def test_an_arm_named_twice_is_refused(text):
+    said = refusal(text)
+    assert "named twice" in said
+    assert "--repeats" in said
+
+
+def test_an_arm_repeated_in_another_flag_is_refused():
+    with pytest.raises(UsageError, match="named twice"):
+        parse_arms(["ddp,mpi", "ddp"])
+
+
+# ---- for any text ----
+
+
+@untimed
+@given(arms_of())
+@example(Arm("ddp", {"bucket_cap_mb": 0.1234567891}))
+@example(Arm("ddp", {"bucket_cap_mb": 1e22}))
+def test_a_label_reads_back_as_its_arm(arm):
+    read = parse_arm(arm.label)
+    assert read == arm
+    assert read.label == arm.label
+
+
+@untimed
+@given(st.lists(arms_of(), max_size=6, unique_by=lambda arm: (arm.backend, frozenset(arm.given.items()))))
+def test_different_arms_have_different_labels(arms):
+    assert len({arm.label for arm in arms}) == len(arms)
+    assert parse_arms([arm.label for arm in arms]) == tuple(arms)
+
+
+@untimed
+@given(
+    st.lists(arms_of(), max_size=6, unique_by=lambda arm: (arm.backend, frozenset(arm.given.items()))),
+    st.integers(0, 6),
+)
+def test_commas_and_repeated_flags_mean_the_same(arms, cut):
+    labels = [arm.label for arm in arms]
+    repeated = parse_arms(labels)
+    assert parse_arms([",".join(labels)]) == repeated
+    assert parse_arms([",".join(labels[:cut]), ",".join(labels[cut:])]) == repeated
+
+
+PIECES = ("bucket_cap_mb", "mode", "static-graph", "flat", "true", "1e400", "²", ":", "=", ",", " ", "-", "_")
+NEARLY = st.lists(st.sampled_from([*BACKENDS, *PIECES]), max_size=10).map("".join)
+
+
+@untimed
+@given(st.lists(st.text(max_size=40) | NEARLY, max_size=4))
+@example(["ddp:bucket_cap_mb=1_0"])
+@example(["ddp:=", "::", "="])
+def test_whatever_is_written_ends_in_arms_or_in_a_usage_error(texts):
+    try:
+        arms = parse_arms(texts)
+    except UsageError as error:
+        refused = error
+    else:
+        assert parse_arms([arm.label for arm in arms]) == arms
+        return
+    assert refused.what
+    assert refused.remedy

@@ -1,0 +1,160 @@
+"""The run's config: validated once, named by its flags, the same after a journey as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from compare.arms import Arm
+from compare.config import RunConfig
+from compare.errors import UsageError
+from tests.unit.factories import a_config
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def refusal(**changes):
+    with pytest.raises(UsageError) as caught:
+        a_config(**changes)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("flag", "field", "value"),
+    [
+        ("-np", "ranks", 0),
+        ("-np", "ranks", -1),
+        ("--batch-size", "batch_size_per_rank", 0),
+        ("--batch-size", "batch_size_per_rank", 60_001),
+        ("--repeats", "rounds", 0),
+        ("--threads", "threads_per_rank", 0),
+        ("--epochs", "epochs", 0),
+        ("--steps", "steps", 0),
+        ("--steps", "steps", -5),
+        ("--warmup", "warmup_steps", -1),
+        ("--timeout", "launch_timeout_seconds", 0.0),
+        ("--timeout", "launch_timeout_seconds", NAN),
+        ("--timeout", "launch_timeout_seconds", INFINITE),
+        ("--stall", "stall_seconds", -1.0),
+        ("--stall", "stall_seconds", NAN),
+        ("--stall", "stall_seconds", INFINITE),
+        ("--lr", "learning_rate", 0.0),
+        ("--lr", "learning_rate", -0.1),
+        ("--lr", "learning_rate", NAN),
+        ("--lr", "learning_rate", INFINITE),
+        ("--model", "model", "resnet"),
+        ("--model", "model", ""),
+        ("--optimizer", "optimizer", "lion"),
+        ("--device", "device", "tpu"),
+        ("--baseline", "baseline", "mpi"),
+        ("--seed", "seed", -1),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_flag(flag, field, value):
+    error = refusal(**{field: value})
+    assert flag in error.what
+    assert str(value) in error.what
+    assert error.remedy
+
+
+# What JSON, the watchdog and torch's generators can hold is less than what Python can.
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--repeats", "rounds"),
+        ("--threads", "threads_per_rank"),
+        ("--epochs", "epochs"),
+        ("--steps", "steps"),
+        ("--seed", "seed"),
+        ("--timeout", "launch_timeout_seconds"),
+        ("--stall", "stall_seconds"),
+    ],
+)
+def test_a_number_that_no_library_could_hold_is_refused_by_its_flag(flag, field):
+    assert flag in refusal(**{field: 10**30}).what
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "right"),
+    [
+        ("model", "resnet", "mlp or convnet or wide"),
+        ("optimizer", "lion", "sgd or adam or adamw"),
+        ("device", "tpu", "auto or cpu or cuda"),
+        ("baseline", "mpi", "none or ddp"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(field, value, right):
+    assert refusal(**{field: value}).remedy == f"Use {right}."
+
+
+def test_at_least_one_arm_is_needed():
+    with pytest.raises(UsageError, match="--backend"):
+        RunConfig(arms=(), baseline="ddp")
+
+
+def test_a_global_batch_must_fit_into_the_training_set():
+    assert a_config(ranks=2, batch_size_per_rank=30_000, steps=20).steps_per_epoch == 1
+    assert "60000" in refusal(ranks=2, batch_size_per_rank=30_001).remedy
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 30), (10, 10), (1, 1), (1, 0)])
+def test_there_must_be_something_left_to_time(steps, warmup):
+    # The first step is never timed: libraries build their buffers in it.
+    error = refusal(steps=steps, warmup_steps=warmup)
+    assert "time" in error.what
+    assert str(steps) in error.found
+    assert "--steps" in error.remedy
+    assert "--warmup" in error.remedy
+
+
+def test_one_step_beyond_the_warm_up_is_enough():
+    assert a_config(steps=11, warmup_steps=10).total_steps == 11
+    assert a_config(steps=2, warmup_steps=0).total_steps == 2
+
+
+def test_epochs_count_whole_global_batches():
+    config = a_config(ranks=2, batch_size_per_rank=64, epochs=3, steps=None)
+    assert config.global_batch_size == 128
+    assert config.steps_per_epoch == 468  # 60,000 / 128 = 468.75
+    assert config.total_steps == 3 * 468
+
+
+def test_steps_stand_instead_of_epochs():
+    assert a_config(epochs=3, steps=77).total_steps == 77
+
+
+def test_the_control_is_found_where_there_is_one():
+    assert a_config("none,ddp").control == Arm("none")
+    assert a_config("ddp,mpi").control is None
+
+
+def test_a_config_is_the_same_after_a_journey_as_json():
+    config = a_config(
+        "none,ddp:bucket_cap_mb=0.1:static_graph=true,manual:mode=overlap,horovod:controller=mpi",
+        ranks=3,
+        model="convnet",
+        optimizer="adamw",
+        learning_rate=3e-4,
+        batch_size_per_rank=17,
+        epochs=2,
+        steps=None,
+        warmup_steps=5,
+        rounds=4,
+        seed=2**32 - 1,
+        device="cuda",
+        threads_per_rank=2,
+        launch_timeout_seconds=12.5,
+        stall_seconds=1.25,
+    )
+    left_alone = [
+        name for name in RunConfig.__struct_fields__ if getattr(config, name) == getattr(a_config(), name)
+    ]
+    assert not left_alone
+    back = msgspec.json.decode(msgspec.json.encode(config), type=RunConfig)
+    assert back == config
+    assert [arm.label for arm in back.arms] == [arm.label for arm in config.arms]
+
+
+def test_a_config_cannot_be_changed_afterwards():
+    with pytest.raises(AttributeError):
+        a_config().ranks = 3
