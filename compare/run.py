@@ -16,7 +16,7 @@ from compare import parity
 from compare.availability import find_launcher
 from compare.errors import LaunchError, OutputError, RingsideError, StalledError, UnavailableError
 from compare.experiment import Planned, next_launch
-from compare.hostfile import Host, normalise, place
+from compare.hostfile import Host, normalise
 from compare.job import Job, LaunchFiles
 from compare.launch import LAUNCHERS
 from compare.launch.environment import settings
@@ -128,7 +128,7 @@ def commands_for(config: RunConfig, arm: Arm, hosts: tuple[Host, ...], job_file:
     request = Request(
         executable=executable,
         python=Path(sys.executable),
-        hosts=place(hosts, config.ranks),
+        hosts=hosts,
         module="compare.worker",
         arguments=(str(job_file),),
         port=_free_port(),
@@ -173,7 +173,8 @@ def _launch(run: Run, planned: Planned, directory: Path, affinity: list[int], ob
     where = f"{planned.arm.label}, round {planned.round}"
     status = supervise(
         commands,
-        name=f"{directory.name}/{planned.number}",
+        # The whole path: another run may write into a folder of the same name.
+        name=str(files.directory),
         where=where,
         log=files.launcher_log,
         deadline_seconds=run.config.launch_timeout_seconds,

@@ -51,9 +51,10 @@ def supervise(
         OutputError: the log could not be written.
     """
     deadline = time.monotonic() + deadline_seconds
+    started: list[subprocess.Popen[bytes]] = []
     try:
         with _open(log) as output:
-            started = [_start(command, name, output) for command in commands]
+            started.extend(_start(command, name, output) for command in commands)
         while any(process.poll() is None for process in started):
             status = _first_failure(started)
             if status:
@@ -67,7 +68,7 @@ def supervise(
             time.sleep(_POLL_SECONDS)
         return _first_failure(started)
     finally:
-        _end_all(name)
+        _end_all(name, started)
 
 
 def _open(log: Path) -> BinaryIO:
@@ -101,14 +102,26 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     return next((p.returncode for p in processes if p.poll() not in {None, 0}), 0)
 
 
-def _end_all(name: str) -> None:
-    """End every process of a launch: politely, then not."""
-    for end, patience in ((psutil.Process.terminate, _GRACE_SECONDS), (psutil.Process.kill, _GRACE_SECONDS)):
-        left = list(descendants(name))
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                end(process)
-        psutil.wait_procs(left, timeout=patience)
+def _end_all(name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End every process of a launch: politely, then not. A second Ctrl-C ends the politeness."""
+    try:
+        _end_with(psutil.Process.terminate, name)
+    finally:
+        _end_with(psutil.Process.kill, name)
+        for process in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GRACE_SECONDS)
+
+
+def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:
+    for process in descendants(name):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            end(process)
+    patience = time.monotonic() + _GRACE_SECONDS
+    # Looked for anew each time: in a container orphans that have ended stay zombies, and nobody need wait
+    # for those.
+    while time.monotonic() < patience and next(descendants(name), None):
+        time.sleep(_POLL_SECONDS)
 
 
 def descendants(name: str) -> Iterator[psutil.Process]:
