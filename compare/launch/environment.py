@@ -7,6 +7,7 @@ pass rather than from everything the user has: a token in the shell stays in the
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ _PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
     *("NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
 )
+# Some secrets begin like settings: NVIDIA_API_KEY, SLURM_JWT.
+_SECRET = re.compile("API_?KEY|CREDENTIAL|JWT|PASSW|SECRET|TOKEN")
 # The arm decides these; left over from elsewhere they would contradict it, and some crash Horovod.
 _DECIDED_BY_ARM = {
     *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -48,7 +51,8 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name in _NAMES or name.startswith(_PREFIXES)) and name not in _DECIDED_BY_ARM
+        if (name in _NAMES or (name.startswith(_PREFIXES) and not _SECRET.search(name)))
+        and name not in _DECIDED_BY_ARM
     }
 
 
