@@ -5,6 +5,7 @@ Everything but typer is imported where it is used: ``--help`` must not wait for 
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from compare.results import Run
 
 INTERRUPTED = 130
+PLAIN_WIDTH = 160
 
 _EITHER_SPELLING = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
@@ -70,7 +72,12 @@ def run(
             "`compare backends` lists them with their options. [default: all that are available]"
         ),
     ] = None,
-    num_proc: Annotated[int, typer.Option("-np", "--num-proc", min=1, help="Number of ranks.")] = 2,
+    num_proc: Annotated[
+        int | None,
+        typer.Option(
+            "-np", "--num-proc", min=1, help="Number of ranks. [default: the hostfile's slots, or else 2]"
+        ),
+    ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")] = None,
     model: Annotated[str, typer.Option(help="mlp, convnet or wide.")] = "mlp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
@@ -115,27 +122,26 @@ def run(
     ] = False,
 ) -> None:
     """Run the same training through every arm, and print them side by side."""
-    from rich.console import Console
-
     from compare import data, prepare
     from compare.arms import parse_arms
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
     from compare.run import create_directory
 
-    console, talk = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, talk = _console(), _console(stderr=True)
     named = parse_arms(backend or [])
     choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
+    ranks = sum(host.slots for host in hosts)
     if export_json:
         prepare.require_writable(export_json)
     found = survey()
-    device = prepare.choose_device(device, num_proc, found)
+    device = prepare.choose_device(device, ranks, found)
     arms, left_out = prepare.choose_arms(named, device, found)
     config = RunConfig(
         arms=prepare.with_control(arms, control=control),
         baseline=prepare.choose_baseline(baseline, arms),
-        ranks=num_proc,
+        ranks=ranks,
         model=model,
         optimizer=optimizer,
         learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
@@ -146,7 +152,7 @@ def run(
         rounds=repeats,
         seed=seed,
         device=device,
-        threads_per_rank=threads or max(1, len(prepare.allowed_cpus()) // num_proc),
+        threads_per_rank=threads or max(1, len(prepare.allowed_cpus()) // ranks),
         launch_timeout_seconds=timeout,
         stall_seconds=stall,
     )
@@ -219,8 +225,6 @@ def report(
     output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
 ) -> None:
     """Show a run again, whole or as far as it came, in any format."""
-    from rich.console import Console
-
     from compare.report import RENDERERS, render
     from compare.report.table import RunTable
     from compare.results import read_run, write_text
@@ -235,7 +239,7 @@ def report(
     if output:
         write_text(output, render(shown, summary, form) + "\n")
     elif form == "table":
-        Console(highlight=False).print(RunTable(shown, summary))
+        _console().print(RunTable(shown, summary))
     else:
         typer.echo(render(shown, summary, form))
 
@@ -243,12 +247,10 @@ def report(
 @app.command(context_settings=_EITHER_SPELLING)
 def backends() -> None:
     """List the backends: what is here, its version and transport, and why something is not."""
-    from rich.console import Console
-
     from compare.availability import survey
     from compare.report.backends import renderable
 
-    Console(highlight=False).print(renderable(survey()))
+    _console().print(renderable(survey()))
 
 
 @data_app.command("fetch", context_settings=_EITHER_SPELLING)
@@ -265,14 +267,12 @@ def data_fetch(data_dir: DataDir = None) -> None:
 @data_app.command("status", context_settings=_EITHER_SPELLING)
 def data_status(data_dir: DataDir = None) -> None:
     """Say which files are there, and whether their content is right."""
-    from rich.console import Console
-
     from compare import data
     from compare.report.files import renderable
 
     root = data_dir or data.default_root()
     files = data.status(root)
-    Console(highlight=False).print(renderable(files))
+    _console().print(renderable(files))
     if any(file.problem for file in files):
         raise typer.Exit(DataError.exit_code)
 
@@ -289,6 +289,16 @@ def install_horovod(
     from compare import install
 
     install.install_horovod(constraints=constraints, force=force)
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """Print to the terminal at its own width; to a file or a pipe, as wide as a whole table."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
+    return console
 
 
 def _print_error(error: RingsideError) -> None:

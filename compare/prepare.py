@@ -15,13 +15,16 @@ from backends import BACKENDS
 from compare import __version__
 from compare.arms import CONTROL, Arm
 from compare.errors import OutputError, UnavailableError, UsageError
-from compare.hostfile import Host, is_local, local_host, read_hostfile
+from compare.hostfile import Host, is_local, local_host, place, read_hostfile
 from compare.results import Run
 
 if TYPE_CHECKING:
     from compare.availability import Survey
     from compare.config import RunConfig
     from compare.data import DatasetChoice, DatasetSource
+
+DEFAULT_RANKS = 2
+"""Without a hostfile that says how many slots there are."""
 
 
 def choose_device(asked: str, ranks: int, survey: Survey) -> str:
@@ -97,14 +100,14 @@ def choose_dataset(asked: str) -> DatasetChoice:
     raise UsageError(f"There is no data set called {asked!r}.", remedy=f"Use {' or '.join(known)}.")
 
 
-def choose_hosts(hostfile: Path | None, ranks: int) -> tuple[Host, ...]:
-    """Read the hostfile, or take this machine with a slot for every rank.
+def choose_hosts(hostfile: Path | None, ranks: int | None) -> tuple[Host, ...]:
+    """Read the hostfile, or take this machine; with as many slots on each host as it gets ranks.
 
     Raises:
-        UsageError: the hostfile is wrong, or names a machine other than this one.
+        UsageError: the hostfile is wrong, has fewer slots than ``ranks``, or names another machine.
     """
     if hostfile is None:
-        return (local_host(ranks),)
+        return (local_host(ranks or DEFAULT_RANKS),)
     hosts = read_hostfile(hostfile)
     for host in hosts:
         if not is_local(host):
@@ -118,7 +121,7 @@ def choose_hosts(hostfile: Path | None, ranks: int) -> tuple[Host, ...]:
             f"{hosts[1].source}: this machine is named twice, as {hosts[0].name} and as {hosts[1].name}.",
             remedy="Name it once, with all its slots.",
         )
-    return hosts
+    return place(hosts, ranks)
 
 
 def allowed_cpus() -> list[int]:

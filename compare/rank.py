@@ -42,8 +42,8 @@ def run(job: Job, placement: Placement, files: LaunchFiles) -> RankResult:
     """
     config, moments = job.config, [time.time()]
     _watch(config.launch_timeout_seconds)
-    _assert_affinity(job.affinity)
     torch.set_num_threads(config.threads_per_rank)
+    _assert_alike(job)
     device = _device(config.device, placement)
     make_group, make_replica = backends.load(job.arm.backend)
 
@@ -151,12 +151,14 @@ def _device(kind: str, placement: Placement) -> torch.device:
     return device
 
 
-def _assert_affinity(expected: list[int]) -> None:
-    allowed = sorted(os.sched_getaffinity(0))
-    if allowed != expected:
+def _assert_alike(job: Job) -> None:
+    """Refuse to be measured under another binding or thread count than the other arms."""
+    expected = (job.affinity, job.config.threads_per_rank)
+    found = (sorted(os.sched_getaffinity(0)), torch.get_num_threads())
+    if found != expected:
         raise BackendError(
-            f"the launcher bound this rank to CPUs {allowed} instead of {expected}: "
-            "arms that are bound differently cannot be compared"
+            f"this rank has CPUs {found[0]} and {found[1]} threads instead of {expected[0]} and "
+            f"{expected[1]}: arms that are bound differently cannot be compared"
         )
 
 
