@@ -13,7 +13,7 @@ import msgspec
 
 from backends import BACKENDS
 from compare import parity
-from compare.availability import find_launcher
+from compare.availability import environment_bin, find_launcher
 from compare.errors import LaunchError, OutputError, RingsideError, StalledError, UnavailableError
 from compare.experiment import Planned, next_launch
 from compare.hostfile import Host, normalise
@@ -132,7 +132,9 @@ def commands_for(config: RunConfig, arm: Arm, hosts: tuple[Host, ...], job_file:
         module="compare.worker",
         arguments=(str(job_file),),
         port=_free_port(),
-        environment=settings(threads=config.threads_per_rank, interface=LOOPBACK),
+        environment=settings(
+            threads=config.threads_per_rank, interface=LOOPBACK, executables=environment_bin()
+        ),
         interface=LOOPBACK,
         options=arm.options,
     )

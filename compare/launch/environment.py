@@ -56,13 +56,19 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def settings(*, threads: int, interface: str) -> dict[str, str]:
+def settings(*, threads: int, interface: str, executables: Path) -> dict[str, str]:
     """Return what is set for every rank of every arm.
 
     The launchers' defaults differ: torchrun sets one OpenMP thread, horovodrun leaves as many as
     there are cores.
+
+    Args:
+        threads: per rank.
+        interface: network interface of all arms.
+        executables: folder where launchers find each other: horovodrun looks for mpirun on PATH.
     """
     return {
+        "PATH": os.pathsep.join([str(executables), os.environ.get("PATH", os.defpath)]),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         # Gradients of tens of MB would be mapped and unmapped in every step: a page fault per 4 KiB.
