@@ -175,8 +175,8 @@ def _launch(run: Run, planned: Planned, directory: Path, affinity: list[int], ob
     where = f"{planned.arm.label}, round {planned.round}"
     status = supervise(
         commands,
-        # With its path: another run may write into a folder of the same name.
-        name=f"{directory.name}/{planned.number} in {directory}",
+        # The whole path: another run may write into a folder of the same name.
+        name=str(files.directory),
         where=where,
         log=files.launcher_log,
         deadline_seconds=run.config.launch_timeout_seconds,

@@ -40,11 +40,11 @@ def compare(*arguments, environment=None, timeout=240):
 
 def processes_of(run_directory: Path) -> list[str]:
     """Command lines of live processes that a run in this folder has started."""
-    found = []
+    found, mark = [], f"{MARKER}={run_directory.resolve()}/".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environment = (process / "environ").read_bytes().split(b"\0")
-            if any(entry.startswith(f"{MARKER}={run_directory.name}/".encode()) for entry in environment):
+            if any(entry.startswith(mark) for entry in environment):
                 found.append((process / "cmdline").read_bytes().decode())
         except OSError:
             continue
