@@ -31,6 +31,15 @@ class Arm(msgspec.Struct, frozen=True):
     backend: str
     given: dict[str, OptionValue] = {}
 
+    def __post_init__(self) -> None:
+        """Refuse what another version's results may name.
+
+        Raises:
+            ValueError: there is no such backend; ``msgspec.ValidationError`` when decoded from JSON.
+        """
+        if self.backend not in BACKENDS:
+            raise ValueError(f"there is no backend called {self.backend!r}")
+
     @property
     def label(self) -> str:
         """The arm as a user would write it: what it is called everywhere."""

@@ -153,11 +153,17 @@ def write_text(path: Path, text: str) -> None:
 
 def _replace(path: Path, data: bytes) -> None:
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        if path.exists() and not path.is_file():
+            # /dev/stdout, say: a file renamed over it would take it from everybody.
+            path.write_bytes(data)
+            return
+        target = path.resolve()
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
+                os.fchmod(file.fileno(), _permissions())
                 file.write(data)
-            Path(temporary).replace(path)
+            Path(temporary).replace(target)
         except BaseException:
             Path(temporary).unlink()
             raise
@@ -167,6 +173,13 @@ def _replace(path: Path, data: bytes) -> None:
             found=error.strerror or str(error),
             remedy="Free some space or choose another folder with --output.",
         ) from None
+
+
+def _permissions() -> int:
+    """Return what the umask leaves to a new file; mkstemp would keep it from everybody else."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def read_json(path: Path, kind: type[T]) -> T:
