@@ -1,0 +1,343 @@
+"""Every format: all arms, all warnings, figures in the unit that is promised, and syntax that parses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from compare.report import RENDERERS, render
+from compare.report.table import RunTable
+from compare.results import Failure, Run
+from compare.stats import ArmSummary, Summary, summarise
+from tests.unit.factories import DIGITS, a_launch, a_rank, a_run
+
+FOR_PROGRAMS = ("csv", "json")
+FOR_PEOPLE = [form for form in RENDERERS if form not in FOR_PROGRAMS]
+MEASURED = {
+    "none": [4.0, 4.0, 4.0],
+    "ddp:bucket_cap_mb=1": [5.0, 5.1, 5.2],
+    "manual:mode=overlap": [6.0, 6.1, 6.2],
+    "horovod:controller=mpi": [7.0, 7.5, 8.0],
+}
+
+
+def shown(run, form):
+    return render(run, summarise(run), form)
+
+
+def unfolded(text):
+    """Without the line breaks that a terminal's width makes."""
+    return re.sub(r"\s+", " ", text)
+
+
+def rows_of(run):
+    return list(csv.DictReader(io.StringIO(shown(run, "csv"))))
+
+
+# ---- every format ----
+
+
+@pytest.mark.parametrize("form", RENDERERS)
+def test_every_arm_is_shown_by_its_label(form):
+    text = shown(a_run(MEASURED), form)
+    for arm in MEASURED:
+        assert arm in text
+
+
+@pytest.mark.parametrize("form", RENDERERS)
+def test_a_run_without_a_launch_can_be_shown(form):
+    assert shown(a_run({"none": [], "ddp": []}, complete=False), form)
+
+
+@pytest.mark.parametrize("form", RENDERERS)
+def test_a_run_cut_short_in_the_middle_of_a_round_can_be_shown(form):
+    text = shown(a_run({"none": [], "ddp": [5.0, 5.0], "mpi": [6.0]}, complete=False), form)
+    assert "ddp" in text
+    assert "mpi" in text
+
+
+@pytest.mark.parametrize("form", RENDERERS)
+def test_text_is_plain_and_ends_without_a_newline(form):
+    text = shown(a_run(MEASURED), form)
+    assert text == text.rstrip()
+    assert "\x1b" not in text
+
+
+def test_an_unknown_format_is_an_error():
+    with pytest.raises(KeyError):
+        shown(a_run(), "carrier-pigeon")
+
+
+# ---- what people are told ----
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_what_was_measured_stands_in_the_headline(form):
+    run = a_run(
+        MEASURED, config={"model": "convnet", "optimizer": "adam", "learning_rate": 0.001, "steps": 77}
+    )
+    text = unfolded(shown(run, form))
+    for fact in (
+        "convnet on MNIST",
+        "2 ranks × 1 thread",
+        "cpu",
+        "batch 64 per rank",
+        "adam lr 0.001",
+        "77 steps",
+    ):
+        assert fact in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_epochs_are_named_where_steps_are_not(form):
+    text = unfolded(shown(a_run(MEASURED, config={"steps": None, "epochs": 2, "threads_per_rank": 3}), form))
+    assert "2 epochs" in text
+    assert "3 threads" in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_a_whole_run_on_mnist_carries_no_warning(form):
+    text = shown(a_run(MEASURED), form)
+    for word in ("INCOMPLETE", "NOT MNIST", "Oversubscribed", "did not run"):
+        assert word not in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_digits_are_stamped(form):
+    text = unfolded(shown(a_run(MEASURED, dataset=DIGITS), form))
+    assert "digits (NOT MNIST)" in text
+    assert DIGITS.note in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_digits_that_were_asked_for_are_stamped_too(form):
+    asked_for = msgspec.structs.replace(DIGITS, requested="digits", note="")
+    assert "NOT MNIST" in shown(a_run(MEASURED, dataset=asked_for), form)
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_a_run_that_goes_on_is_stamped(form):
+    assert "INCOMPLETE" in shown(a_run(MEASURED, complete=False), form)
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_a_run_that_failed_is_stamped_with_the_reason(form):
+    failure = Failure(
+        arm="mpi", round=2, kind="LaunchError", message="mpi, round 2: rank 1 on a failed.\nmore"
+    )
+    text = unfolded(shown(a_run(MEASURED, complete=False, failure=failure), form))
+    assert "INCOMPLETE" in text
+    assert "round 2" in text
+    assert "rank 1 on a failed." in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_ranks_that_share_cores_are_stamped(form):
+    text = shown(a_run(MEASURED, cores=1), form)
+    assert "Oversubscribed" in text
+    assert "◀" not in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_what_could_not_run_is_named_with_the_reason(form):
+    left_out = {"horovod": "horovod is not installed; install it with: compare install horovod"}
+    text = unfolded(shown(a_run(MEASURED, left_out=left_out), form))
+    assert "horovod did not run: horovod is not installed" in text
+    assert "compare install horovod" in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_the_fastest_arm_is_marked_where_there_is_one(form):
+    text = shown(a_run(MEASURED), form)
+    assert "ddp:bucket_cap_mb=1 ◀ fastest" in text
+    marked = [line for line in text.splitlines() if "◀" in line]
+    assert all("ddp:bucket_cap_mb=1" in line for line in marked)
+    assert "◀" not in shown(a_run({"none": [4.0], "ddp": [5.0], "mpi": [6.0]}), form)
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_it_is_said_what_a_range_is_and_what_sync_cost_is(form):
+    text = unfolded(shown(a_run(MEASURED), form))
+    assert "Medians over 3 rounds" in text
+    assert "step time minus" in text
+    text = unfolded(shown(a_run({"ddp": [5.0], "mpi": [6.0]}), form))
+    assert "Medians over 1 round " in text
+    assert "no sync cost" in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_it_is_said_whether_the_arms_trained_the_same_model(form):
+    assert "bitwise the same parameters (abcdef012345)" in unfolded(shown(a_run(MEASURED), form))
+    other = [a_rank(rank, final_hash="9" * 64, milliseconds=6.0) for rank in range(2)]
+    run = a_run({"ddp": [5.0], "mpi": []})
+    run = msgspec.structs.replace(run, launches=[*run.launches, a_launch("mpi", ranks=other)])
+    text = unfolded(shown(run, form))
+    assert "bitwise the same parameters" not in text
+    assert "ddp abcdef012345" in text
+    assert "mpi 999999999999" in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_figures_are_in_the_units_of_their_headings(form):
+    text = shown(a_run({"none": [4.0, 4.0, 5.0], "ddp": [5.0, 6.0, 10.0]}), form)
+    line = next(line for line in text.splitlines() if re.match(r"[\W]*ddp", line))
+    for figure in (
+        "21,333",
+        "6.00 (5.00–10.00)",
+        "2.00 (1.00–5.00)",
+        "33%",
+        "67%",
+        "98.00%",
+        "200",
+        "2.5",
+        "TCP over lo",
+    ):
+        assert figure in line
+    for heading in ("samples/s", "step ms", "sync ms", "efficiency", "accuracy", "peak MiB", "start-up s"):
+        assert heading in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_a_range_of_one_launch_is_none(form):
+    text = shown(a_run({"none": [4.0], "ddp": [5.0]}), form)
+    assert "5.00 (" not in text
+    assert re.search(r"\b5\.00\b", text)
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_what_is_not_known_is_a_dash_and_not_a_zero(form):
+    text = shown(a_run({"ddp": [5.0]}), form)
+    line = next(line for line in text.splitlines() if re.match(r"[\W]*ddp", line))
+    assert line.count("–") >= 3
+    assert "0%" not in line.replace("98.00%", "")
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_text_from_outside_is_shown_as_it_is(form):
+    """Nothing that a library or an error says is read as markup."""
+    rank = a_rank(attestation={"group": {"transport": "[red]TCP[/red]"}})
+    run = a_run({"ddp": []}, launches=[a_launch(ranks=[rank])], left_out={"mpi": "[/] no [bold]mpirun"})
+    text = shown(run, form)
+    assert "[red]TCP[/red]" in text
+    assert "[/] no [bold]mpirun" in unfolded(text)
+
+
+# ---- the terminal ----
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 132, 200])
+def test_a_table_fits_its_terminal_and_still_shows_everything(width):
+    run = a_run(MEASURED, complete=False)
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(RunTable(run, summarise(run)))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= width
+    text = unfolded(capture.get())
+    for heading in ("samples/s", "accuracy", "transport", "INCOMPLETE"):
+        assert heading in text or width < 80
+    if width >= 80:
+        for arm in MEASURED:
+            assert arm in text
+
+
+def test_a_long_arm_is_not_broken_in_the_plain_table():
+    arm = "manual:mode=overlap:bucket_mb=0.25:process_group=gloo"
+    assert arm in shown(a_run({"none": [4.0], arm: [5.0]}), "table")
+
+
+# ---- Markdown ----
+
+
+def table_of(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def cells_of(line):
+    return re.split(r"(?<!\\)\|", line.strip())[1:-1]
+
+
+def test_every_row_of_markdown_has_as_many_cells():
+    lines = table_of(shown(a_run(MEASURED), "markdown"))
+    assert len(lines) == 2 + len(MEASURED)
+    assert len({len(cells_of(line)) for line in lines}) == 1
+    assert all(re.fullmatch(r" :?-+:? ", cell) for cell in cells_of(lines[1]))
+
+
+def test_a_pipe_in_a_cell_does_not_end_it():
+    rank = a_rank(attestation={"group": {"transport": "TCP | lo"}})
+    lines = table_of(shown(a_run({"ddp": []}, launches=[a_launch(ranks=[rank])]), "markdown"))
+    assert len({len(cells_of(line)) for line in lines}) == 1
+    assert cells_of(lines[2])[-1].strip() == r"TCP \| lo"
+
+
+def test_the_parts_of_markdown_are_parted_by_blank_lines():
+    lines = shown(a_run(MEASURED, dataset=DIGITS), "markdown").splitlines()
+    table = [index for index, line in enumerate(lines) if line.startswith("|")]
+    assert table == list(range(table[0], table[-1] + 1))
+    assert lines[table[0] - 1] == lines[table[-1] + 1] == ""
+    assert all(line.startswith("- ") for line in lines[table[-1] + 2 :])
+
+
+# ---- CSV ----
+
+
+def test_csv_is_in_seconds_and_bytes():
+    control, ddp = rows_of(a_run({"none": [4.0, 4.0, 5.0], "ddp": [5.0, 6.0, 10.0]}))
+    assert (control["arm"], ddp["arm"]) == ("none", "ddp")
+    for name, value in {
+        "step_seconds": 0.006,
+        "step_seconds_low": 0.005,
+        "step_seconds_high": 0.010,
+        "samples_per_second": 128 / 0.006,
+        "sync_seconds": 0.002,
+        "sync_seconds_high": 0.005,
+        "sync_share": 1 / 3,
+        "efficiency": 2 / 3,
+        "speed_against_baseline": 1.0,
+        "accuracy": 0.98,
+        "peak_memory_bytes": 200 * 2**20,
+        "start_up_seconds": 2.5,
+    }.items():
+        assert float(ddp[name]) == pytest.approx(value), name
+    assert control["sync_seconds"] == control["sync_share_low"] == ""
+
+
+def test_every_field_of_the_summary_is_in_csv():
+    (row,) = rows_of(a_run({"ddp": [5.0]}))
+    assert set(ArmSummary.__struct_fields__) <= set(row)
+    assert None not in row
+    assert None not in row.values()
+
+
+def test_csv_says_what_the_figures_are_worth():
+    (row,) = rows_of(a_run({"ddp": [5.0]}, dataset=DIGITS, complete=False))
+    assert (row["dataset"], row["complete"]) == ("digits", "False")
+
+
+def test_commas_and_quotes_come_back_from_csv():
+    transport = 'shared memory, "TCP" over lo'
+    rank = a_rank(attestation={"group": {"transport": transport}})
+    (row,) = rows_of(a_run({"ddp": []}, launches=[a_launch(ranks=[rank])]))
+    assert row["transport"] == transport
+
+
+# ---- JSON ----
+
+
+def test_json_holds_the_whole_run_and_its_summary():
+    run = a_run(MEASURED, dataset=DIGITS, complete=False)
+    text = shown(run, "json")
+    read = json.loads(text)
+    assert set(read) == {"summary", "run"}
+    assert msgspec.json.decode(json.dumps(read["run"]), type=Run) == run
+    assert msgspec.json.decode(json.dumps(read["summary"]), type=Summary) == summarise(run)
+    assert read["summary"]["arms"][1]["step_seconds"] == pytest.approx(
+        {"median": 0.0051, "low": 0.005, "high": 0.0052, "n": 3}
+    )
