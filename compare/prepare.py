@@ -58,6 +58,12 @@ def choose_arms(
     if named:
         for arm in named:
             survey.require(arm.backend, arm.options)
+            if device == "cuda" and not BACKENDS[arm.backend].cuda:
+                raise UnavailableError(
+                    f"{arm.label} cannot run on GPUs.",
+                    found="It averages in host memory.",
+                    remedy="Use --device cpu, or leave it out.",
+                )
         return named, {}
     arms, left_out = [], {}
     for name, availability in survey.backends.items():

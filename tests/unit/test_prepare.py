@@ -1,0 +1,283 @@
+"""What a user left open is settled from what is there; what was asked for by name is taken or refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends import BACKENDS
+from compare import __version__, prepare
+from compare.arms import Arm, parse_arms
+from compare.availability import Availability, Found, Survey
+from compare.errors import OutputError, UnavailableError, UsageError
+from tests.unit.factories import DIGITS, a_config
+
+MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installed"}
+
+
+def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):
+    return Survey(
+        {
+            name: Availability(
+                backend=name,
+                launcher=backend.launcher,
+                problem=MISSING[name] if name in missing else "",
+                remedy=backend.install if name in missing else "",
+            )
+            for name, backend in BACKENDS.items()
+        },
+        {
+            "torch": Found(facts={"gpus": gpus}),
+            "horovod": Found(facts={"controllers": list(controllers)}),
+            "mpi4py": Found(),
+        },
+    )
+
+
+# ---- device ----
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "gpus", "taken"),
+    [
+        ("auto", 2, 0, "cpu"),
+        ("auto", 2, 2, "cuda"),
+        ("auto", 1, 8, "cuda"),
+        ("cpu", 2, 0, "cpu"),
+        ("cpu", 2, 8, "cpu"),
+        ("cuda", 2, 2, "cuda"),
+    ],
+)
+def test_the_device_is_what_was_asked_for_or_what_there_is(asked, ranks, gpus, taken):
+    assert prepare.choose_device(asked, ranks, a_survey(gpus=gpus)) == taken
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "remedy"),
+    [("cuda", 0, "--device cpu"), ("cuda", 1, "-np 1"), ("auto", 1, "--device cpu")],
+)
+def test_too_few_gpus_are_an_error_and_never_the_cpu_instead(asked, gpus, remedy):
+    with pytest.raises(UnavailableError) as caught:
+        prepare.choose_device(asked, 2, a_survey(gpus=gpus))
+    assert caught.value.what == "2 ranks need 2 GPUs."
+    assert f"sees {gpus}" in caught.value.found
+    assert remedy in caught.value.remedy
+
+
+def test_an_unknown_device_is_left_to_the_config_to_refuse():
+    assert prepare.choose_device("tpu", 2, a_survey(gpus=8)) == "tpu"
+
+
+# ---- arms ----
+
+
+def test_all_that_can_run_are_taken_where_none_is_named():
+    arms, left_out = prepare.choose_arms((), "cpu", a_survey())
+    assert [arm.label for arm in arms] == ["ddp", "manual", "horovod", "mpi"]
+    assert left_out == {}
+
+
+def test_what_cannot_run_is_left_out_with_reason_and_remedy():
+    arms, left_out = prepare.choose_arms((), "cpu", a_survey(missing=["horovod", "mpi"]))
+    assert [arm.label for arm in arms] == ["ddp", "manual"]
+    assert list(left_out) == ["horovod", "mpi"]
+    assert "horovod is not installed" in left_out["horovod"]
+    assert "compare install horovod" in left_out["horovod"]
+
+
+def test_on_gpus_what_cannot_average_there_is_left_out_with_the_reason():
+    arms, left_out = prepare.choose_arms((), "cuda", a_survey(gpus=2))
+    assert [arm.label for arm in arms] == ["ddp", "manual", "horovod"]
+    assert "--device cpu" in left_out["mpi"]
+
+
+def test_arms_that_are_named_are_taken_as_they_are():
+    named = parse_arms(["mpi,ddp:bucket_cap_mb=1,horovod:controller=mpi"])
+    assert prepare.choose_arms(named, "cpu", a_survey()) == (named, {})
+
+
+def test_an_arm_that_is_named_and_cannot_run_is_an_error():
+    with pytest.raises(UnavailableError) as caught:
+        prepare.choose_arms(parse_arms(["ddp,horovod"]), "cpu", a_survey(missing=["horovod"]))
+    assert "horovod" in caught.value.what
+    assert "not installed" in caught.value.found
+    assert "compare install horovod" in caught.value.remedy
+
+
+def test_an_arm_that_is_named_and_cannot_use_the_device_is_an_error():
+    with pytest.raises(UnavailableError) as caught:
+        prepare.choose_arms(parse_arms(["ddp,mpi"]), "cuda", a_survey(gpus=2))
+    assert "mpi" in caught.value.what
+    assert "--device cpu" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("text", "controller"), [("horovod:controller=mpi", "mpi"), ("horovod", "gloo")])
+def test_a_controller_that_was_not_built_is_an_error(text, controller):
+    survey = a_survey(controllers=[name for name in ("gloo", "mpi") if name != controller])
+    with pytest.raises(UnavailableError) as caught:
+        prepare.choose_arms(parse_arms([text]), "cpu", survey)
+    assert f"without its {controller} controller" in caught.value.what
+
+
+def test_it_is_an_error_where_nothing_can_run():
+    backends = {
+        name: Availability(
+            backend=name, launcher=backend.launcher, problem="torch does not load", remedy="mend it"
+        )
+        for name, backend in BACKENDS.items()
+    }
+    with pytest.raises(UnavailableError) as caught:
+        prepare.choose_arms((), "cpu", Survey(backends, {"torch": Found(problem="torch does not load")}))
+    assert "torch does not load" in caught.value.found
+
+
+# ---- control and baseline ----
+
+
+@pytest.mark.parametrize(
+    ("named", "control", "run"),
+    [
+        ("ddp,mpi", True, ["none", "ddp", "mpi"]),
+        ("ddp,mpi", False, ["ddp", "mpi"]),
+        ("ddp,none,mpi", True, ["none", "ddp", "mpi"]),
+        # Who names the control wants it.
+        ("ddp,none", False, ["none", "ddp"]),
+        ("none", False, ["none"]),
+    ],
+)
+def test_the_control_runs_first_unless_it_is_not_wanted(named, control, run):
+    assert [arm.label for arm in prepare.with_control(parse_arms([named]), control=control)] == run
+
+
+@pytest.mark.parametrize(
+    ("asked", "named", "baseline"),
+    [
+        (None, "ddp,mpi", "ddp"),
+        (None, "none,mpi,ddp", "mpi"),
+        (None, "none", "none"),
+        ("mpi", "ddp,mpi", "mpi"),
+        ("ddp:bucket_cap_mb=1", "ddp,ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=1"),
+    ],
+)
+def test_the_baseline_is_what_was_asked_for_or_the_first_that_is_not_the_control(asked, named, baseline):
+    assert prepare.choose_baseline(asked, parse_arms([named])) == baseline
+
+
+# ---- data and hosts ----
+
+
+@pytest.mark.parametrize("name", ["auto", "mnist", "digits"])
+def test_a_data_set_is_taken_by_its_name(name):
+    assert prepare.choose_dataset(name) == name
+
+
+def test_an_unknown_data_set_is_answered_with_the_known_ones():
+    with pytest.raises(UsageError) as caught:
+        prepare.choose_dataset("cifar")
+    assert "'cifar'" in caught.value.what
+    assert "auto or mnist or digits" in caught.value.remedy
+
+
+@pytest.fixture
+def hostfile(tmp_path):
+    def write(text):
+        path = tmp_path / "hosts"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def slots(hosts):
+    return [(host.name, host.slots) for host in hosts]
+
+
+def test_without_a_hostfile_this_machine_takes_every_rank():
+    assert slots(prepare.choose_hosts(None, 3)) == [("localhost", 3)]
+    assert slots(prepare.choose_hosts(None, None)) == [("localhost", 2)]
+
+
+def test_the_hostfile_says_how_many_ranks_there_are(hostfile):
+    assert slots(prepare.choose_hosts(hostfile("localhost slots=4\n"), None)) == [("localhost", 4)]
+    assert slots(prepare.choose_hosts(hostfile("localhost slots=4\n"), 3)) == [("localhost", 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "named"),
+    [
+        ("localhost slots=2\n", 3, "3 ranks do not fit"),
+        ("# mine\nfar.example slots=2\n", 2, "hosts:2: far.example is another machine"),
+        ("alice@localhost slots=2\n", 2, "another machine"),
+        ("localhost slots=2\n127.0.0.1 slots=2\n", 2, "hosts:2: this machine is named twice"),
+        ("", 2, "no host is named"),
+    ],
+)
+def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_is_started(hostfile, text, ranks, named):
+    with pytest.raises(UsageError) as caught:
+        prepare.choose_hosts(hostfile(text), ranks)
+    assert named in caught.value.what
+    assert caught.value.remedy
+
+
+# ---- what is written ----
+
+
+def test_a_new_file_in_a_folder_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare.require_writable(tmp_path / "out.json")
+    prepare.require_writable(Path("out.json"))
+    (tmp_path / "out.json").touch()
+    prepare.require_writable(tmp_path / "out.json")
+    assert (tmp_path / "out.json").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("gone/out.json", "gone is not a folder"),
+        ("file/out.json", "file is not a folder"),
+        ("folder", "is a folder"),
+    ],
+)
+def test_a_file_that_could_not_be_written_is_refused(tmp_path, path, found):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError) as caught:
+        prepare.require_writable(tmp_path / path)
+    assert str(tmp_path / path) in caught.value.what
+    assert found in caught.value.found
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["file", "folder"])
+def test_what_is_read_only_is_refused(tmp_path, monkeypatch, exists):
+    # root may write everywhere, so the kernel's answer is given here.
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.W_OK)
+    path = tmp_path / "out.json"
+    if exists:
+        path.touch()
+    with pytest.raises(OutputError) as caught:
+        prepare.require_writable(path)
+    assert caught.value.found == f"{path if exists else tmp_path} is read-only."
+
+
+def test_a_runs_folder_is_named_by_time_and_what_it_is():
+    name = prepare.default_output(a_config(model="wide", ranks=3))
+    assert name.parent == Path("runs")
+    assert name.name.endswith("-wide-np3")
+    assert ":" not in name.name
+
+
+def test_a_new_run_records_what_it_begins_with(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/opt/env/bin/compare", "run", "-np", "2"])
+    run = prepare.new_run(a_config(), DIGITS, prepare.choose_hosts(None, 2), {"mpi": "not here"})
+    assert run.command == ["compare", "run", "-np", "2"]
+    assert run.ringside_version == __version__
+    assert run.cores == len(os.sched_getaffinity(0))
+    assert (run.dataset, run.left_out, run.launches, run.complete) == (DIGITS, {"mpi": "not here"}, [], False)
+    assert run.config.arms == (Arm("none"), Arm("ddp"))
+    # With its zone: a table that travels says when, wherever it is read.
+    assert run.started_at[-6] in "+-"
