@@ -1,0 +1,261 @@
+"""What is trained: the batches of all ranks are those of one process, the models are what they are called."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from compare.config import MODELS, OPTIMIZERS
+from compare.train import evaluate, train
+from compare.workload import PIXELS, Batches, as_tensors, build_model, loss_function, optimizer_maker
+from tests.unit.factories import a_config
+
+untimed = settings(deadline=None, max_examples=30)
+CPU = torch.device("cpu")
+
+
+def a_training_set(count):
+    """Samples that can be told apart: the label of each is its index."""
+    images = torch.zeros(count, PIXELS)
+    images[:, 0] = torch.arange(count)
+    return images, torch.arange(count)
+
+
+def walk(count, shard, batch_size, steps, seed=0):
+    """Indices of the samples of the first steps of a shard, one list a step."""
+    config = a_config(batch_size_per_rank=batch_size, seed=seed)
+    batches = Batches(*a_training_set(count), shard, config)
+    seen = []
+    for inputs, targets in islice(batches, steps):
+        assert inputs.shape == (batch_size, PIXELS)
+        assert inputs[:, 0].tolist() == targets.tolist()
+        seen.append(targets.tolist())
+    return seen
+
+
+# ---- batches ----
+
+
+@untimed
+@given(
+    ranks=st.integers(1, 5),
+    batch=st.integers(1, 8),
+    count=st.integers(50, 120),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_together_the_shards_are_the_batches_of_one_process(ranks, batch, count, seed):
+    steps = 2 * (count // (ranks * batch)) + 1
+    one_process = walk(count, (0, 1), ranks * batch, steps, seed)
+    shards = [walk(count, (rank, ranks), batch, steps, seed) for rank in range(ranks)]
+    assert [list(chain(*parts)) for parts in zip(*shards, strict=True)] == one_process
+
+
+@untimed
+@given(ranks=st.integers(1, 5), batch=st.integers(1, 8), count=st.integers(50, 120))
+def test_in_an_epoch_no_sample_comes_twice_and_fewer_than_a_batch_are_left_out(ranks, batch, count):
+    steps = count // (ranks * batch)
+    seen = [
+        sample
+        for rank in range(ranks)
+        for part in walk(count, (rank, ranks), batch, steps)
+        for sample in part
+    ]
+    assert len(seen) == len(set(seen)) == steps * ranks * batch
+    assert count - len(seen) < ranks * batch
+
+
+def test_every_epoch_is_shuffled_anew_and_the_walk_never_ends():
+    steps = walk(60, (0, 1), 20, 9)
+    epochs = [list(chain(*steps[start : start + 3])) for start in (0, 3, 6)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(60))] * 3
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs[0] != list(range(60))
+
+
+def test_the_seed_decides_the_order():
+    assert walk(60, (0, 2), 10, 6, seed=1) == walk(60, (0, 2), 10, 6, seed=1)
+    assert walk(60, (0, 2), 10, 6, seed=1) != walk(60, (0, 2), 10, 6, seed=2)
+
+
+def test_the_order_does_not_depend_on_what_else_was_drawn():
+    """Ranks drop out differently; they must still agree about the batches."""
+    first = walk(60, (0, 2), 10, 6)
+    torch.manual_seed(12345)
+    torch.rand(100)
+    assert walk(60, (0, 2), 10, 6) == first
+
+
+def test_an_epochs_order_is_not_that_of_the_next_seeds_epoch():
+    assert walk(60, (0, 1), 60, 2, seed=0)[1] != walk(60, (0, 1), 60, 1, seed=1)[0]
+
+
+def test_batches_cost_no_allocation():
+    config = a_config(batch_size_per_rank=10)
+    places = {
+        (inputs.data_ptr(), targets.data_ptr())
+        for inputs, targets in islice(Batches(*a_training_set(60), (0, 1), config), 20)
+    }
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1])
+def test_every_seed_that_a_config_takes_can_be_used(seed):
+    # In a long run the seed of an epoch grows beyond that of the run.
+    config = a_config(batch_size_per_rank=30, seed=seed)
+    batches = Batches(*a_training_set(60), (0, 1), config)
+    assert len(batches._shard_of(10**6)) == 2
+
+
+# ---- images ----
+
+
+def test_images_are_normalised_as_in_every_tutorial():
+    images = np.array([[[0] * 28] * 28, [[255] * 28] * 28], dtype=np.uint8)
+    pixels, labels = as_tensors(images, np.array([3, 7], dtype=np.uint8), CPU)
+    assert pixels.shape == (2, 784)
+    assert (pixels.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert pixels[0].unique().item() == pytest.approx(-0.1307 / 0.3081)
+    assert pixels[1].unique().item() == pytest.approx((1 - 0.1307) / 0.3081, abs=1e-6)
+    assert labels.tolist() == [3, 7]
+
+
+def test_the_raw_images_are_left_alone():
+    images = np.full((1, 28, 28), 255, dtype=np.uint8)
+    as_tensors(images, np.zeros(1, dtype=np.uint8), CPU)
+    assert (images == 255).all()
+
+
+# ---- models ----
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_maps_pixels_to_logits(name):
+    model = build_model(name)
+    loss = loss_function(model(torch.randn(3, PIXELS)), torch.tensor([0, 1, 2]))
+    loss.backward()
+    assert loss.shape == ()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "tensors"),
+    [
+        ("mlp", 784 * 256 + 256 + 256 * 10 + 10, 4),
+        # The network of pytorch/examples' mnist/main.py.
+        ("convnet", 1_199_882, 8),
+        ("wide", 784 * 4096 + 4096 + 4096 * 4096 + 4096 + 4096 * 10 + 10, 6),
+    ],
+)
+def test_every_model_has_as_many_parameters_as_it_should(name, parameters, tensors):
+    model = build_model(name)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert len(list(model.parameters())) == tensors
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [("mlp", 0.814), ("convnet", 4.80), ("wide", 80.15)])
+def test_the_gradients_weigh_what_the_help_says(name, megabytes):
+    size_bytes = sum(p.numel() * p.element_size() for p in build_model(name).parameters())
+    assert size_bytes / 1e6 == pytest.approx(megabytes, rel=1e-3)
+
+
+def test_the_convnet_drops_only_where_it_should():
+    pixels = torch.randn(4, PIXELS)
+    dropping, exact = build_model("convnet"), build_model("convnet", dropout=False)
+    assert not torch.equal(dropping(pixels), dropping(pixels))
+    assert torch.equal(exact(pixels), exact(pixels))
+    dropping.eval()
+    assert torch.equal(dropping(pixels), dropping(pixels))
+
+
+def test_an_unknown_model_is_an_error():
+    with pytest.raises(ValueError, match="resnet"):
+        build_model("resnet")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_optimizer_is_the_one_that_was_named_with_its_rate(name):
+    model = nn.Linear(2, 1)
+    optimizer = optimizer_maker(a_config(optimizer=name, learning_rate=0.125))(model.parameters())
+    assert type(optimizer).__name__.lower() == name
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125]
+
+
+# ---- training and testing ----
+
+
+class Spy:
+    """A replica that notes what is asked of it."""
+
+    def __init__(self):
+        self.asked = []
+
+    def forward(self, inputs):
+        self.asked.append("forward")
+        return torch.zeros(len(inputs), 10)
+
+    def backward(self, loss):
+        assert loss.shape == ()
+        self.asked.append("backward")
+
+    def sync(self):
+        self.asked.append("sync")
+
+    def step(self):
+        self.asked.append("step")
+
+
+def test_the_loop_asks_for_four_things_in_turn_and_takes_no_batch_too_many():
+    replica = Spy()
+    batches = iter([(torch.zeros(2, PIXELS), torch.tensor([0, 1]))] * 5)
+    train(replica, batches, 3)
+    assert replica.asked == ["forward", "backward", "sync", "step"] * 3
+    assert len(list(batches)) == 2
+
+
+def a_test_set(count):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(count, PIXELS, generator=generator), torch.randint(
+        0, 10, (count,), generator=generator
+    )
+
+
+@pytest.mark.parametrize(("count", "shards"), [(2_500, 1), (2_500, 2), (2_501, 3), (10, 4), (2, 3)])
+def test_over_all_shards_every_test_sample_is_seen_once(count, shards):
+    torch.manual_seed(0)
+    model, (images, labels) = nn.Linear(PIXELS, 10), a_test_set(count)
+    parts = [evaluate(model, images, labels, (index, shards)) for index in range(shards)]
+    logits = model(images)
+    assert sum(samples for _, samples, _ in parts) == count
+    assert sum(correct for correct, _, _ in parts) == int((logits.argmax(1) == labels).sum())
+    expected = loss_function(logits, labels, reduction="sum").item()
+    assert sum(loss for _, _, loss in parts) == pytest.approx(expected, rel=1e-4)
+
+
+def test_shards_of_the_test_set_differ_by_one_sample_at_most():
+    sizes = [evaluate(nn.Linear(PIXELS, 10), *a_test_set(103), (index, 4))[1] for index in range(4)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_is_always_right_is_always_right():
+    images, labels = torch.zeros(50, 10), torch.arange(50) % 10
+    images[torch.arange(50), labels] = 1.0
+    correct, samples, loss = evaluate(nn.Identity(), images, labels, (0, 1))
+    assert (correct, samples) == (50, 50)
+    assert loss == pytest.approx(50 * (np.log(np.e + 9) - 1), rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_testing_drops_nothing_and_leaves_the_model_as_it_was(training):
+    model, test_set = build_model("convnet").train(training), a_test_set(20)
+    before = [parameter.clone() for parameter in model.parameters()]
+    first = evaluate(model, *test_set, (0, 1))
+    assert evaluate(model, *test_set, (0, 1)) == first
+    assert model.training is training
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
