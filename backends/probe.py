@@ -38,6 +38,9 @@ def probe_horovod() -> Facts:
     import horovod
     import horovod.torch as hvd
 
+    # A library built for another torch makes horovod.torch only warn; importing it raises.
+    import horovod.torch.mpi_lib_v2
+
     built = {"gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(), "nccl": bool(hvd.nccl_built())}
     return {
         "version": horovod.__version__,

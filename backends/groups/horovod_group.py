@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from backends.base import Facts, Options, Placement
 
 _PROBES = 15
+_AS_STRTOL = re.compile(r"\s*[+-]?\d+")
+_AS_STRTOF = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 class HorovodWork(Work):
@@ -109,18 +111,18 @@ def _controller() -> str:
 
 
 def _settings() -> Facts:
-    """Read what Horovod is about to read; the defaults are those of its code (operations.cc, 0.28)."""
+    """Read what Horovod is about to read, as it does; the defaults are its own (operations.cc, 0.28)."""
     return {
-        "fusion_bytes": _number("HOROVOD_FUSION_THRESHOLD", 128 << 20),
-        "cycle_milliseconds": _number("HOROVOD_CYCLE_TIME", 1.0),
-        "autotune": os.environ.get("HOROVOD_AUTOTUNE", "0") not in {"", "0"},
+        "fusion_bytes": int(_number("HOROVOD_FUSION_THRESHOLD", 128 << 20, _AS_STRTOL)),
+        "cycle_milliseconds": _number("HOROVOD_CYCLE_TIME", 1.0, _AS_STRTOF),
+        "autotune": _number("HOROVOD_AUTOTUNE", 0, _AS_STRTOL) > 0,
     }
 
 
-def _number(name: str, default: float) -> float:
-    """Read a number as Horovod's strtol and strtof do: what is none of it counts as 0."""
+def _number(name: str, default: float, form: re.Pattern[str]) -> float:
+    """Read the number that a variable begins with; one that begins with none counts as 0."""
     text = os.environ.get(name)
     if text is None:
         return default
-    number = re.match(r"\s*[+-]?\d+(\.\d*)?", text)
+    number = form.match(text)
     return float(number.group()) if number else 0.0
