@@ -1,0 +1,353 @@
+"""Who may know whom. The rules stand in CONTRIBUTING.md; this reads the sources and holds them to it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from backends import BACKENDS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The process on each rank. All other modules are the parent's, or shared with it.
+RANK_SIDE = {"compare.rank", "compare.train", "compare.workload", "compare.measure"}
+# A second or more each to import, or not there at all.
+HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
+
+
+class Import(NamedTuple):
+    """One imported name, and when it is imported."""
+
+    name: str
+    when: str
+    """``start`` of the importing module, ``later`` in a function, or ``never``: for type checkers alone."""
+
+
+def _modules():
+    found = {}
+    for package in ("compare", "backends"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = _modules()
+
+
+def imports_of(tree):
+    """Everything that a module imports, names spelled in full: ``from a import b`` is ``a.b``."""
+    found = []
+
+    def visit(node, when):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.body:
+                visit(child, "never")
+            for child in node.orelse:
+                visit(child, when)
+            return
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, when) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports are not used here"
+            found.extend(Import(f"{node.module}.{alias.name}", when) for alias in node.names)
+        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            visit(child, "later" if inside and when == "start" else when)
+
+    visit(tree, "start")
+    return found
+
+
+def module_of(name):
+    """The module of ours that an imported name is, or is defined in; None for other people's."""
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def top(name):
+    return name.partition(".")[0]
+
+
+def calls_of(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def docstrings_of(tree):
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, holders) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+
+
+def words_of(tree):
+    """Every identifier and every string of a module but its docstrings, cut into words."""
+    prose = docstrings_of(tree)
+    texts = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            texts.append(node.id)
+        elif isinstance(node, ast.Attribute):
+            texts.append(node.attr)
+        elif isinstance(node, (ast.arg, ast.keyword)):
+            texts.append(node.arg or "")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            texts.append(node.value)
+    return {word.lower() for text in texts for word in re.split(r"[^A-Za-z0-9]+", text) if word}
+
+
+def forbidden_in(tree):
+    """What would read text as a program, or bytes from elsewhere as objects."""
+    found = [
+        f"import {i.name}"
+        for i in imports_of(tree)
+        if top(i.name) in {"pickle", "cPickle", "dill", "shelve", "marshal"}
+    ]
+    for call in calls_of(tree):
+        name = ast.unparse(call.func)
+        if name in {
+            "os.system",
+            "os.popen",
+            "eval",
+            "exec",
+            "subprocess.getoutput",
+            "subprocess.getstatusoutput",
+        }:
+            found.append(name)
+        for keyword in call.keywords:
+            if keyword.arg == "shell" and not (
+                isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+            ):
+                found.append(f"{name}(shell=...)")
+            if keyword.arg == "allow_pickle":
+                found.append(f"{name}(allow_pickle=...)")
+    return found
+
+
+def cycles_in(graph):
+    """Every module from which, going along imports, one comes back to it."""
+    reachable = {}
+    for start in graph:
+        seen, ahead = set(), list(graph[start])
+        while ahead:
+            module = ahead.pop()
+            if module not in seen:
+                seen.add(module)
+                ahead.extend(graph.get(module, ()))
+        reachable[start] = seen
+    return sorted(module for module, seen in reachable.items() if module in seen)
+
+
+# ---- the instruments themselves ----
+
+
+def test_imports_are_told_apart_by_when_they_happen():
+    tree = ast.parse(
+        "import a\nfrom b.c import d as x\n"
+        "if TYPE_CHECKING:\n    import e\nelse:\n    import f\n"
+        "def g():\n    import h\n    if TYPE_CHECKING:\n        import i\n"
+        "class J:\n    import k\n"
+        "try:\n    import l\nexcept ImportError:\n    pass\n"
+    )
+    assert imports_of(tree) == [
+        ("a", "start"),
+        ("b.c.d", "start"),
+        ("e", "never"),
+        ("f", "start"),
+        ("h", "later"),
+        ("i", "never"),
+        ("k", "start"),
+        ("l", "start"),
+    ]
+
+
+def test_a_cycle_is_found_and_a_diamond_is_none():
+    assert cycles_in({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}) == []
+    assert cycles_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}) == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "def f():\n    from pickle import loads",
+        "os.system('ls')",
+        "subprocess.run('ls', shell=True)",
+        "subprocess.run('ls', shell=x)",
+        "eval(text)",
+        "numpy.load(f, allow_pickle=True)",
+    ],
+)
+def test_what_is_forbidden_is_found(code):
+    assert forbidden_in(ast.parse(code))
+
+
+def test_words_are_found_in_names_and_strings_and_not_in_prose():
+    tree = ast.parse('"""Like ddp."""\nx = use_horovod(None)\nif kind == "mpi:x":\n    y.manual()\n')
+    assert words_of(tree) & set(BACKENDS) == {"horovod", "mpi", "manual"}
+
+
+def test_all_modules_are_looked_at():
+    assert {"compare", "compare.cli", "compare.launch", "compare.launch.mpirun", "backends"} <= set(MODULES)
+    assert len(MODULES) > 35
+    assert set(MODULES) > RANK_SIDE
+
+
+# ---- the two packages ----
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if top(name) == "backends"])
+def test_backends_never_import_compare(module):
+    assert not [name for name, _ in imports_of(MODULES[module]) if top(name) == "compare"]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if top(name) == "compare"])
+def test_compare_knows_no_group_and_no_strategy(module):
+    """What a backend is made of is named in the registry alone."""
+    behind = ("backends.groups", "backends.strategies")
+    assert not [name for name, _ in imports_of(MODULES[module]) if name.startswith(behind)]
+
+
+def test_only_a_rank_loads_a_backend():
+    callers = set()
+    for module, tree in MODULES.items():
+        if "backends.load" in {name for name, _ in imports_of(tree)}:
+            callers.add(module)
+        if any(ast.unparse(call.func) == "backends.load" for call in calls_of(tree)):
+            callers.add(module)
+    assert callers == {"compare.rank"}
+
+
+def test_the_registry_names_classes_that_there_are():
+    for backend in BACKENDS.values():
+        for path in (backend.group, backend.strategy):
+            module, _, name = path.partition(":")
+            assert name in {node.name for node in MODULES[module].body if isinstance(node, ast.ClassDef)}, (
+                path
+            )
+
+
+# ---- the loop ----
+
+
+def test_the_loop_knows_no_backend():
+    tree = MODULES["compare.train"]
+    assert not words_of(tree) & {*BACKENDS, "distributed", "hvd", "nccl", "gloo"}
+    assert not {ast.unparse(call.func) for call in calls_of(tree)} & {
+        "isinstance",
+        "type",
+        "hasattr",
+        "getattr",
+    }
+    assert not [name for name, _ in imports_of(tree) if "distributed" in name]
+    assert {name for name, when in imports_of(tree) if top(name) == "backends" and when != "never"} == set()
+
+
+# ---- what the parent must not wait for ----
+
+PARENT = sorted(name for name in MODULES if top(name) == "compare" and name not in RANK_SIDE)
+
+
+@pytest.mark.parametrize("module", [*PARENT, "backends", "backends.base", "backends.probe"])
+def test_the_parent_imports_no_library_of_the_ranks_at_start(module):
+    assert not {name for name, when in imports_of(MODULES[module]) if when == "start" and top(name) in HEAVY}
+
+
+def test_importing_the_whole_parent_loads_no_library_of_the_ranks():
+    code = (
+        "import importlib, sys\n"
+        f"for name in {PARENT!r}:\n"
+        "    if name != 'compare.__main__':\n"
+        "        importlib.import_module(name)\n"
+        f"print(sorted(set(sys.modules) & {HEAVY!r}))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_importing_the_registry_loads_next_to_nothing():
+    code = (
+        f"import sys, backends\nprint(sorted(set(sys.modules) & {HEAVY | {'msgspec', 'psutil', 'rich'}!r}))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+# ---- reports and launchers ----
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("compare.report")])
+def test_reports_see_results_and_statistics_and_nothing_else_of_ours(module):
+    at_run_time = {"compare.results", "compare.stats", "backends"}
+    for name, when in imports_of(MODULES[module]):
+        ours = module_of(name)
+        if ours is None or ours.startswith("compare.report"):
+            continue
+        by_type = {"compare.arms", "compare.config", "compare.availability", "compare.data"}
+        assert ours in (at_run_time | by_type if when == "never" else at_run_time), name
+
+
+@pytest.mark.parametrize("module", ["torchrun", "horovodrun", "mpirun", "request", "environment"])
+def test_launchers_start_nothing(module):
+    tree = MODULES[f"compare.launch.{module}"]
+    assert not {name for name, _ in imports_of(tree) if top(name) in {"subprocess", "psutil", "asyncio"}}
+
+
+@pytest.mark.parametrize("module", ["experiment", "stats"])
+def test_what_is_called_pure_does_nothing(module):
+    acting = {"os", "pathlib", "subprocess", "socket", "time", "datetime", "tempfile"}
+    assert not {
+        name
+        for name, when in imports_of(MODULES[f"compare.{module}"])
+        if when != "never" and top(name) in acting
+    }
+
+
+# ---- everywhere ----
+
+
+def test_no_module_imports_itself_by_a_detour():
+    graph = {
+        module: {module_of(name) for name, when in imports_of(tree) if when == "start"} - {None}
+        for module, tree in MODULES.items()
+    }
+    assert cycles_in(graph) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_named_after_what_it_holds(module):
+    last = module.rpartition(".")[2]
+    assert not re.search(
+        r"(^|_)(util|utils|utility|utilities|helper|helpers|manager|managers|common|misc)(_|$)", last
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_reads_text_as_a_program_or_bytes_as_objects(module):
+    assert forbidden_in(MODULES[module]) == []
