@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from backends import BACKENDS
 from compare import __version__
-from compare.arms import CONTROL, Arm
+from compare.arms import CONTROL, Arm, parse_arm
 from compare.errors import OutputError, UnavailableError, UsageError
 from compare.hostfile import Host, is_local, local_host, place, read_hostfile
 from compare.results import Run
@@ -87,9 +87,14 @@ def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:
 
 
 def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
-    """Take the baseline that was asked for, or the first arm named that is not the control."""
+    """Take the baseline that was asked for, or the first arm named that is not the control.
+
+    Raises:
+        UsageError: what was asked for is no arm.
+    """
     if asked is not None:
-        return asked
+        wanted = parse_arm(asked)
+        return next((arm.label for arm in arms if arm == wanted), wanted.label)
     return next((arm.label for arm in arms if arm.backend != CONTROL), CONTROL)
 
 

@@ -160,10 +160,24 @@ def test_the_control_runs_first_unless_it_is_not_wanted(named, control, run):
         (None, "none", "none"),
         ("mpi", "ddp,mpi", "mpi"),
         ("ddp:bucket_cap_mb=1", "ddp,ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=1"),
+        # However it is spelled, as long as it is the same arm.
+        ("ddp:bucket-cap-mb=1.0", "ddp,ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=1"),
+        (
+            "manual:bucket_mb=2:mode=overlap",
+            "manual:mode=overlap:bucket_mb=2",
+            "manual:mode=overlap:bucket_mb=2",
+        ),
+        # The config refuses it, with the arms that there are.
+        ("horovod", "ddp,mpi", "horovod"),
     ],
 )
 def test_the_baseline_is_what_was_asked_for_or_the_first_that_is_not_the_control(asked, named, baseline):
     assert prepare.choose_baseline(asked, parse_arms([named])) == baseline
+
+
+def test_a_baseline_that_is_no_arm_is_refused():
+    with pytest.raises(UsageError, match="'dpp'"):
+        prepare.choose_baseline("dpp", parse_arms(["ddp"]))
 
 
 # ---- data and hosts ----
