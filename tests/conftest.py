@@ -1,0 +1,97 @@
+"""What the tests have in common: where MNIST lies, what can run here, and that nothing is left running."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import psutil
+import pytest
+
+from backends import BACKENDS
+from compare.availability import Survey, survey
+from compare.data import FILES
+from compare.errors import UnavailableError
+from compare.launch.environment import MARKER
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# What these assert is shown in full when it fails, as in a test.
+pytest.register_assert_rewrite("tests.contract.promises")
+
+
+@pytest.fixture(scope="session")
+def mnist_dir() -> Path:
+    """The folder that holds MNIST/raw."""
+    places = [REPOSITORY / "data", REPOSITORY.parent / "shared" / "data"]
+    for place in places:
+        raw = place / "MNIST" / "raw"
+        if all((raw / name).is_file() or (raw / f"{name}.gz").is_file() for name in FILES):
+            return place
+    pytest.skip("the real MNIST is not in data/ nor in ../shared/data beside the repository")
+
+
+@pytest.fixture(scope="session")
+def surveyed() -> Survey:
+    """What can run here; loading every library takes a second or two, so it is done once."""
+    return survey()
+
+
+@pytest.fixture(scope="session")
+def requires_backend(surveyed):
+    """Skip the test, with the reason, where a backend cannot run: ``requires_backend("horovod")``.
+
+    With its options, where they matter: ``requires_backend("horovod", controller="mpi")``.
+    """
+
+    def require(name: str, **options) -> None:
+        try:
+            surveyed.require(name, options)
+        except UnavailableError as error:
+            pytest.skip(" ".join(str(error).splitlines()))
+
+    return require
+
+
+@pytest.fixture(scope="session")
+def every_backend(requires_backend) -> None:
+    """Skip the test where not all backends, with all they can be asked for, run."""
+    for backend in BACKENDS.values():
+        controllers = [option.choices for option in backend.options if option.name == "controller"]
+        for controller in controllers[0] if controllers else [None]:
+            requires_backend(backend.name, controller=controller)
+
+
+@pytest.fixture(scope="session")
+def find_launched():
+    """Find live processes by the name of their launch, which ``name/0`` and ``name/1`` are parts of.
+
+    Written apart from ``supervise.descendants``, so that what that overlooks is not overlooked here.
+    """
+
+    def find(names: list[str]) -> list[str]:
+        found = []
+        for process in psutil.process_iter() if names else ():
+            with contextlib.suppress(psutil.Error, OSError):
+                mark = process.environ().get(MARKER, "")
+                named = any(mark == name or mark.startswith(f"{name}/") for name in names)
+                if named and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{process.pid} of {mark}: {' '.join(process.cmdline())}")
+        return found
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def launch_marks() -> list[str]:
+    """Names of launches that ought to have ended by the end of the test that started them: append yours."""
+    return []
+
+
+@pytest.fixture
+def nothing_left_running(launch_marks, find_launched):
+    """Fail the test at whose end a process of a launch still runs."""
+    yield
+    left = find_launched(launch_marks)
+    launch_marks.clear()
+    assert not left, f"still running: {left}"

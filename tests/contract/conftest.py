@@ -1,0 +1,124 @@
+"""The launches of the contract suite: each done once, when the first test asks for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from compare.arms import parse_arm
+from compare.availability import environment_bin, find_launcher
+from compare.errors import RingsideError
+from compare.hostfile import Host
+from compare.launch import LAUNCHERS
+from compare.launch.environment import settings
+from compare.launch.request import Request
+from compare.launch.supervise import supervise
+from tests.contract.plan import LAUNCHES, Launch
+from tests.contract.records import GroupRecord, RankRecord, ReplicaRecord
+
+DEADLINE_SECONDS = 100.0
+LOOPBACK = "lo"
+
+
+class Outcome:
+    """What came of a launch. Asking for a record that is not there fails the test with what was said."""
+
+    def __init__(self, directory: Path, world: int, status: int | str) -> None:
+        self.directory = directory
+        self.status = status
+        files = [directory / f"rank-{rank}.json" for rank in range(world)]
+        self.ranks = [
+            msgspec.json.decode(file.read_bytes(), type=RankRecord) if file.exists() else RankRecord()
+            for file in files
+        ]
+
+    def groups(self, name: str) -> list[GroupRecord]:
+        """Every rank's record of a group, in the order of ranks."""
+        return self._found(name, [[r for r in rank.groups if r.name == name] for rank in self.ranks])
+
+    def replicas(self, name: str) -> list[ReplicaRecord]:
+        """Every rank's record of a replica, in the order of ranks."""
+        return self._found(name, [[r for r in rank.replicas if r.name == name] for rank in self.ranks])
+
+    def _found(self, name: str, records: list[list]) -> list:
+        if not all(len(found) == 1 for found in records):
+            pytest.fail(f"not every rank has looked at {name}\n{self.said()}", pytrace=False)
+        return [found[0] for found in records]
+
+    def said(self) -> str:
+        """What the ranks and the launcher said, for a failure."""
+        failures = [
+            f"rank {rank}: {record.failure}" for rank, record in enumerate(self.ranks) if record.failure
+        ]
+        log = (self.directory / "launcher.log").read_text(errors="replace")[-4000:]
+        return "\n".join([f"the launch ended with: {self.status}", *failures, log])
+
+
+@pytest.fixture(scope="session")
+def carry_out(tmp_path_factory, requires_backend, launch_marks):
+    """Start a launch through its real launcher and wait for its end."""
+
+    def run(launch: Launch, world: int) -> Outcome:
+        for meeting in launch.meetings:
+            arm = parse_arm(meeting.arm)
+            requires_backend(arm.backend, **arm.options)
+        directory = tmp_path_factory.mktemp(launch.launcher)
+        job = directory / "job.json"
+        job.write_bytes(msgspec.json.encode(launch))
+        request = Request(
+            executable=find_launcher(launch.launcher),
+            python=Path(sys.executable),
+            hosts=(Host("localhost", world),),
+            module="tests.contract.worker",
+            arguments=(str(job),),
+            port=_free_port(),
+            environment=settings(threads=1, interface=LOOPBACK, executables=environment_bin()),
+            interface=LOOPBACK,
+            options=launch.options,
+        )
+        mark = f"contract-{os.getpid()}-{directory.name}"
+        launch_marks.append(mark)
+        try:
+            status: int | str = supervise(
+                LAUNCHERS[launch.launcher].commands(request),
+                name=mark,
+                where=f"{launch.launcher} on {world}",
+                log=directory / "launcher.log",
+                deadline_seconds=DEADLINE_SECONDS,
+                on_tick=lambda: None,
+            )
+        except RingsideError as error:
+            status = str(error)
+        return Outcome(directory, world, status)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def launched(carry_out):
+    """The outcome of a launch of the plan at a world size."""
+    outcomes: dict[tuple[str, int], Outcome] = {}
+
+    def outcome(name: str, world: int) -> Outcome:
+        if (name, world) not in outcomes:
+            outcomes[name, world] = carry_out(LAUNCHES[name], world)
+        return outcomes[name, world]
+
+    return outcome
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_running(nothing_left_running):
+    """Every test of this folder starts launches, or may be the first to."""
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,388 @@
+"""What a rank does in a contract launch: drive groups and replicas, and write down what came of it.
+
+The references are plain torch in one process: no strategy, no group, nothing of the product but the order
+of the samples. Nothing is judged here, so that every rank finishes and all records can be held together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import nn
+
+import backends
+from backends.base import BackendError
+from compare.arms import Arm, parse_arm
+from compare.config import RunConfig
+from compare.train import train
+from compare.workload import CLASSES, PIXELS, Batches, loss_function, optimizer_maker
+from tests.contract.records import GroupRecord, Lap, ReplicaRecord, Training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from backends.base import Group, MakeOptimizer, Placement, Replica
+    from tests.contract.plan import Launch, Member
+    from tests.contract.records import RankRecord
+
+CPU = torch.device("cpu")
+STEPS = 20
+BATCH_SIZE = 4
+SAMPLES = 120  # fewer than 20 steps at two ranks or more: the steps cross from one epoch into the next
+SEED = 11
+LATE_SECONDS = 0.3
+JOIN_SECONDS = 30.0
+SHAPES = ((), (1,), (7,), (3, 5, 7), (1_000_003,))
+
+TRAININGS = {
+    "sgd float64": ("sgd", 0.1, torch.float64),
+    "adam float64": ("adam", 0.001, torch.float64),
+    "sgd float32": ("sgd", 0.02, torch.float32),
+}
+
+
+def observe(launch: Launch, placement: Placement, record: RankRecord, save: Callable[[], None]) -> None:
+    """Do a rank's part of a launch."""
+    torch.set_num_threads(1)
+    for meeting in launch.meetings:
+        arm = parse_arm(meeting.arm)
+        make_group, _ = backends.load(arm.backend)
+        if launch.refusals:
+            record.refusals |= _refusals(make_group, placement, arm)
+        group = make_group.join(placement, CPU, arm.options, JOIN_SECONDS)
+        save()
+        if launch.group_checks:
+            record.groups.append(_observe_group(group, meeting.name, arm))
+            save()
+        for name in meeting.broken_groups:
+            # Another face on what was joined: a TorchGroup has no state of its own.
+            record.groups.append(_observe_group(_broken(name)(placement, CPU), name, arm))
+            save()
+        for member in meeting.members:
+            record.replicas.append(_observe_replica(group, member))
+            save()
+        group.leave()
+
+
+def _broken(name: str) -> Any:
+    return getattr(importlib.import_module("tests.contract.broken"), name)
+
+
+# ------------------------------------------------------------------------------------------------ groups
+
+
+def _observe_group(group: Group, name: str, arm: Arm) -> GroupRecord:
+    wrong: dict[str, list[str]] = {}
+    checked: dict[str, int] = {}
+    refused: dict[str, str] = {}
+    sum_hash = ""
+    if arm.synchronises:
+        for operation, findings in (
+            ("all_reduce_", _check_sums(group, _at_once)),
+            ("all_reduce_start_", _check_sums(group, _started_together)),
+            ("broadcast_", _check_broadcasts(group)),
+        ):
+            right = dict(findings)
+            checked[operation] = len(right)
+            wrong[operation] = [case for case in right if not right[case]]
+        sum_hash = _sum_hash(group)
+    else:
+        for operation in ("all_reduce_", "all_reduce_start_", "broadcast_"):
+            refused[operation] = _refusal(partial(getattr(group, operation), torch.ones(3)))
+    laps = [_lap(group, late) for late in sorted({0, group.world_size - 1})]
+    attestation, attestation_error = _as_json(group.attest)
+    return GroupRecord(
+        name=name,
+        arm=arm.label,
+        rank=group.rank,
+        world_size=group.world_size,
+        placement=asdict(group.placement),
+        device=group.device.type,
+        laps=laps,
+        wrong=wrong,
+        checked=checked,
+        sum_hash=sum_hash,
+        refused=refused,
+        attestation=attestation,
+        attestation_error=attestation_error,
+    )
+
+
+def _lap(group: Group, late: int) -> Lap:
+    group.barrier()
+    if group.rank == late:
+        time.sleep(LATE_SECONDS)
+    arrived = time.monotonic_ns()
+    group.barrier()
+    return Lap(late=late, arrived_ns=arrived, left_ns=time.monotonic_ns())
+
+
+def _at_once(group: Group, tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        group.all_reduce_(tensor)
+
+
+def _started_together(group: Group, tensors: list[torch.Tensor]) -> None:
+    """Have all in flight at the same time, and wait for the last one first."""
+    for work in reversed([group.all_reduce_start_(tensor) for tensor in tensors]):
+        work.wait()
+
+
+def _check_sums(
+    group: Group, reduce: Callable[[Group, list[torch.Tensor]], None]
+) -> Iterator[tuple[str, bool]]:
+    # Whole numbers this small add up exactly in either dtype, in any order.
+    kinds = [(dtype, shape) for dtype in (torch.float32, torch.float64) for shape in SHAPES]
+    tensors = [_counted(shape, dtype) + 1000 * group.rank for dtype, shape in kinds]
+    offset = 1000 * sum(range(group.world_size))
+    reduce(group, tensors)
+    for (dtype, shape), tensor in zip(kinds, tensors, strict=True):
+        right = torch.equal(tensor, _counted(shape, dtype) * group.world_size + offset)
+        yield f"{dtype} {shape}", right
+
+
+def _check_broadcasts(group: Group) -> Iterator[tuple[str, bool]]:
+    for root in sorted({0, group.world_size - 1}):
+        for dtype in (torch.float32, torch.float64, torch.int64):  # buffers of a model may be int64
+            for shape in SHAPES:
+                tensor = _counted(shape, dtype) + 1000 * group.rank
+                group.broadcast_(tensor, root)
+                right = torch.equal(tensor, _counted(shape, dtype) + 1000 * root)
+                yield f"from {root}: {dtype} {shape}", right
+
+
+def _counted(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    size = int(torch.Size(shape).numel())
+    return torch.arange(1, size + 1).remainder_(997).to(dtype).view(shape)
+
+
+def _sum_hash(group: Group) -> str:
+    tensor = torch.randn(100_003, generator=torch.Generator().manual_seed(group.rank))
+    group.all_reduce_(tensor)
+    return _hash([tensor])
+
+
+def _refusals(make_group: type[Group], placement: Placement, arm: Arm) -> dict[str, str]:
+    """Try to join where the arm and the launch contradict each other."""
+    join = partial(make_group.join, timeout_seconds=JOIN_SECONDS)
+    elsewhere = replace(placement, rank=(placement.rank + 1) % placement.world_size)
+    attempts: dict[str, Callable[[], object]] = {}
+    if arm.backend in {"horovod", "mpi"}:
+        attempts["another rank"] = partial(join, elsewhere, CPU, arm.options)
+    if arm.backend == "horovod":
+        other = {"gloo": "mpi", "mpi": "gloo"}[str(arm.options["controller"])]
+        attempts["another controller"] = partial(join, placement, CPU, arm.options | {"controller": other})
+    if arm.backend == "mpi":
+        attempts["a GPU"] = partial(join, placement, torch.device("cuda", 0), arm.options)
+    if "process_group" in arm.options:
+        attempts["NCCL on the CPU"] = partial(join, placement, CPU, arm.options | {"process_group": "nccl"})
+    return {name: _refusal(attempt) for name, attempt in attempts.items()}
+
+
+def _refusal(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except BackendError as error:
+        return f"BackendError: {error}"
+    except Exception as error:  # noqa: BLE001 -- whatever it was, the record says so
+        return f"not refused but failed: {error!r}"
+    return "not refused"
+
+
+# ---------------------------------------------------------------------------------------------- replicas
+
+
+def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
+    arm = parse_arm(member.arm)
+    _, make_replica = backends.load(arm.backend)
+    if member.strategy:
+        make_replica = _broken(member.strategy)
+    rank, world = group.rank, group.world_size
+    task = _Task(torch.float64, world)
+    maker = optimizer_maker(_config(world, BATCH_SIZE))
+
+    model = _build(rank, torch.float64)
+    built = _hash(model.state_dict().values())
+    replica = make_replica(model, maker, group, arm.options)
+    started = _hash(replica.model.state_dict().values())
+
+    # Two steps by hand: gradients of the first, and of a second that must not hold the first.
+    batches = task.batches(replica.shard)
+    combined, alone = _Reference(0, maker), _Reference(rank, maker)
+    inputs, targets = next(batches)
+    replica.backward(loss_function(replica.forward(inputs), targets))
+    before_sync = _hash(_gradients(replica.model))
+    replica.sync()
+    gradients = _gradients(replica.model)
+    mean = _mean([_Reference(0, maker).gradients(task.first((index, world))) for index in range(world)])
+    errors = {
+        "gradient_error": _error(gradients, combined.gradients(task.first((0, 1)))),
+        "gradient_error_mean": _error(gradients, mean),
+        "gradient_error_alone": _error(gradients, alone.gradients(task.first((rank, world)))),
+    }
+    replica.step()
+    inputs, targets = next(batches)
+    replica.backward(loss_function(replica.forward(inputs), targets))
+    replica.sync()
+    second = _gradients(replica.model)
+    errors |= {
+        "second_gradient_error": _error(second, combined.step().gradients(task.second((0, 1)))),
+        "second_gradient_error_alone": _error(second, alone.step().gradients(task.second((rank, world)))),
+    }
+    replica.step()
+
+    make = partial(make_replica, group=group, options=arm.options)
+    trained, trainings = {}, {}
+    for name, kind in TRAININGS.items():
+        trained[name], trainings[name] = _observe_training(make, group, *kind)
+    # Of one that has trained: DDP settles its buckets in the second step and tells of them in the third.
+    attestation, attestation_error = _as_json(trained["sgd float64"].attest)
+    sizes = [p.numel() * p.element_size() for p in model.parameters()]
+    return ReplicaRecord(
+        name=member.name,
+        arm=member.arm,
+        rank=rank,
+        world_size=world,
+        shard=replica.shard,
+        phases=list(replica.phases),
+        names=list(replica.model.state_dict()),
+        plain_names=list(_build(0, torch.float64).state_dict()),
+        gradient_bytes=sum(sizes),
+        largest_gradient_bytes=max(sizes),
+        built=built,
+        started=started,
+        gradients_before_sync=before_sync,
+        gradients=_hash(gradients),
+        trainings=trainings,
+        attestation=attestation,
+        attestation_error=attestation_error,
+        group_attestation=_as_json(group.attest)[0],
+        **errors,
+    )
+
+
+def _observe_training(
+    make_replica: Callable[..., Replica],
+    group: Group,
+    optimizer: str,
+    learning_rate: float,
+    dtype: torch.dtype,
+) -> tuple[Replica, Training]:
+    """Train through the product's own loop, and the same steps in a single process."""
+    rank, world = group.rank, group.world_size
+    task = _Task(dtype, world)
+    maker = optimizer_maker(_config(world, BATCH_SIZE, optimizer, learning_rate))
+    replica = make_replica(_build(rank, dtype), maker)
+    started = _hash(replica.model.state_dict().values())
+    train(replica, task.batches(replica.shard), STEPS)
+    found = list(replica.model.parameters())
+    return replica, Training(
+        started=started,
+        ended=_hash(replica.model.state_dict().values()),
+        error=_error(found, _Reference(0, maker, dtype).train(task.batches((0, 1)))),
+        error_alone=_error(found, _Reference(rank, maker, dtype).train(task.batches((rank, world)))),
+    )
+
+
+class _Task:
+    """The data, and the order in which it comes; (0, 1) is all of it in combined batches."""
+
+    def __init__(self, dtype: torch.dtype, world: int) -> None:
+        generator = torch.Generator().manual_seed(SEED)
+        self.images = torch.randn(SAMPLES, PIXELS, generator=generator, dtype=torch.float64).to(dtype)
+        self.labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+        self.world = world
+
+    def batches(self, shard: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        size = BATCH_SIZE * self.world // shard[1]
+        return iter(Batches(self.images, self.labels, shard, _config(self.world, size)))
+
+    def first(self, shard: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return next(self.batches(shard))
+
+    def second(self, shard: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        batches = self.batches(shard)
+        next(batches)
+        return next(batches)
+
+
+class _Reference:
+    """The same training in a single process, as a tutorial would write it."""
+
+    def __init__(self, start: int, make_optimizer: MakeOptimizer, dtype: torch.dtype = torch.float64) -> None:
+        self.model = _build(start, dtype)
+        self.optimizer = make_optimizer(self.model.parameters())
+
+    def gradients(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
+        self.optimizer.zero_grad()
+        loss_function(self.model(batch[0]), batch[1]).backward()
+        return _gradients(self.model)
+
+    def step(self) -> _Reference:
+        self.optimizer.step()
+        return self
+
+    def train(self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        for _ in range(STEPS):
+            self.gradients(next(batches))
+            self.step()
+        return list(self.model.parameters())
+
+
+def _build(start: int, dtype: torch.dtype) -> nn.Module:
+    """Build a model with a convolution, dropout 0 and six parameters; another for every ``start``."""
+    torch.manual_seed(SEED + 1 + start)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        *(nn.Conv2d(1, 4, 5, stride=3), nn.Tanh(), nn.Dropout(0.0), nn.Flatten()),
+        *(nn.Linear(256, 16), nn.Tanh()),
+        nn.Linear(16, CLASSES),
+    ).to(dtype)
+
+
+def _config(ranks: int, batch_size: int, optimizer: str = "sgd", learning_rate: float = 0.1) -> RunConfig:
+    return RunConfig(
+        arms=(Arm("none"),),
+        baseline="none",
+        ranks=ranks,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        batch_size_per_rank=batch_size,
+        seed=SEED,
+    )
+
+
+def _gradients(model: nn.Module) -> list[torch.Tensor]:
+    """Copy the gradients; where there is none, a nought that no comparison will pass."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
+
+
+def _mean(all_gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.stack(same).mean(0) for same in zip(*all_gradients, strict=True)]
+
+
+def _error(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    """Largest difference within a tensor, relative to the largest number in it; the worst tensor counts."""
+    with torch.no_grad():
+        return max(float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True))
+
+
+def _hash(tensors: Iterable[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().numpy())
+    return digest.hexdigest()
+
+
+def _as_json(attest: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(attest()), type=dict[str, Any]), ""
+    except (TypeError, ValueError, OverflowError) as error:
+        return {}, repr(error)

@@ -1,0 +1,309 @@
+"""What every backend promises, as assertions over what all ranks of a launch have seen."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from compare.arms import parse_arm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.contract.records import GroupRecord, ReplicaRecord, Training
+
+    Groups = list[GroupRecord]
+    Replicas = list[ReplicaRecord]
+
+FLOAT64 = 1e-12
+FLOAT32 = 1e-6
+PHASES = ("forward", "backward", "sync", "step")
+
+
+# ---------------------------------------------------------------------------------------------- replicas
+
+
+def shards_are_the_parts_of_the_data(ranks: Replicas) -> None:
+    assert [r.shard for r in ranks] == [(r.rank, len(ranks)) for r in ranks]
+
+
+def model_is_the_plain_one(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.names == r.plain_names
+
+
+def phases_are_in_order_and_end_with_the_step(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.phases == [phase for phase in PHASES if phase in r.phases]
+        assert r.phases[-1] == "step"
+        assert r.phases == ranks[0].phases
+
+
+def without_a_sync_phase_backward_leaves_nothing_to_sync(ranks: Replicas) -> None:
+    for r in ranks:
+        if "sync" not in r.phases:
+            assert r.gradients_before_sync == r.gradients
+
+
+def parameters_move(ranks: Replicas) -> None:
+    for r in ranks:
+        for name, training in r.trainings.items():
+            assert training.ended != training.started, f"rank {r.rank} never trained: {name}"
+
+
+def attestation_is_json_and_names_the_reduce_op(ranks: Replicas) -> None:
+    for r in ranks:
+        assert not r.attestation_error
+        assert r.attestation["reduce_op"]
+        assert r.attestation == ranks[0].attestation
+
+
+def attestation_repeats_the_options_that_were_given(ranks: Replicas) -> None:
+    arm = parse_arm(ranks[0].arm)
+    for r in ranks:
+        facts = r.group_attestation | r.attestation
+        for name, value in arm.given.items():
+            if name == "bucket_cap_mb":
+                assert facts["bucket_cap_bytes"] == int(float(value) * 2**20)
+            elif name == "bucket_mb":
+                cap = max(float(value) * 2**20, r.largest_gradient_bytes)
+                assert max(facts["message_bytes"]) <= cap
+            else:
+                assert facts[name] == value
+
+
+def messages_hold_every_gradient_once(ranks: Replicas) -> None:
+    """Attested in float64, the dtype of the replica that is asked."""
+    for r in ranks:
+        for key in ("message_bytes", "bucket_bytes"):
+            if key in r.attestation:
+                assert sum(r.attestation[key]) == r.gradient_bytes
+
+
+def small_buckets_make_several_messages(ranks: Replicas) -> None:
+    given = parse_arm(ranks[0].arm).given
+    for r in ranks:
+        if "bucket_mb" in given or "bucket_cap_mb" in given:
+            assert len(r.attestation.get("message_bytes") or r.attestation["bucket_bytes"]) > 1
+
+
+def every_rank_starts_from_rank_0(ranks: Replicas) -> None:
+    assert len({r.built for r in ranks}) == len(ranks), "the ranks must bring different models along"
+    assert {r.started for r in ranks} == {ranks[0].built}
+    for name in ranks[0].trainings:
+        assert len({r.trainings[name].started for r in ranks}) == 1, name
+
+
+def gradients_are_the_mean_over_the_shards(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.gradient_error_mean <= FLOAT64, f"rank {r.rank}"
+
+
+def gradients_are_those_of_the_full_batch(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.gradient_error <= FLOAT64, f"rank {r.rank}"
+
+
+def gradients_are_bitwise_equal_on_all_ranks(ranks: Replicas) -> None:
+    assert len({r.gradients for r in ranks}) == 1
+
+
+def a_step_drops_the_gradients(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.second_gradient_error <= FLOAT64, f"rank {r.rank}"
+
+
+def twenty_steps_of_sgd_equal_a_single_process(ranks: Replicas) -> None:
+    _require_equal_training(ranks, "sgd float64", FLOAT64)
+
+
+def twenty_steps_of_adam_equal_a_single_process(ranks: Replicas) -> None:
+    _require_equal_training(ranks, "adam float64", FLOAT64)
+
+
+def twenty_float32_steps_equal_a_single_process(ranks: Replicas) -> None:
+    _require_equal_training(ranks, "sgd float32", FLOAT32)
+
+
+def all_ranks_end_bitwise_equal(ranks: Replicas) -> None:
+    for name in ranks[0].trainings:
+        assert len({r.trainings[name].ended for r in ranks}) == 1, name
+
+
+def every_rank_keeps_its_own_start(ranks: Replicas) -> None:
+    assert len({r.built for r in ranks}) == len(ranks), "the ranks must bring different models along"
+    for r in ranks:
+        assert r.started == r.built
+
+
+def gradients_are_those_of_its_own_shard(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.gradient_error_alone <= FLOAT64, f"rank {r.rank}"
+
+
+def a_step_drops_its_own_gradients(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.second_gradient_error_alone <= FLOAT64, f"rank {r.rank}"
+
+
+def every_rank_trains_as_if_it_were_alone(ranks: Replicas) -> None:
+    for r in ranks:
+        for name, training in r.trainings.items():
+            tolerance = FLOAT32 if "float32" in name else FLOAT64
+            assert training.error_alone <= tolerance, f"rank {r.rank}: {name}"
+
+
+def the_ranks_end_apart(ranks: Replicas) -> None:
+    for name in ranks[0].trainings:
+        assert len({r.trainings[name].ended for r in ranks}) == len(ranks), name
+
+
+def _require_equal_training(ranks: Replicas, name: str, tolerance: float) -> None:
+    for r in ranks:
+        training: Training = r.trainings[name]
+        assert training.error <= tolerance, f"rank {r.rank}: {name}"
+
+
+_EVERY: tuple[Callable[[Replicas], None], ...] = (
+    shards_are_the_parts_of_the_data,
+    model_is_the_plain_one,
+    phases_are_in_order_and_end_with_the_step,
+    without_a_sync_phase_backward_leaves_nothing_to_sync,
+    parameters_move,
+    attestation_is_json_and_names_the_reduce_op,
+    attestation_repeats_the_options_that_were_given,
+    messages_hold_every_gradient_once,
+    small_buckets_make_several_messages,
+)
+
+OF_A_REPLICA = (
+    *_EVERY,
+    every_rank_starts_from_rank_0,
+    gradients_are_the_mean_over_the_shards,
+    gradients_are_those_of_the_full_batch,
+    gradients_are_bitwise_equal_on_all_ranks,
+    a_step_drops_the_gradients,
+    twenty_steps_of_sgd_equal_a_single_process,
+    twenty_steps_of_adam_equal_a_single_process,
+    twenty_float32_steps_equal_a_single_process,
+    all_ranks_end_bitwise_equal,
+)
+
+OF_THE_CONTROL = (
+    *_EVERY,
+    every_rank_keeps_its_own_start,
+    gradients_are_those_of_its_own_shard,
+    a_step_drops_its_own_gradients,
+    every_rank_trains_as_if_it_were_alone,
+    the_ranks_end_apart,
+)
+
+
+# ------------------------------------------------------------------------------------------------ groups
+
+
+def ranks_are_numbered_and_placed(ranks: Groups) -> None:
+    everyone = list(range(len(ranks)))
+    assert [r.rank for r in ranks] == everyone
+    assert {r.world_size for r in ranks} == {len(ranks)}
+    # All on this one machine.
+    assert sorted(r.placement["local_rank"] for r in ranks) == everyone
+    assert {r.placement["local_world_size"] for r in ranks} == {len(ranks)}
+    assert len({r.placement["host"] for r in ranks}) == 1
+    assert {r.device for r in ranks} == {"cpu"}
+
+
+def nobody_leaves_a_barrier_before_the_last_has_come(ranks: Groups) -> None:
+    for laps in zip(*(r.laps for r in ranks), strict=True):
+        came = max(lap.arrived_ns for lap in laps)
+        for rank, lap in enumerate(laps):
+            early = (came - lap.left_ns) / 1e9
+            assert early <= 0, f"rank {rank} left {early:.3f} s before rank {lap.late} came"
+
+
+def attestation_is_json_and_names_the_transport(ranks: Groups) -> None:
+    for r in ranks:
+        assert not r.attestation_error
+        assert r.attestation["library"]
+        assert r.attestation["transport"]
+        assert r.attestation["transport"] == ranks[0].attestation["transport"]
+
+
+def versions_are_those_of_what_is_loaded(ranks: Groups) -> None:
+    for r in ranks:
+        versions = dict(r.attestation["versions"])
+        assert versions or not parse_arm(r.arm).synchronises
+        if "mpi" in versions:
+            assert versions.pop("mpi").startswith("Open MPI v")
+        assert versions == {library: version(library) for library in versions}
+
+
+def sums_are_exact(ranks: Groups) -> None:
+    _require_right(ranks, "all_reduce_", cases=10)
+
+
+def started_sums_are_exact(ranks: Groups) -> None:
+    _require_right(ranks, "all_reduce_start_", cases=10)
+
+
+def rounded_sums_are_bitwise_equal_on_all_ranks(ranks: Groups) -> None:
+    assert len({r.sum_hash for r in ranks}) == 1
+
+
+def broadcasts_come_from_the_root(ranks: Groups) -> None:
+    _require_right(ranks, "broadcast_", cases=15 if len(ranks) == 1 else 30)
+
+
+def one_rank_alone_has_no_transport(ranks: Groups) -> None:
+    if len(ranks) == 1:
+        assert ranks[0].attestation["transport"].startswith("none")
+
+
+def ranks_together_have_a_transport(ranks: Groups) -> None:
+    if len(ranks) > 1:
+        for r in ranks:
+            assert r.attestation["transport"] in {"shared memory", "TCP over lo"}
+
+
+def horovod_attests_the_controller_that_was_asked(ranks: Groups) -> None:
+    for r in ranks:
+        assert r.attestation.get("controller") == parse_arm(r.arm).options.get("controller")
+
+
+def collectives_are_refused(ranks: Groups) -> None:
+    for r in ranks:
+        assert set(r.refused) == {"all_reduce_", "all_reduce_start_", "broadcast_"}
+        for said in r.refused.values():
+            assert said.startswith("BackendError: the control has no collectives")
+
+
+def nothing_is_attested_but_nothing(ranks: Groups) -> None:
+    for r in ranks:
+        assert r.attestation == {"library": "none", "transport": "none", "versions": {}}
+
+
+def _require_right(ranks: Groups, operation: str, *, cases: int) -> None:
+    for r in ranks:
+        assert r.checked[operation] == cases
+        assert r.wrong[operation] == [], f"rank {r.rank}"
+
+
+_EVERY_GROUP: tuple[Callable[[Groups], None], ...] = (
+    ranks_are_numbered_and_placed,
+    nobody_leaves_a_barrier_before_the_last_has_come,
+    attestation_is_json_and_names_the_transport,
+    versions_are_those_of_what_is_loaded,
+)
+
+OF_A_GROUP = (
+    *_EVERY_GROUP,
+    sums_are_exact,
+    started_sums_are_exact,
+    rounded_sums_are_bitwise_equal_on_all_ranks,
+    broadcasts_come_from_the_root,
+    one_rank_alone_has_no_transport,
+    ranks_together_have_a_transport,
+    horovod_attests_the_controller_that_was_asked,
+)
+
+OF_NO_GROUP = (*_EVERY_GROUP, collectives_are_refused, nothing_is_attested_but_nothing)

@@ -1,0 +1,66 @@
+"""Every backend and mode, at 1, 2 and 3 ranks, through its real launcher, keeps every promise of the seam."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends import BACKENDS
+from compare.arms import parse_arm
+from tests.contract import promises
+from tests.contract.plan import ARMS, GROUPS, LAUNCH_OF, LAUNCHES, NOT_VARIED, WORLDS
+
+
+def worlds():
+    return [pytest.param(world, id=f"{world} rank{'s' if world > 1 else ''}") for world in WORLDS]
+
+
+def cases(names, synchronises, promised, exempt):
+    """Every name at every world size with every promise, those of one launch together."""
+    return [
+        pytest.param(promise, name, world, id=f"{promise.__name__}-{name}-{world}")
+        for world in WORLDS
+        for name in names
+        for promise in (promised if synchronises(name) else exempt)
+    ]
+
+
+def synchronises(label: str) -> bool:
+    return parse_arm(label).synchronises
+
+
+@pytest.mark.parametrize(
+    ("promise", "group", "world"),
+    cases(GROUPS, lambda name: synchronises(GROUPS[name].arm), promises.OF_A_GROUP, promises.OF_NO_GROUP),
+)
+def test_every_group(launched, promise, group, world):
+    promise(launched(LAUNCH_OF[group], world).groups(group))
+
+
+@pytest.mark.parametrize(
+    ("promise", "arm", "world"),
+    cases(ARMS, synchronises, promises.OF_A_REPLICA, promises.OF_THE_CONTROL),
+)
+def test_every_replica(launched, promise, arm, world):
+    promise(launched(LAUNCH_OF[arm], world).replicas(arm))
+
+
+@pytest.mark.parametrize("world", worlds())
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_every_launch_ends_in_good_order(launched, launch, world):
+    outcome = launched(launch, world)
+    assert outcome.status == 0, outcome.said()
+    assert [rank.left for rank in outcome.ranks] == [True] * world
+
+
+def test_no_backend_no_choice_and_no_switch_is_left_out():
+    arms = [parse_arm(label) for label in ARMS]
+    for backend in BACKENDS.values():
+        given = [arm.given for arm in arms if arm.backend == backend.name]
+        assert given, backend.name
+        for option in backend.options:
+            if option.name in NOT_VARIED:
+                continue
+            tried = {settings.get(option.name) for settings in given}
+            assert tried >= set(option.choices)
+            if option.kind == "switch":
+                assert (not option.default) in tried

@@ -1,0 +1,26 @@
+"""The fixture that looks for forgotten processes finds one, and the launches leave none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from compare.launch.environment import MARKER
+
+
+def test_a_forgotten_process_is_found_by_the_name_of_its_launch(find_launched):
+    name = f"forgotten-{os.getpid()}"
+    command = [sys.executable, "-c", "print('here', flush=True); input()"]
+    with subprocess.Popen(
+        command,
+        env=os.environ | {MARKER: f"{name}/3"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.readline()
+        assert [found.split()[0] for found in find_launched([name])] == [str(process.pid)]
+        assert find_launched([name[:-1]]) == []
+        process.communicate("\n", timeout=10)
+    assert find_launched([name]) == []

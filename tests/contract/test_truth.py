@@ -1,0 +1,80 @@
+"""What is attested is what runs, also where the environment says something else than the arm."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare.arms import parse_arm
+from tests.contract import promises
+from tests.contract.plan import Launch, Meeting, Member
+
+CYCLE_MILLISECONDS = 5
+
+
+def launch_of(launcher: str, arm: str) -> Launch:
+    return Launch(launcher, (Meeting(arm, (Member(arm),)),), refusals=True, group_checks=False)
+
+
+@pytest.fixture(scope="module", params=["gloo", "mpi"])
+def contradicted(request, carry_out):
+    """Horovod with either controller, in a shell that was set up for the other one and tuned for neither."""
+    controller = request.param
+    other = {"gloo": "mpi", "mpi": "gloo"}[controller]
+    arm = f"horovod:controller={controller}"
+    with pytest.MonkeyPatch.context() as shell:
+        shell.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+        shell.setenv("HOROVOD_CYCLE_TIME", ".5e1")  # five, as strtof reads it
+        shell.setenv("HOROVOD_AUTOTUNE", "true")  # off, as strtol reads it
+        shell.setenv("HOROVOD_CONTROLLER", other)
+        shell.setenv("HOROVOD_CPU_OPERATIONS", other)
+        shell.setenv("HOROVOD_RANK", "7")
+        return arm, carry_out(launch_of("horovodrun", arm), 2)
+
+
+def test_horovod_runs_the_controller_of_the_arm(contradicted):
+    arm, outcome = contradicted
+    for rank in outcome.replicas(arm):
+        assert rank.group_attestation["controller"] == parse_arm(arm).options["controller"]
+
+
+def test_horovod_attests_the_settings_that_it_took_from_the_environment(contradicted):
+    arm, outcome = contradicted
+    for rank in outcome.replicas(arm):
+        assert rank.group_attestation["fusion_bytes"] == 0
+        assert rank.group_attestation["cycle_milliseconds"] == CYCLE_MILLISECONDS
+        assert rank.group_attestation["autotune"] is False
+
+
+def test_the_cycle_that_is_observed_is_the_one_that_is_attested(contradicted):
+    arm, outcome = contradicted
+    for rank in outcome.replicas(arm):
+        assert rank.group_attestation["observed_cycle_milliseconds"] >= 0.8 * CYCLE_MILLISECONDS
+
+
+@pytest.mark.parametrize("promise", promises.OF_A_REPLICA, ids=lambda promise: promise.__name__)
+def test_horovod_trains_as_ever(contradicted, promise):
+    arm, outcome = contradicted
+    promise(outcome.replicas(arm))
+
+
+def test_horovod_refuses_what_it_does_not_run(contradicted):
+    _, outcome = contradicted
+    for rank in outcome.ranks:
+        assert set(rank.refusals) == {"another rank", "another controller"}
+        assert rank.refusals["another rank"].startswith("BackendError: Horovod says rank")
+        assert rank.refusals["another controller"].startswith("BackendError: the arm asks for the")
+
+
+def test_mpi_attests_the_transport_that_the_environment_leaves_it(carry_out):
+    arm = "mpi:mode=flat"
+    with pytest.MonkeyPatch.context() as shell:
+        shell.setenv("OMPI_MCA_btl", "self,tcp")  # no shared memory
+        outcome = carry_out(launch_of("mpirun", arm), 2)
+    for rank in outcome.replicas(arm):
+        assert rank.group_attestation["transport"] == "TCP over lo"
+    for rank in outcome.ranks:
+        assert set(rank.refusals) == {"another rank", "a GPU"}
+        assert rank.refusals["another rank"].startswith("BackendError: MPI says rank")
+        assert rank.refusals["a GPU"].startswith("BackendError: mpi averages tensors in host memory")
+    for promise in promises.OF_A_REPLICA:
+        promise(outcome.replicas(arm))
