@@ -277,8 +277,21 @@ class Silent:
 # ---- what a launch starts from ----
 
 
-def test_there_is_nothing_to_read_from_stdin(launch):
-    assert launch.supervise("import sys; raise SystemExit(0 if sys.stdin.read() == '' else 9)") == 0
+@pytest.fixture
+def typed_ahead():
+    """Something waits on our own stdin."""
+    ours, (reading, writing) = os.dup(0), os.pipe()
+    os.write(writing, b"meant for the shell")
+    os.dup2(reading, 0)
+    yield
+    os.dup2(ours, 0)
+    for handle in (ours, reading, writing):
+        os.close(handle)
+
+
+def test_there_is_nothing_to_read_from_stdin(launch, typed_ahead):
+    code = "import os; raise SystemExit(9 if os.read(0, 1) else 0)"
+    assert launch.supervise(code, deadline=10) == 0
 
 
 def test_a_child_sees_what_was_set_and_no_secret(launch, monkeypatch):
