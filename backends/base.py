@@ -105,7 +105,10 @@ class Group(ABC):
 
     @abstractmethod
     def attest(self) -> Facts:
-        """Say what really runs, read back from the library: versions, transport, controller."""
+        """Say what really runs, read back from the library: versions, transport, controller.
+
+        Every rank calls it, at the same point: what a library does not tell may have to be observed.
+        """
 
     @abstractmethod
     def leave(self) -> None:

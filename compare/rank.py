@@ -97,10 +97,13 @@ def run(job: Job, placement: Placement, files: LaunchFiles) -> RankResult:
 
 
 def hash_parameters(model: nn.Module) -> str:
-    """SHA-256 over the bytes of every parameter and buffer, in the order of the state dict."""
+    """SHA-256 over the bytes of every parameter, in the model's order.
+
+    Buffers do not count: running statistics are each rank's own.
+    """
     digest = hashlib.sha256()
-    for tensor in model.state_dict().values():
-        digest.update(tensor.detach().cpu().contiguous().numpy())
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar, Self
 
+import mpi4py
 import torch
 from mpi4py import MPI
 
@@ -62,7 +62,7 @@ class MPIGroup(Group):
 
     def attest(self) -> Facts:
         library = MPI.Get_library_version().split(",")[0].strip("\x00 \n")
-        versions = {"mpi4py": version("mpi4py"), "mpi": library, "torch": str(torch.__version__)}
+        versions = {"mpi4py": mpi4py.__version__, "mpi": library, "torch": str(torch.__version__)}
         return {
             "library": library,
             "transport": evidence.mpi_transport(self.world_size),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from backends.base import Facts, Group, MakeOptimizer, Options
 
+DEFAULT_CAP_MB = 25
+
 
 class DDPReplica(LocalReplica):
     """Backward and communication are one phase: DDP offers no seam between them."""
@@ -27,7 +29,8 @@ class DDPReplica(LocalReplica):
         self.wrapped = DistributedDataParallel(
             model,
             device_ids=[group.device] if group.device.type == "cuda" else None,
-            bucket_cap_mb=options["bucket_cap_mb"],
+            # torch's own default is 25 too, but asked for by number it loses its small first bucket.
+            bucket_cap_mb=None if options["bucket_cap_mb"] == DEFAULT_CAP_MB else options["bucket_cap_mb"],
             gradient_as_bucket_view=bool(options["gradient_as_bucket_view"]),
             static_graph=bool(options["static_graph"]),
         )

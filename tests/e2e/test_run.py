@@ -247,9 +247,7 @@ def test_a_horovod_that_does_not_load_is_left_out_and_said(tmp_path):
 
 
 def test_dry_run_prints_every_command_and_starts_nothing(tmp_path, every_backend):
-    done = compare(
-        "run", "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run"
-    )
+    done = compare("run", "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run")
     assert done.returncode == 0, done.stderr
     for launcher in ("torchrun", "horovodrun", "mpirun"):
         assert f"/{launcher} " in done.stdout

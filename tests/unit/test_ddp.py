@@ -1,0 +1,48 @@
+"""The ddp arm is torch's own DDP, with torch's own defaults."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from backends import BACKENDS
+from backends.base import Placement
+from backends.groups.torch_group import TorchGroup
+from backends.strategies.ddp import DDPReplica
+from compare.workload import build_model
+
+BATCH = torch.zeros(4, 784), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield TorchGroup(Placement(0, 0, 1, 1, "here"), torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def buckets_of(wrapped):
+    for _ in range(3):  # the buckets are rebuilt in the second step, and told in the third
+        nn.functional.cross_entropy(wrapped(BATCH[0]), BATCH[1]).backward()
+    seen = wrapped._get_ddp_logging_data()
+    return [int(size) for size in seen["rebuilt_bucket_sizes"].split(",")]
+
+
+def replica_of(group, **given):
+    options = {option.name: option.default for option in BACKENDS["ddp"].options} | given
+    return DDPReplica(build_model("convnet"), lambda p: torch.optim.SGD(p, lr=0.01), group, options)
+
+
+def test_by_default_it_has_the_buckets_of_plain_ddp(group):
+    """Two: torch's first bucket is small, so that the first all-reduce begins early."""
+    ours = buckets_of(replica_of(group).wrapped)
+    assert ours == buckets_of(DistributedDataParallel(build_model("convnet")))
+    assert len(ours) == 2
+
+
+def test_a_bucket_size_that_is_given_is_taken_and_attested(group):
+    replica = replica_of(group, bucket_cap_mb=1.0)
+    sizes = buckets_of(replica.wrapped)
+    assert replica.attest()["bucket_bytes"] == sizes
+    assert replica.attest()["bucket_cap_bytes"] == 1 << 20
