@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from compare.results import Run
 
 INTERRUPTED = 130
-PLAIN_WIDTH = 160
+PLAIN_WIDTH = 200
 
 _EITHER_SPELLING = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
@@ -135,12 +135,8 @@ def run(
     ranks = sum(host.slots for host in hosts)
     if export_json:
         prepare.require_writable(export_json)
-    found = survey()
-    device = prepare.choose_device(device, ranks, found)
-    arms, left_out = prepare.choose_arms(named, device, found)
-    config = RunConfig(
-        arms=prepare.with_control(arms, control=control),
-        baseline=prepare.choose_baseline(baseline, arms),
+    draft = RunConfig(
+        arms=named,
         ranks=ranks,
         model=model,
         optimizer=optimizer,
@@ -152,17 +148,20 @@ def run(
         rounds=repeats,
         seed=seed,
         device=device,
-        threads_per_rank=threads or max(1, len(prepare.allowed_cpus()) // ranks),
+        threads_per_rank=prepare.default_threads(ranks) if threads is None else threads,
         launch_timeout_seconds=timeout,
         stall_seconds=stall,
     )
+    config, left_out = prepare.settle(draft, survey(), baseline=baseline, control=control)
     directory = output or prepare.default_output(config)
     if dry_run:
         _print_commands(console, config, hosts, directory)
         return
     directory = create_directory(directory)
     source = data.resolve(
-        choice, data_dir or data.default_root(), progress=lambda said: talk.print(said, style="dim")
+        choice,
+        data_dir or data.default_root(),
+        progress=lambda said: talk.print(said, style="dim", markup=False),
     )
     result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
     _finish(console, result, directory, export_json)
@@ -180,11 +179,17 @@ def _carry_out(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Ru
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
             return carry_out(run, directory, allowed_cpus(), progress)
     except KeyboardInterrupt:
-        talk.print(f"Interrupted. What was finished is kept: compare report {directory}")
+        talk.print("Interrupted.", *_kept(directory), markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     except RingsideError:
-        talk.print(f"What was finished is kept: compare report {directory}")
+        talk.print(*_kept(directory), markup=False, soft_wrap=True)
         raise
+
+
+def _kept(directory: Path) -> tuple[str, str]:
+    import shlex
+
+    return "What was finished is kept:", f"compare report {shlex.quote(str(directory))}"
 
 
 def _finish(console: Console, run: Run, directory: Path, export_json: Path | None) -> None:
@@ -196,7 +201,7 @@ def _finish(console: Console, run: Run, directory: Path, export_json: Path | Non
     summary = summarise(run)
     console.print()
     console.print(RunTable(run, summary))
-    console.print(f"Everything measured is in {directory}", style="dim", soft_wrap=True)
+    console.print(f"Everything measured is in {directory}", style="dim", markup=False, soft_wrap=True)
     if export_json:
         write_text(export_json, render(run, summary, "json") + "\n")
 
@@ -210,9 +215,9 @@ def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...]
     for index, arm in enumerate(order_of(config, 1), start=1):
         files = launch_files(directory, Planned(index, 1, arm))
         for command in commands_for(config, arm, hosts, files.job):
-            words = [f"{name}={value}" for name, value in command.environment.items()] + list(command.argv)
+            settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
             console.print(f"# {arm.label}", style="dim", markup=False)
-            console.print(shlex.join(words), soft_wrap=True, markup=False)
+            console.print(*settings, shlex.join(command.argv), soft_wrap=True, markup=False)
 
 
 @app.command(context_settings=_EITHER_SPELLING)

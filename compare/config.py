@@ -24,8 +24,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     arms: tuple[Arm, ...]
     """In the order named; the control first where there is one."""
-    baseline: str
-    """Label of the arm that the others are compared with."""
+    baseline: str = ""
+    """Label of the arm that the others are compared with; none as long as there are no arms."""
     ranks: int = 2
     model: str = "mlp"
     optimizer: str = "sgd"
@@ -83,8 +83,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 remedy="Train more --steps or --epochs, or take fewer --warmup steps.",
             )
         labels = [arm.label for arm in self.arms]
-        _require(bool(labels), "--backend", "nothing", "at least one arm")
-        _require(self.baseline in labels, "--baseline", self.baseline, " or ".join(labels))
+        _require(
+            not self.baseline or self.baseline in labels, "--baseline", self.baseline, " or ".join(labels)
+        )
 
     @property
     def global_batch_size(self) -> int:

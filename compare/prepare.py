@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from backends import BACKENDS
 from compare import __version__
 from compare.arms import CONTROL, Arm, parse_arm
@@ -25,6 +27,34 @@ if TYPE_CHECKING:
 
 DEFAULT_RANKS = 2
 """Without a hostfile that says how many slots there are."""
+
+
+def settle(
+    draft: RunConfig, survey: Survey, *, baseline: str | None, control: bool
+) -> tuple[RunConfig, dict[str, str]]:
+    """Settle a draft, which holds what the user gave, by what is there.
+
+    Returns:
+        The config of the run, and the backends that were left out with the reason.
+
+    Raises:
+        UnavailableError: what was named is not there.
+        UsageError: the baseline is none of the arms.
+    """
+    device = choose_device(draft.device, draft.ranks, survey)
+    arms, left_out = choose_arms(draft.arms, device, survey)
+    config = msgspec.structs.replace(
+        draft,
+        arms=with_control(arms, control=control),
+        baseline=choose_baseline(baseline, arms),
+        device=device,
+    )
+    return config, left_out
+
+
+def default_threads(ranks: int) -> int:
+    """Share the CPUs that this process may use among the ranks."""
+    return max(1, len(allowed_cpus()) // ranks)
 
 
 def choose_device(asked: str, ranks: int, survey: Survey) -> str:
@@ -172,7 +202,8 @@ def new_run(
     return Run(
         ringside_version=__version__,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        command=["compare", *sys.argv[1:]],
+        # A path may hold bytes that are no text; they are shown, not lost.
+        command=["compare", *(os.fsencode(word).decode(errors="replace") for word in sys.argv[1:])],
         config=config,
         dataset=dataset,
         hosts=list(hosts),

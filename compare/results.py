@@ -16,7 +16,7 @@ import msgspec
 from compare.arms import Arm
 from compare.config import RunConfig
 from compare.data import DatasetSource
-from compare.errors import OutputError
+from compare.errors import OutputError, UsageError
 from compare.hostfile import Host
 
 SCHEMA_VERSION = 1
@@ -192,7 +192,7 @@ def read_json(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise OutputError(f"{path} could not be read.", found=error.strerror or str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
         raise OutputError(
             f"{path} is not a file that this version of Ringside understands.",
             found=str(error),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from compare.results import Run
     from compare.stats import Summary
 
-_PLAIN_WIDTH = 160
+_PLAIN_WIDTH = 200
 
 
 def render(run: Run, summary: Summary) -> str:

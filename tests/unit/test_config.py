@@ -87,8 +87,9 @@ def test_a_wrong_name_is_answered_with_the_right_ones(field, value, right):
     assert refusal(**{field: value}).remedy == f"Use {right}."
 
 
-def test_at_least_one_arm_is_needed():
-    with pytest.raises(UsageError, match="--backend"):
+def test_a_draft_has_no_arms_yet_and_so_no_baseline():
+    assert RunConfig(arms=()).baseline == ""
+    with pytest.raises(UsageError, match="--baseline"):
         RunConfig(arms=(), baseline="ddp")
 
 
