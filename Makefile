@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/.installed
 HOROVOD := $(VENV)/.horovod
 
 # Cheap tests first: a broken function is reported before a launcher is started.
-TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/e2e tests/lab)
+TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/e2e tests/faults tests/lab)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

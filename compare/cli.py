@@ -179,17 +179,20 @@ def _carry_out(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Ru
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
             return carry_out(run, directory, allowed_cpus(), progress)
     except KeyboardInterrupt:
-        talk.print("Interrupted.", *_kept(directory), markup=False, soft_wrap=True)
+        talk.print("Interrupted.")
+        _print_kept(talk, directory)
         raise typer.Exit(INTERRUPTED) from None
     except RingsideError:
-        talk.print(*_kept(directory), markup=False, soft_wrap=True)
+        _print_kept(talk, directory)
         raise
 
 
-def _kept(directory: Path) -> tuple[str, str]:
+def _print_kept(talk: Console, directory: Path) -> None:
     import shlex
 
-    return "What was finished is kept:", f"compare report {shlex.quote(str(directory))}"
+    if directory.exists():
+        command = f"compare report {shlex.quote(str(directory))}"
+        talk.print("What was finished is kept:", command, markup=False, soft_wrap=True)
 
 
 def _finish(console: Console, run: Run, directory: Path, export_json: Path | None) -> None:
@@ -210,7 +213,7 @@ def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...]
     import shlex
 
     from compare.experiment import Planned, order_of
-    from compare.run import commands_for, launch_files
+    from compare.launching import commands_for, launch_files
 
     for index, arm in enumerate(order_of(config, 1), start=1):
         files = launch_files(directory, Planned(index, 1, arm))

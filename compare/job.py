@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 import msgspec
 
 from compare.arms import Arm
 from compare.config import RunConfig
 from compare.data import DatasetSource
+
+_LAST_BYTES = 4096
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,20 +27,42 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time just before the launcher was started."""
 
 
-class Progress(NamedTuple):
-    """How far one rank has come."""
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign of progress of one rank."""
 
+    stage: Literal["start", "data", "join", "replica", "warm-up", "train", "test", "end"]
+    """What it is about to do."""
     step: int
+    """Training steps done."""
     at: float
+    """Unix time."""
+    pid: int
+
+
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a rank ended without a result, in its own words."""
+
+    rank: int
+    host: str
+    at: float
+    """Unix time: the first failure is the cause, whatever the launcher says."""
+    kind: Literal["raised", "ended"]
+    """It raised; or it was ended by its launcher or for want of its parent, and is not to blame."""
+    message: str
+    where: str = ""
+    """file:line of what raised."""
+    traceback: str = ""
 
 
 class LaunchFiles:
-    """The files of one launch. A rank writes only its own, each whole or not at all."""
+    """The files of one launch. A rank writes only its own."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.job = directory / "job.json"
         self.launcher_log = directory / "launcher.log"
+        self.lease = directory / "lease"
+        """Touched by the parent while it lives."""
 
     def result(self, rank: int) -> Path:
         """Return where a rank's ``RankResult`` goes."""
@@ -53,20 +77,20 @@ class LaunchFiles:
         return self.directory / f"rank-{rank}.log"
 
     def note_progress(self, rank: int, progress: Progress) -> None:
-        """Append a line to a rank's progress; called between blocks, never inside one."""
-        with self._progress(rank).open("a") as file:
-            file.write(f"{progress.step} {progress.at}\n")
+        """Append a line to a rank's progress; never called inside a timed block."""
+        with self._progress(rank).open("ab") as file:
+            file.write(msgspec.json.encode(progress) + b"\n")
 
     def read_progress(self, rank: int) -> Progress | None:
-        """Return how far a rank has come, or None before it has begun."""
+        """Return a rank's last sign of progress, or None before it has begun."""
         try:
-            lines = self._progress(rank).read_text().splitlines()
+            with self._progress(rank).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
+                lines = file.read().split(b"\n")
         except OSError:
             return None
-        if not lines:
-            return None
-        step, at = lines[-1].split()
-        return Progress(int(step), float(at))
+        # What stands after the last newline is still being written.
+        return msgspec.json.decode(lines[-2], type=Progress) if len(lines) > 1 else None
 
     def _progress(self, rank: int) -> Path:
         return self.directory / f"rank-{rank}.progress"

@@ -60,6 +60,15 @@ class LiveProgress:
         del planned
         self._bars.update(self._steps, completed=steps)
 
+    def launch_restarts(self, planned: Planned, reason: str) -> None:
+        """Say that a launch is started again."""
+        self._console.print(
+            f"round {planned.round}/{self._config.rounds}  {planned.arm.label:<28} starts again: {reason}",
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )
+
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
         """Print one line, and with ``--verbose`` what was executed."""
         self._bars.advance(self._launches)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import hashlib
 import os
 import platform
@@ -16,23 +15,23 @@ import torch
 import backends
 from backends.base import BackendError
 from compare import data
-from compare.job import Progress
 from compare.measure import peak_memory_bytes, read_clock, split_into_blocks, time_block
 from compare.results import Block, Evaluation, Moments, RankResult
 from compare.train import evaluate, train
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import nn
 
     from backends.base import Facts, Group, Placement, Replica
-    from compare.job import Job, LaunchFiles
+    from compare.guard import Guard
+    from compare.job import Job
     from compare.train import Batch
 
 
-def run(job: Job, placement: Placement, files: LaunchFiles) -> RankResult:
+def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     """Do a rank's part of a launch.
 
     Raises:
@@ -41,19 +40,21 @@ def run(job: Job, placement: Placement, files: LaunchFiles) -> RankResult:
         Exception: whatever the libraries raise; the caller records it.
     """
     config, moments = job.config, [time.time()]
-    _watch(config.launch_timeout_seconds)
     torch.set_num_threads(config.threads_per_rank)
     _assert_alike(job)
     device = _device(config.device, placement)
     make_group, make_replica = backends.load(job.arm.backend)
 
+    guard.note("data")
     raw = data.load(Path(job.dataset.directory))
     images, labels = as_tensors(raw.train_images, raw.train_labels, device)
     moments.append(time.time())
 
+    guard.note("join")
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
     moments.append(time.time())
 
+    guard.note("replica")
     torch.manual_seed(config.seed)
     model = build_model(config.model).to(device)
     replica = make_replica(model, optimizer_maker(config), group, job.arm.options)
@@ -62,18 +63,15 @@ def run(job: Job, placement: Placement, files: LaunchFiles) -> RankResult:
     torch.manual_seed(config.seed + 1 + placement.rank)
     moments.append(time.time())
 
+    guard.note("warm-up")
     batches = iter(Batches(images, labels, replica.shard, config))
     train(replica, batches, 1)
     read_clock(device)
     moments.append(time.time())
 
-    def note(step: int) -> None:
-        files.note_progress(placement.rank, Progress(step, time.time()))
-        _watch(config.stall_seconds)
-
     train(replica, batches, config.untimed_steps - 1)
     timed = range(config.untimed_steps, config.total_steps)
-    blocks = list(_timed_blocks(replica, batches, group, timed, note))
+    blocks = list(_timed_blocks(replica, batches, group, timed, guard))
 
     result = RankResult(
         rank=placement.rank,
@@ -91,8 +89,8 @@ def run(job: Job, placement: Placement, files: LaunchFiles) -> RankResult:
         moments=Moments(*(moment - job.launched_at for moment in moments)),
         attestation=_attest(group, replica, device),
     )
+    guard.note("end", config.total_steps)
     group.leave()
-    faulthandler.cancel_dump_traceback_later()
     return result
 
 
@@ -108,16 +106,16 @@ def hash_parameters(model: nn.Module) -> str:
 
 
 def _timed_blocks(
-    replica: Replica, batches: Iterator[Batch], group: Group, steps: range, note: Callable[[int], None]
+    replica: Replica, batches: Iterator[Batch], group: Group, steps: range, guard: Guard
 ) -> Iterator[Block]:
     """Train the steps that count, block by block."""
     done = steps.start
     for count in split_into_blocks(len(steps)):
-        note(done)
+        guard.note("train", done)
         wall_ns = time_block(partial(train, replica, batches, count), group.barrier, group.device)
         yield Block(steps=count, wall_ns=wall_ns)
         done += count
-    note(done)
+    guard.note("test", done)
 
 
 def _evaluate(
@@ -163,8 +161,3 @@ def _assert_alike(job: Job) -> None:
             f"this rank has CPUs {found[0]} and {found[1]} threads instead of {expected[0]} and "
             f"{expected[1]}: arms that are bound differently cannot be compared"
         )
-
-
-def _watch(seconds: float) -> None:
-    """Arm the watchdog: unless it is armed again in time, it prints every stack and ends the process."""
-    faulthandler.dump_traceback_later(seconds, exit=True)

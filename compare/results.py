@@ -69,18 +69,6 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """What really ran, read back from the libraries and the kernel."""
 
 
-class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank ended without a result, in its own words."""
-
-    rank: int
-    host: str
-    at: float
-    """Unix time: the first failure is the cause, whatever the launcher says."""
-    message: str
-    where: str
-    traceback: str
-
-
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One start of an arm that ended well: exactly one result from every rank."""
 
@@ -94,6 +82,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What was set for the ranks over the user's own environment."""
     started_at: float
     seconds: float
+    restarted_because: str = ""
+    """Why it was launched a second time, if it was."""
     ranks: list[RankResult]
 
 

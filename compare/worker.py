@@ -1,7 +1,7 @@
 """The process on each rank, as every launcher starts it: ``python -m compare.worker JOB``.
 
-This is the guard around the work of ``rank.py``: whatever happens in there, even a library that does
-not load, ends in a result or in a failure with the rank's name on it.
+Whatever happens in ``rank.py``, even a library that does not load, ends in a result or in a failure
+with the rank's name on it.
 """
 
 from __future__ import annotations
@@ -11,30 +11,36 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from compare.job import Job, LaunchFiles
+from compare.guard import Guard
+from compare.job import Job, LaunchFiles, RankFailure
 from compare.launch import LAUNCHERS
-from compare.results import RankFailure, read_json, write_json
+from compare.results import read_json, write_json
 
 if TYPE_CHECKING:
     from backends.base import Placement
 
 
-def main(job_file: str) -> None:
+def main(job_file: str) -> NoReturn:
     """Do a job, and leave either a result or a failure behind."""
     files = LaunchFiles(Path(job_file).parent)
     job = read_json(files.job, Job)
     placement = LAUNCHERS[job.launcher].placement(os.environ)
     _redirect_output(files.log(placement.rank))
+    guard = Guard(files, placement, job.config.stall_seconds)
+    guard.start()
     try:
+        guard.note("start")
         from compare.rank import run  # inside the guard, because it imports torch
 
-        write_json(files.result(placement.rank), run(job, placement, files))
-        _end()
-    except BaseException as error:
+        write_json(files.result(placement.rank), run(job, placement, guard))
+        status = 0
+    except BaseException as error:  # noqa: BLE001 -- whatever it is, it is written down
+        traceback.print_exc()
         write_json(files.failure(placement.rank), _describe(error, placement))
-        raise
+        status = 1
+    _end(status)
 
 
 def _redirect_output(log: Path) -> None:
@@ -45,11 +51,11 @@ def _redirect_output(log: Path) -> None:
     os.close(handle)
 
 
-def _end() -> None:
-    """End at once: the group has been left, and tearing the interpreter down takes half a second."""
+def _end(status: int) -> NoReturn:
+    """End at once: tearing down takes half a second, and a library may wait in it for ever."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def _describe(error: BaseException, placement: Placement) -> RankFailure:
@@ -58,6 +64,7 @@ def _describe(error: BaseException, placement: Placement) -> RankFailure:
         rank=placement.rank,
         host=placement.host,
         at=time.time(),
+        kind="raised",
         message=f"{type(error).__name__}: {error}",
         where=f"{last.filename}:{last.lineno}",
         traceback=traceback.format_exc(),

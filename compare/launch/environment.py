@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MARKER = "RINGSIDE_LAUNCH"
 """Names the launch in every process that descends from it, so that none can be overlooked."""
+SCRATCH = "RINGSIDE_SCRATCH"
+"""Folders that belong to this launch alone; who ends last removes them."""
 
 _NAMES = {
     *(

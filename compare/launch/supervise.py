@@ -6,11 +6,11 @@ import contextlib
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import psutil
 
-from compare.errors import OutputError, StalledError, UnavailableError
+from compare.errors import OutputError, UnavailableError
 from compare.launch.environment import MARKER, inherited
 
 if TYPE_CHECKING:
@@ -23,50 +23,50 @@ _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 
 
+class Ending(NamedTuple):
+    """How a launch ended."""
+
+    status: int | None
+    """The first exit status that is not 0, or 0; None where the launch was ended because it would not."""
+    seconds: float
+    timed_out: bool = False
+
+
 def supervise(
     commands: Sequence[Command],
     *,
     name: str,
-    where: str,
     log: Path,
     deadline_seconds: float,
-    on_tick: Callable[[], None],
-) -> int:
-    """Execute the commands side by side until all have ended or one has failed.
+    on_tick: Callable[[], bool],
+) -> Ending:
+    """Execute the commands side by side until all have ended, one has failed, or there is no more hope.
 
     Args:
         commands: what to execute; without a shell, with no input.
         name: the launch's own name; marks every process that descends from it.
-        where: the launch as a person calls it.
         log: file for what the launchers print.
         deadline_seconds: how long the whole may take.
-        on_tick: called about twenty times a second.
+        on_tick: called about twenty times a second; returns whether there is still something to wait for.
 
     Returns:
-        The first exit status that is not 0, or 0.
+        How it ended. Nothing of the launch is left running then.
 
     Raises:
-        StalledError: the deadline has passed.
         UnavailableError: a command could not be executed.
         OutputError: the log could not be written.
     """
-    deadline = time.monotonic() + deadline_seconds
+    began = time.monotonic()
     started: list[subprocess.Popen[bytes]] = []
     try:
         with _open(log) as output:
             started.extend(_start(command, name, output) for command in commands)
-        while any(process.poll() is None for process in started):
-            status = _first_failure(started)
-            if status:
-                return status
-            if time.monotonic() > deadline:
-                raise StalledError(
-                    f"{where}: the launch did not end within {deadline_seconds:g} s.",
-                    remedy="Give it longer with --timeout, or train fewer --steps.",
-                )
-            on_tick()
+        while any(process.poll() is None for process in started) and not _first_failure(started):
+            seconds = time.monotonic() - began
+            if seconds > deadline_seconds or not on_tick():
+                return Ending(None, seconds, timed_out=seconds > deadline_seconds)
             time.sleep(_POLL_SECONDS)
-        return _first_failure(started)
+        return Ending(_first_failure(started), time.monotonic() - began)
     finally:
         _end_all(name, started)
 
@@ -134,3 +134,11 @@ def descendants(name: str) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARKER) == name and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs; one that has ended but was not reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -83,6 +83,11 @@ def warnings(run: Run, summary: Summary) -> list[str]:
             f"Oversubscribed: {run.config.ranks} ranks × {_count(run.config.threads_per_rank, 'thread')} on "
             f"{_count(run.cores, 'core')} wait for each other, so no arm is called fastest."
         )
+    said += [
+        f"{launch.arm}, round {launch.round}, was launched twice: {launch.restarted_because}."
+        for launch in run.launches
+        if launch.restarted_because
+    ]
     return said + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
 
 

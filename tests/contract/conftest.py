@@ -85,16 +85,16 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks):
         mark = f"contract-{os.getpid()}-{directory.name}"
         launch_marks.append(mark)
         try:
-            status: int | str = supervise(
+            ending = supervise(
                 LAUNCHERS[launch.launcher].commands(request),
                 name=mark,
-                where=f"{launch.launcher} on {world}",
                 log=directory / "launcher.log",
                 deadline_seconds=DEADLINE_SECONDS,
-                on_tick=lambda: None,
+                on_tick=lambda: True,
             )
         except RingsideError as error:
-            status = str(error)
+            return Outcome(directory, world, str(error))
+        status = f"not ended after {ending.seconds:.0f} s" if ending.status is None else ending.status
         return Outcome(directory, world, status)
 
     return run

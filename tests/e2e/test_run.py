@@ -180,6 +180,8 @@ def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests in the background may have had it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     )
     _wait_until(lambda: (directory / "results.json").exists() and len(read_run(directory).launches) >= 2)
     started.send_signal(signal.SIGINT)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backends import BACKENDS
-from compare import availability, cli, data, errors, run
+from compare import availability, cli, data, errors, launching, run
 from compare.availability import Availability, Found, Survey
 from compare.errors import (
     DataError,
@@ -70,7 +70,7 @@ def compare(monkeypatch, capfd, tmp_path):
     """Call the program, in an empty folder, on a machine without GPUs and without mpi4py."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(availability, "survey", lambda: SURVEY)
-    monkeypatch.setattr(run, "find_launcher", lambda name: Path("/opt/env/bin") / name)
+    monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
     monkeypatch.setattr(data, "resolve", lambda *_arguments, **_options: MNIST)
     terminate = signal.getsignal(signal.SIGTERM)
 

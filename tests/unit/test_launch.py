@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends import BACKENDS
 from backends.base import Placement
-from compare import run
+from compare import launching
 from compare.arms import parse_arm, parse_arms
 from compare.errors import UnavailableError
 from compare.hostfile import Host
@@ -285,14 +285,14 @@ def test_threads_and_the_interface_are_set_for_every_library():
 @pytest.fixture
 def launchers(monkeypatch):
     """Every launcher is there, whatever this machine has."""
-    monkeypatch.setattr(run, "find_launcher", lambda name: Path("/opt/env/bin") / name)
+    monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
 
 
 ARMS = "none,ddp,manual,manual:mode=overlap,horovod,horovod:controller=mpi,mpi"
 
 
 def commands_of(config, arm):
-    return run.commands_for(config, arm, (Host("localhost", config.ranks),), Path("/runs/x/job.json"))
+    return launching.commands_for(config, arm, (Host("localhost", config.ranks),), Path("/runs/x/job.json"))
 
 
 def test_every_arm_gets_the_same_settings(launchers):
@@ -314,7 +314,7 @@ def test_every_arm_runs_the_same_ranks_of_the_same_program(launchers):
 
 @pytest.mark.parametrize("arm", parse_arms([ARMS]), ids=lambda arm: arm.label)
 def test_a_launcher_that_is_not_there_is_named(arm, monkeypatch):
-    monkeypatch.setattr(run, "find_launcher", lambda _name: None)
+    monkeypatch.setattr(launching, "find_launcher", lambda _name: None)
     with pytest.raises(UnavailableError) as caught:
         commands_of(a_config(arm.label), arm)
     assert BACKENDS[arm.backend].launcher in caught.value.what

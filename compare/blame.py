@@ -1,0 +1,114 @@
+"""Who is the cause that a launch ended without all its results: pure, from what every rank left behind.
+
+Launchers name the victim: the rank whose connection broke, not the one that broke it. The cause is the
+first rank that raised, died or stalled, by time; a rank that its launcher ended is never it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from compare.job import Progress, RankFailure
+
+_FIRST_WORD_SECONDS = 1.0
+"""A rank that died says nothing; its peers' complaints of broken connections come within this time."""
+_DUMP = re.compile(r"^Timeout \(\d+:\d+:\d+(\.\d+)?\)!$", re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+# Where a rank stands that waits for others rather than being waited for.
+_WAITING = ("backends/groups/", "torch/distributed/", "torch/autograd/graph.py", "horovod/", "mpi4py")
+
+
+class Evidence(NamedTuple):
+    """What one rank left behind."""
+
+    rank: int
+    host: str
+    has_result: bool
+    failure: RankFailure | None
+    died_at: float | None
+    """Unix time at which its process was found gone, with neither result nor failure."""
+    log: str
+    """The end of what it printed."""
+    logged_at: float
+    """Unix time at which it last printed."""
+    progress: Progress | None
+
+
+class Cause(NamedTuple):
+    """The rank that is to blame, and how it shows."""
+
+    rank: int
+    host: str
+    kind: Literal["raised", "died", "stalled"]
+    at: float
+    said: str
+    """Its error, or what can be said in its stead."""
+    where: str
+    """file:line, where it is known."""
+
+
+def find_cause(evidence: list[Evidence]) -> Cause | None:
+    """Find the first rank that raised, died or stalled; None where no rank did."""
+    open_cases = [rank for rank in evidence if not rank.has_result]
+    raised = [_raised(e, e.failure) for e in open_cases if e.failure and e.failure.kind == "raised"]
+    stalled = [e for e in open_cases if not e.failure and _DUMP.search(e.log)]
+    died = [_died(e, e.died_at) for e in open_cases if e.died_at and not e.failure and e not in stalled]
+    events = raised + ([_stalled(open_cases, stalled)] if stalled else [])
+    first = min(events, key=lambda cause: cause.at, default=None)
+    first_death = min(died, key=lambda cause: cause.at, default=None)
+    if first_death and (first is None or first_death.at < first.at + _FIRST_WORD_SECONDS):
+        return first_death
+    return first
+
+
+def main_stack(log: str) -> list[tuple[str, str]]:
+    """Return (file:line, function) of a dumped process's main thread, innermost first."""
+    dump = _DUMP.search(log)
+    if not dump:
+        return []
+    threads = _THREAD.split(log[dump.end() :])[1:]
+    for thread in threads:
+        frames = [(f"{m['file']}:{m['line']}", m["function"]) for m in _FRAME.finditer(thread)]
+        if any("compare/worker.py" in place for place, _ in frames):
+            return frames
+    return []
+
+
+def _raised(evidence: Evidence, failure: RankFailure) -> Cause:
+    return Cause(evidence.rank, failure.host, "raised", failure.at, failure.message, failure.where)
+
+
+def _died(evidence: Evidence, at: float) -> Cause:
+    crash = next((line for line in evidence.log.splitlines() if line.startswith("Fatal Python error")), "")
+    stack = _FRAME.search(evidence.log, max(0, evidence.log.find("\nCurrent thread")))
+    said = crash or (
+        "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
+    )
+    where = f"{stack['file']}:{stack['line']}" if crash and stack else ""
+    return Cause(evidence.rank, evidence.host, "died", at, f"{said}\n{_last_seen(evidence)}", where)
+
+
+def _stalled(open_cases: list[Evidence], dumped: list[Evidence]) -> Cause:
+    """Choose among ranks that all stopped: one that cannot even say so, else one that is in no collective."""
+    silent = [e for e in open_cases if e not in dumped and not e.failure and e.died_at is None]
+    busy = [e for e in dumped if not _waits(main_stack(e.log))]
+    suspects = silent or busy or dumped
+    culprit = min(suspects, key=lambda e: (e.progress.step if e.progress else -1, e.rank))
+    stack = main_stack(culprit.log)
+    where = stack[0][0] if stack else ""
+    at = min(e.logged_at for e in dumped)
+    return Cause(culprit.rank, culprit.host, "stalled", at, _last_seen(culprit), where)
+
+
+def _waits(stack: list[tuple[str, str]]) -> bool:
+    # Innermost frames first: the few that a library puts above the call that waits.
+    return any(mark in place for place, _ in stack[:4] for mark in _WAITING)
+
+
+def _last_seen(evidence: Evidence) -> str:
+    progress = evidence.progress
+    if progress is None:
+        return "It never began."
+    return f"It was last seen before {progress.stage!r}, with {progress.step} steps done."

@@ -1,0 +1,105 @@
+"""A rank's guard: behind a dead link or a dead parent nobody can end a rank but itself.
+
+Three things end it. A **watchdog** in C, armed anew at every sign of progress, prints every stack and
+ends the process when none came in time, even where the interpreter is stuck. A **lease**, which the
+parent renews while it lives, runs out. A **SIGTERM** from the launcher is answered by a thread, because
+the main one may wait in a collective for ever; the rank then says that it was ended, so that whoever
+looks for the cause need not suspect it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from compare.job import LaunchFiles, Progress, RankFailure
+from compare.launch.environment import SCRATCH
+from compare.results import write_json
+
+if TYPE_CHECKING:
+    from backends.base import Placement
+
+LEASE_SECONDS = 10.0
+"""How long a rank lives without a sign of life from its parent."""
+
+_LOOK_SECONDS = 1.0
+
+Stage = Literal["start", "data", "join", "replica", "warm-up", "train", "test", "end"]
+
+
+class Guard:
+    """Watches over one rank, from before its libraries are loaded until it ends."""
+
+    def __init__(self, files: LaunchFiles, placement: Placement, patience_seconds: float) -> None:
+        self._files = files
+        self._placement = placement
+        self._patience_seconds = patience_seconds
+
+    def start(self) -> None:
+        """Begin to watch; to be called from the main thread."""
+        faulthandler.enable()  # a crash in a library leaves its stack in the log
+        readable, writable = os.pipe()
+        os.set_blocking(writable, False)
+        signal.set_wakeup_fd(writable)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # the byte in the pipe is the message
+        threading.Thread(target=self._watch, args=(readable,), name="guard", daemon=True).start()
+
+    def note(self, stage: Stage, step: int = 0) -> None:
+        """Say what the rank is about to do, and arm the watchdog anew. Never called in a timed block."""
+        faulthandler.dump_traceback_later(self._patience_seconds, exit=True)
+        progress = Progress(stage=stage, step=step, at=time.time(), pid=os.getpid())
+        self._files.note_progress(self._placement.rank, progress)
+
+    def _watch(self, readable: int) -> None:
+        lease = Lease(self._files)
+        while True:
+            ready, _, _ = select.select([readable], [], [], _LOOK_SECONDS)
+            if ready and signal.SIGTERM in os.read(readable, 64):
+                self._end("ended by its launcher")
+            if lease.has_run_out():
+                _remove_scratch()
+                self._end(f"left alone: its parent gave no sign of life for {LEASE_SECONDS:g} s")
+
+    def _end(self, why: str) -> NoReturn:
+        sys.stderr.write(f"This rank was {why}.\n")
+        placement = self._placement
+        failure = RankFailure(
+            rank=placement.rank, host=placement.host, at=time.time(), kind="ended", message=why
+        )
+        try:
+            if not self._files.result(placement.rank).exists():
+                write_json(self._files.failure(placement.rank), failure)
+        finally:
+            os._exit(128 + signal.SIGTERM)
+
+
+class Lease:
+    """The parent's sign of life: a file that it touches. Only change counts, so clocks need not agree."""
+
+    def __init__(self, files: LaunchFiles) -> None:
+        self._file = files.lease
+        self._seen = 0
+        self._changed_at = time.monotonic()
+
+    def has_run_out(self) -> bool:
+        """Whether the parent has been silent for too long."""
+        try:
+            seen = self._file.stat().st_mtime_ns
+        except OSError:  # the folder may have vanished, and the parent with it
+            seen = self._seen
+        if seen != self._seen:
+            self._seen, self._changed_at = seen, time.monotonic()
+        return time.monotonic() - self._changed_at > LEASE_SECONDS
+
+
+def _remove_scratch() -> None:
+    """Remove what the parent would have removed, were it alive."""
+    for folder in filter(None, os.environ.get(SCRATCH, "").split(os.pathsep)):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,243 @@
+"""Launch one arm once: write its job, start its launcher, watch it, and take exactly one result a rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from backends import BACKENDS
+from compare import parity
+from compare.availability import environment_bin, find_launcher
+from compare.errors import LaunchError, OutputError, UnavailableError
+from compare.job import Job, LaunchFiles
+from compare.launch import LAUNCHERS
+from compare.launch.environment import SCRATCH, settings
+from compare.launch.request import Command, Request
+from compare.launch.supervise import supervise
+from compare.results import Launch, RankResult, Run, write_json
+from compare.watch import Watch, tail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from compare.arms import Arm
+    from compare.config import RunConfig
+    from compare.experiment import Planned
+    from compare.hostfile import Host
+
+LOOPBACK = "lo"
+"""The interface of every arm on one machine: no port is open to anybody else."""
+
+_PORT_TAKEN = ("EADDRINUSE", "address already in use")
+
+
+class Observer(Protocol):
+    """Somebody who watches a run."""
+
+    def launch_begins(self, planned: Planned) -> None:
+        """Hear that a launch is about to start."""
+
+    def steps_done(self, planned: Planned, steps: int) -> None:
+        """Hear how far its first rank has come."""
+
+    def launch_restarts(self, planned: Planned, reason: str) -> None:
+        """Hear that it is started a second time, because the machine failed it."""
+
+    def launch_ended(self, planned: Planned, launch: Launch) -> None:
+        """Hear that it ended well."""
+
+
+def launch_arm(
+    run: Run, planned: Planned, directory: Path, affinity: list[int], observer: Observer
+) -> Launch:
+    """Launch an arm, and once again where another process took the port in the meantime.
+
+    Args:
+        run: the run that it belongs to.
+        planned: which arm, and which launch of the run it is.
+        directory: the run's folder.
+        affinity: the CPUs that every rank may use.
+        observer: told how far it has come.
+
+    Raises:
+        LaunchError: a rank failed, died or stalled; named with what it said.
+        ParityError: the ranks did not train one model.
+        OutputError: the run's folder cannot be written.
+        UnavailableError: the launcher is not there.
+    """
+    files = launch_files(directory, planned)
+    try:
+        return _launch_once(run, planned, files, affinity, observer)
+    except LaunchError:
+        if not _port_was_taken(files, run.config):
+            raise
+    reason = "another process took its port before it could"
+    observer.launch_restarts(planned, reason)
+    again = LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
+    return _launch_once(run, planned, again, affinity, observer, restarted_because=reason)
+
+
+def commands_for(
+    config: RunConfig,
+    arm: Arm,
+    hosts: tuple[Host, ...],
+    job_file: Path,
+    own_settings: Mapping[str, str] | None = None,
+) -> list[Command]:
+    """Say what is executed to launch an arm: what ``--dry-run`` prints and a run starts.
+
+    Args:
+        config: the run's.
+        arm: the arm to launch.
+        hosts: each with the number of its ranks as slots.
+        job_file: what the ranks read.
+        own_settings: environment of this launch alone, over that of all arms.
+
+    Raises:
+        UnavailableError: the arm's launcher is not there.
+    """
+    name = BACKENDS[arm.backend].launcher
+    executable = find_launcher(name)
+    if executable is None:
+        raise UnavailableError(
+            f"{arm.label} needs {name}, which is not there.",
+            found=f"{name} is neither beside {sys.executable} nor on PATH.",
+            remedy=BACKENDS[arm.backend].install or "pip install --force-reinstall torch",
+        )
+    alike = settings(threads=config.threads_per_rank, interface=LOOPBACK, executables=environment_bin())
+    request = Request(
+        executable=executable,
+        python=Path(sys.executable),
+        hosts=hosts,
+        module="compare.worker",
+        arguments=(str(job_file),),
+        port=_free_port(),
+        environment=alike | dict(own_settings or {}),
+        interface=LOOPBACK,
+        options=arm.options,
+    )
+    return LAUNCHERS[name].commands(request)
+
+
+def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
+    """Say where the files of a launch lie in a run's folder."""
+    name = "".join(c if c.isalnum() or c in "-=." else "_" for c in planned.arm.label)
+    return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name}")
+
+
+def _launch_once(
+    run: Run,
+    planned: Planned,
+    files: LaunchFiles,
+    affinity: list[int],
+    observer: Observer,
+    *,
+    restarted_because: str = "",
+) -> Launch:
+    launcher = BACKENDS[planned.arm.backend].launcher
+    began = time.time()
+    job = Job(
+        config=run.config,
+        arm=planned.arm,
+        launcher=launcher,
+        dataset=run.dataset,
+        affinity=affinity,
+        launched_at=began,
+    )
+    _write_job(files, job)
+    with _scratch() as scratch:
+        commands = commands_for(run.config, planned.arm, tuple(run.hosts), files.job, scratch.settings())
+        ranks = _supervised(run.config, planned, files, commands, observer)
+    parity.check_launch(planned.arm, ranks)
+    return Launch(
+        number=planned.number,
+        round=planned.round,
+        arm=planned.arm.label,
+        launcher=launcher,
+        argv=[list(command.argv) for command in commands],
+        environment=dict(commands[0].environment),
+        started_at=began,
+        seconds=time.time() - began,
+        restarted_because=restarted_because,
+        ranks=ranks,
+    )
+
+
+def _supervised(
+    config: RunConfig, planned: Planned, files: LaunchFiles, commands: list[Command], observer: Observer
+) -> list[RankResult]:
+    watch = Watch(files, config.ranks, socket.gethostname(), config.stall_seconds)
+
+    def tick() -> bool:
+        observer.steps_done(planned, watch.steps_done())
+        return watch.tick()
+
+    ending = supervise(
+        commands,
+        # The whole path: another run may write into a folder of the same name.
+        name=str(files.directory),
+        log=files.launcher_log,
+        deadline_seconds=config.launch_timeout_seconds,
+        on_tick=tick,
+    )
+    return watch.conclude(f"{planned.arm.label}, round {planned.round}", ending)
+
+
+def _write_job(files: LaunchFiles, job: Job) -> None:
+    try:
+        files.directory.mkdir(parents=True)
+        files.lease.touch()
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise OutputError(f"{files.directory} could not be made.", found=found) from None
+    write_json(files.job, job)
+
+
+class _Scratch(NamedTuple):
+    """Folders of one launch for what launchers and libraries leave lying about when they are killed."""
+
+    temporary: Path
+    shared_memory: Path
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "TMPDIR": str(self.temporary),
+            # Open MPI's segments would survive a rank that was killed.
+            "OMPI_MCA_btl_vader_backing_directory": str(self.shared_memory),
+            SCRATCH: f"{self.temporary}{os.pathsep}{self.shared_memory}",
+        }
+
+
+@contextmanager
+def _scratch() -> Iterator[_Scratch]:
+    shared = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
+    prefix = f"ringside-{os.getpid()}-"
+    temporary = Path(tempfile.mkdtemp(prefix=prefix))
+    shared = Path(tempfile.mkdtemp(prefix=prefix, dir=shared if os.access(shared, os.W_OK) else temporary))
+    scratch = _Scratch(temporary, shared)
+    try:
+        yield scratch
+    finally:
+        for folder in scratch:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:
+    """Whether a launch failed before any rank began, because its port was not free any more."""
+    began = any(files.read_progress(rank) for rank in range(config.ranks))
+    said = tail(files.launcher_log, lines=200)
+    return not began and any(mark in said for mark in _PORT_TAKEN)
+
+
+def _free_port() -> int:
+    """Return a port of the loopback interface that is free now; the usual 29500 clashes."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,180 @@
+"""The parent's eye on a launch: renews its lease, sees who dies, and says in the end who was the cause."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from compare.blame import Cause, Evidence, find_cause
+from compare.errors import LaunchError, OutputError, StalledError
+from compare.job import LaunchFiles, RankFailure
+from compare.launch.supervise import is_alive
+from compare.results import RankResult, read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from compare.launch.supervise import Ending
+
+_RENEW_SECONDS = 0.5
+_PATIENCE_SECONDS = 2.0
+"""For a launcher to notice that a rank has died, and for the others to say what they saw."""
+_GRACE_SECONDS = 5.0
+"""For a rank's own watchdog, which knows more, to be first."""
+_LITTLE_BYTES = 1 << 20
+_LOG_CHARACTERS = 20_000
+
+
+class Watch:
+    """Watches one launch. ``tick`` goes on while the launch may; ``conclude`` takes its results."""
+
+    def __init__(self, files: LaunchFiles, ranks: int, host: str, stall_seconds: float) -> None:
+        self._files = files
+        self._ranks = range(ranks)
+        self._host = host
+        self._stall_seconds = stall_seconds
+        self._died_at: dict[int, float] = {}
+        self._renewed_at = 0.0
+
+    def tick(self) -> bool:
+        """Renew the lease and look around; return whether there is still something to wait for.
+
+        Raises:
+            OutputError: the run's folder has vanished, or takes no more writing.
+        """
+        self._renew_lease()
+        now = time.time()
+        for rank in self._ranks:
+            if rank not in self._died_at and self._is_gone(rank):
+                self._died_at[rank] = now
+        if any(now - died_at > _PATIENCE_SECONDS for died_at in self._died_at.values()):
+            return False
+        return not any(self._is_stuck(rank, now) for rank in self._ranks)
+
+    def steps_done(self) -> int:
+        """Return how many steps the first rank has done."""
+        progress = self._files.read_progress(0)
+        return progress.step if progress else 0
+
+    def conclude(self, where: str, ending: Ending) -> list[RankResult]:
+        """Take exactly one result from every rank, or say which rank is the cause that some are missing.
+
+        Raises:
+            StalledError: a rank stalled, or all of them took too long.
+            LaunchError: a rank raised or died, or the launcher did.
+            OutputError: the disk is full.
+        """
+        missing = [rank for rank in self._ranks if not self._files.result(rank).exists()]
+        if not missing and ending.status == 0:
+            return [read_json(self._files.result(rank), RankResult) for rank in self._ranks]
+        if missing:
+            self._require_space()
+        cause = find_cause([self._evidence(rank) for rank in self._ranks])
+        if cause is not None and missing:
+            raise self._blaming(where, cause)
+        raise self._without_cause(where, ending, missing)
+
+    def _renew_lease(self) -> None:
+        if time.monotonic() - self._renewed_at < _RENEW_SECONDS:
+            return
+        try:
+            self._files.lease.touch()
+        except OSError as error:
+            raise OutputError(
+                f"The run's folder {self._files.directory} can no longer be written.",
+                found=error.strerror or str(error),
+                remedy="Was it removed, or its disk taken away? Run again with another --output.",
+            ) from None
+        self._renewed_at = time.monotonic()
+
+    def _is_gone(self, rank: int) -> bool:
+        """Whether a rank's process has ended without a word."""
+        progress = self._files.read_progress(rank)
+        if progress is None or is_alive(progress.pid):
+            return False
+        return not (self._files.result(rank).exists() or self._files.failure(rank).exists())
+
+    def _is_stuck(self, rank: int, now: float) -> bool:
+        """Whether even a rank's watchdog is silent: it was stopped, say."""
+        progress = self._files.read_progress(rank)
+        if progress is None or self._files.result(rank).exists():
+            return False
+        return now - progress.at > self._stall_seconds + _GRACE_SECONDS
+
+    def _evidence(self, rank: int) -> Evidence:
+        files, log = self._files, self._files.log(rank)
+        failure = files.failure(rank)
+        return Evidence(
+            rank=rank,
+            host=self._host,
+            has_result=files.result(rank).exists(),
+            failure=read_json(failure, RankFailure) if failure.exists() else None,
+            died_at=self._died_at.get(rank),
+            log=tail(log, lines=400)[-_LOG_CHARACTERS:],
+            logged_at=log.stat().st_mtime if log.exists() else 0.0,
+            progress=files.read_progress(rank),
+        )
+
+    def _require_space(self) -> None:
+        try:
+            free = shutil.disk_usage(self._files.directory).free
+        except OSError:
+            return
+        if free < _LITTLE_BYTES:
+            raise OutputError(
+                f"The disk under {self._files.directory} is full.",
+                found=f"{free} bytes are free.",
+                remedy="Free some space or choose another folder with --output.",
+            )
+
+    def _blaming(self, where: str, cause: Cause) -> LaunchError:
+        place = f"\n({cause.where})" if cause.where else ""
+        remedy = f"Its traceback and output are in {self._files.log(cause.rank)}."
+        if cause.kind == "stalled":
+            return StalledError(
+                f"{where}: rank {cause.rank} on {cause.host} made no progress for {self._stall_seconds:g} s.",
+                found=f"{cause.said}{place}",
+                remedy=f"{remedy} --stall sets the patience.",
+            )
+        verb = "failed" if cause.kind == "raised" else "died"
+        return LaunchError(
+            f"{where}: rank {cause.rank} on {cause.host} {verb}.", found=f"{cause.said}{place}", remedy=remedy
+        )
+
+    def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
+        remedy = f"What the launcher and the ranks printed is in {self._files.directory}."
+        said = tail(self._files.launcher_log)
+        if ending.timed_out:
+            return StalledError(
+                f"{where}: the launch did not end within {ending.seconds:.0f} s.",
+                found=self._how_far(),
+                remedy="Give it longer with --timeout, or train fewer --steps.",
+            )
+        if ending.status is None:
+            return StalledError(f"{where}: the launch stopped moving.", found=self._how_far(), remedy=remedy)
+        if ending.status < 0:
+            return LaunchError(
+                f"{where}: the launcher was killed (signal {-ending.status}).",
+                found=self._how_far(),
+                remedy="Its ranks were ended. Was it killed by hand, or was memory short?",
+            )
+        what = f"no result from rank {', '.join(map(str, missing))}" if missing else "every rank finished"
+        return LaunchError(
+            f"{where}: {what}, and the launcher ended with status {ending.status}.", found=said, remedy=remedy
+        )
+
+    def _how_far(self) -> str:
+        seen = {rank: self._files.read_progress(rank) for rank in self._ranks}
+        return "; ".join(
+            f"rank {rank} " + (f"was at step {p.step} ({p.stage})" if p else "never began")
+            for rank, p in seen.items()
+        )
+
+
+def tail(path: Path, lines: int = 8) -> str:
+    """Return the last lines of a file, or nothing where it cannot be read."""
+    try:
+        return "\n".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
+    except OSError:
+        return ""

@@ -1,0 +1,107 @@
+"""Put on PYTHONPATH, this lets one rank of a launch fail as ``fault.json`` beside it says.
+
+The product has no hooks for faults: this changes its modules as they are imported, in one rank alone.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
+
+
+def _say_when():
+    (_FOLDER / "injected_at").write_text(repr(time.time()))
+
+
+def _allocate_too_much():
+    import resource
+
+    import torch
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    torch.ones(1 << 30)
+
+
+def _crash():
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def _raise():
+    raise RuntimeError("injected by the test")
+
+
+FAULTS = {
+    "raise": _raise,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit 0": lambda: os._exit(0),
+    "crash": _crash,
+    "hang": lambda: time.sleep(1e6),
+    "hang before rendezvous": lambda: time.sleep(1e6),
+    "out of memory": _allocate_too_much,
+}
+
+
+def _spoil_rank(module, fault):
+    if not any(os.environ.get(name) == str(fault["rank"]) for name in _RANK_VARIABLES):
+        return
+
+    def strike():
+        _say_when()
+        FAULTS[fault["kind"]]()
+
+    if fault["kind"] == "hang before rendezvous":
+        load = module.data.load
+        module.data.load = lambda folder: strike() or load(folder)
+        return
+
+    class Spoiled(module.Batches):
+        def __iter__(self):
+            for step, batch in enumerate(super().__iter__()):
+                if step == fault["step"]:
+                    strike()
+                yield batch
+
+    module.Batches = Spoiled
+
+
+def _spoil_launching(module, fault):
+    """Hand out a port that is taken, once."""
+    free_port, taken = module._free_port, [fault["port"]]
+    module._free_port = lambda: taken.pop() if taken else free_port()
+
+
+_SPOILERS = {"compare.rank": _spoil_rank, "compare.launching": _spoil_launching}
+
+
+class _Spoiler(importlib.abc.MetaPathFinder):
+    def __init__(self, name, fault):
+        self._name, self._fault = name, fault
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self._name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+
+        def then_spoil(module):
+            execute(module)
+            _SPOILERS[self._name](module, self._fault)
+
+        spec.loader.exec_module = then_spoil
+        return spec
+
+
+if (_FOLDER / "fault.json").exists():
+    _fault = json.loads((_FOLDER / "fault.json").read_text())
+    sys.meta_path.insert(0, _Spoiler(_fault["module"], _fault))

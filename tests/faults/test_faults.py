@@ -1,0 +1,279 @@
+"""Nothing hangs, nothing is left behind, and the right rank is blamed, under every launcher.
+
+``make test`` runs one fault a launcher; those marked ``faults`` are for ``make test-faults``.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from compare.guard import LEASE_SECONDS
+from compare.launch.environment import MARKER
+from compare.results import read_run
+
+# Long enough for a busy machine to import torch, which is one stage.
+STALL_SECONDS = 15.0
+DEATH_BOUND_SECONDS = 10.0
+HANG_BOUND_SECONDS = STALL_SECONDS + 10.0
+
+LAUNCHERS = {"torchrun": "ddp", "horovodrun": "horovod", "mpirun": "mpi"}
+DEATHS = {
+    "raise": "RuntimeError: injected by the test",
+    "kill": "ended from outside",
+    "exit 0": "by itself",
+    "crash": "Segmentation fault",
+    "out of memory": "memory",
+}
+HANGS = ("hang", "hang before rendezvous", "stop")
+QUICK = {("torchrun", "raise"), ("horovodrun", "hang"), ("mpirun", "kill")}
+
+
+def cases(kinds):
+    found = []
+    for launcher in LAUNCHERS:
+        for kind in kinds:
+            marks = [] if (launcher, kind) in QUICK else [pytest.mark.faults]
+            found.append(pytest.param(launcher, kind, marks=marks, id=f"{launcher}-{kind}"))
+    return found
+
+
+class Started:
+    """A `compare run` under way, with a fault in it."""
+
+    def __init__(self, folder, mnist_dir, arguments, fault=None):
+        self.site = folder / "site"
+        self.directory = folder / "run"
+        shutil.copytree(Path(__file__).parent / "injected", self.site)
+        if fault:
+            (self.site / "fault.json").write_text(json.dumps(fault))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "compare", "run", "--no-control", "--data-dir", str(mnist_dir)]
+            + ["--output", str(self.directory), "--stall", str(STALL_SECONDS), *arguments],
+            env=os.environ | {"PYTHONPATH": str(self.site)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Whoever runs the tests in the background may have had it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+        )
+
+    def injected_at(self):
+        return float((self.site / "injected_at").read_text())
+
+    def processes(self):
+        mark = f"{self.directory.resolve()}/"
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARKER, "").startswith(mark) and process.status() != "zombie":
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def wait_for_training(self, launch=1):
+        """Wait until the ranks of a launch take timed steps, and give their processes."""
+        wait_until(lambda: self._is_training(launch), 60)
+        return self.processes()
+
+    def _is_training(self, launch):
+        files = list(self.directory.glob(f"launches/{launch:02d}-*/rank-*.progress"))
+        return len(files) == 2 and all('"train"' in file.read_text() for file in files)
+
+    def assert_nothing_is_left(self):
+        assert [p.cmdline() for p in self.processes()] == []
+        assert self.scratch() == []
+
+    def scratch(self):
+        """Folders that the launches of this run have left lying about."""
+        mine = f"ringside-{self.process.pid}-*"
+        return [*Path(tempfile.gettempdir()).glob(mine), *Path("/dev/shm").glob(mine)]  # noqa: S108
+
+
+@pytest.fixture
+def start(tmp_path, mnist_dir, requires_backend):
+    started = []
+
+    def begin(backend, *arguments, fault=None):
+        requires_backend(backend)
+        steps = [] if "--epochs" in arguments else ["--epochs", "60"]
+        started.append(Started(tmp_path, mnist_dir, ["--backend", backend, *steps, *arguments], fault))
+        return started[0]
+
+    yield begin
+    for run in started:
+        run.process.kill()
+        run.process.communicate()
+        for process in run.processes():
+            process.kill()
+
+
+def a_fault(kind, rank=1):
+    return {"module": "compare.rank", "kind": kind, "rank": rank, "step": 100}
+
+
+@pytest.mark.parametrize(("launcher", "kind"), cases(DEATHS))
+def test_a_rank_that_dies_is_named_and_nothing_outlives_it(start, launcher, kind):
+    run = start(LAUNCHERS[launcher], fault=a_fault(kind))
+    _, said = run.process.communicate(timeout=90)
+    took = time.time() - run.injected_at()
+    assert run.process.returncode == 6, said
+    assert took < DEATH_BOUND_SECONDS
+    assert ": rank 1 on" in said
+    assert DEATHS[kind] in said
+    assert "Traceback" not in said
+    if kind in {"raise", "crash", "out of memory"}:
+        place = "ctypes/__init__.py:" if kind == "crash" else "sitecustomize.py:"
+        assert place in said, "the place of the failure is named"
+    assert not read_run(run.directory).complete
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("launcher", "kind"), cases(HANGS))
+def test_a_rank_that_hangs_is_named_and_ended(start, launcher, kind):
+    run = start(LAUNCHERS[launcher], fault=a_fault(kind))
+    _, said = run.process.communicate(timeout=120)
+    took = time.time() - run.injected_at()
+    assert run.process.returncode == 7, said
+    assert took < HANG_BOUND_SECONDS
+    assert ": rank 1 on" in said, said
+    assert "made no progress for 15 s" in said
+    if kind != "stop":
+        assert "sitecustomize.py:" in said, "the place where it hangs is named"
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_that_is_killed_takes_its_ranks_along(start, launcher):
+    run = start(LAUNCHERS[launcher])
+    run.wait_for_training()
+    (victim, *_) = [p for p in psutil.Process(run.process.pid).children() if p.environ().get(MARKER)]
+    victim.kill()
+    killed_at = time.time()
+    _, said = run.process.communicate(timeout=60)
+    assert time.time() - killed_at < DEATH_BOUND_SECONDS
+    assert run.process.returncode == 6, said
+    assert "the launcher was killed (signal 9)" in said
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_do_not_outlive_a_parent_that_is_killed(start, launcher):
+    run = start(LAUNCHERS[launcher])
+    assert len(run.wait_for_training()) >= 3
+    run.process.kill()
+    run.process.communicate()
+    wait_until(lambda: not run.processes(), LEASE_SECONDS + 10)
+    wait_until(lambda: run.scratch() == [], 5)
+    assert not read_run(run.directory).complete
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_once_or_twice_ends_everything(start, launcher, times):
+    run = start(LAUNCHERS[launcher])
+    run.wait_for_training()
+    for _ in range(times):
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    interrupted_at = time.time()
+    _, said = run.process.communicate(timeout=60)
+    assert time.time() - interrupted_at < DEATH_BOUND_SECONDS
+    assert run.process.returncode == 130, said
+    assert "Traceback" not in said
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+def test_finished_launches_are_kept_when_a_later_one_fails(start):
+    run = start("ddp", "--epochs", "1", "--repeats", "20")
+    wait_until(lambda: list(run.directory.glob("launches/03-*/rank-1.progress")), 90)
+    run.wait_for_training(launch=3)
+    (rank, *_) = [
+        p for p in run.processes() if "compare.worker" in p.cmdline() and "-m" not in p.cmdline()[:1]
+    ]
+    rank.kill()
+    _, said = run.process.communicate(timeout=60)
+    assert run.process.returncode == 6, said
+    assert len(read_run(run.directory).launches) >= 2
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+def test_an_output_folder_that_vanishes_is_an_error_of_output(start):
+    run = start("ddp")
+    run.wait_for_training()
+    shutil.rmtree(run.directory)
+    _, said = run.process.communicate(timeout=60)
+    assert run.process.returncode == 5, said
+    assert "can no longer be written" in said
+    assert "Traceback" not in said
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+def test_a_disk_that_fills_is_an_error_of_output(start, tmp_path):
+    small = tmp_path / "run"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
+    try:
+        run = start("ddp", "--output", str(small / "run"))
+        run.directory = small / "run"
+        run.wait_for_training()
+        ballast = os.open(small / "ballast", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while os.write(ballast, b"\0" * 4096):
+                pass
+        os.close(ballast)
+        _, said = run.process.communicate(timeout=60)
+        assert run.process.returncode == 5, said
+        assert "full" in said or "No space left" in said
+        assert "Traceback" not in said
+        run.assert_nothing_is_left()
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@pytest.mark.faults
+def test_a_port_that_was_taken_in_the_meantime_is_tried_again_and_said(start):
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        fault = {"module": "compare.launching", "port": other.getsockname()[1]}
+        run = start("ddp", "--epochs", "1", "--repeats", "1", fault=fault)
+        shown, said = run.process.communicate(timeout=120)
+    assert run.process.returncode == 0, said
+    assert "starts again: another process took its port" in said
+    assert "launched twice" in shown
+    assert read_run(run.directory).launches[0].restarted_because
+    run.assert_nothing_is_left()
+
+
+def wait_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.05)

@@ -1,0 +1,106 @@
+"""The first rank that raised, died or stalled is the cause; never the victim that launchers name."""
+
+from compare.blame import Evidence, find_cause, main_stack
+from compare.job import Progress, RankFailure
+
+DUMP = """something it printed
+Timeout (0:00:08)!
+Thread 0x00007f0c (most recent call first):
+  File "/x/compare/guard.py", line 67 in _watch
+  File "/x/threading.py", line 982 in run
+
+Thread 0x00007f0d (most recent call first):
+{frames}  File "/x/compare/train.py", line 28 in train
+  File "/x/compare/rank.py", line 70 in run
+  File "/x/compare/worker.py", line 44 in main
+"""
+IN_COLLECTIVE = '  File "/x/torch/autograd/graph.py", line 865 in _engine_run_backward\n'
+ELSEWHERE = '  File "/x/data/slow.py", line 7 in read\n'
+
+
+def a_rank(rank, **known):
+    return Evidence(
+        rank=rank,
+        host="here",
+        has_result=known.pop("has_result", False),
+        failure=known.pop("failure", None),
+        died_at=known.pop("died_at", None),
+        log=known.pop("log", ""),
+        logged_at=known.pop("logged_at", 0.0),
+        progress=Progress(stage="train", step=known.pop("step", 30), at=100.0, pid=1),
+    )
+
+
+def a_failure(rank, at, message="RuntimeError: Connection reset by peer", kind="raised"):
+    return RankFailure(rank=rank, host="here", at=at, kind=kind, message=message, where="x.py:3")
+
+
+def test_where_all_is_well_there_is_no_cause():
+    assert find_cause([a_rank(0, has_result=True), a_rank(1, has_result=True)]) is None
+
+
+def test_the_first_to_raise_is_the_cause():
+    late, early = (
+        a_rank(0, failure=a_failure(0, 105.0)),
+        a_rank(1, failure=a_failure(1, 104.0, "ValueError: no")),
+    )
+    cause = find_cause([late, early])
+    assert (cause.rank, cause.kind, cause.said, cause.where) == (1, "raised", "ValueError: no", "x.py:3")
+
+
+def test_a_rank_that_died_silently_precedes_its_peers_complaints():
+    """Its death is found by looking, a moment later than a peer's connection breaks."""
+    cause = find_cause([a_rank(0, failure=a_failure(0, 104.0)), a_rank(1, died_at=104.3)])
+    assert (cause.rank, cause.kind) == (1, "died")
+    assert "kill -9" in cause.said
+
+
+def test_a_rank_that_is_killed_long_after_another_raised_is_a_victim():
+    cause = find_cause([a_rank(0, failure=a_failure(0, 104.0)), a_rank(1, died_at=109.0)])
+    assert (cause.rank, cause.kind) == (0, "raised")
+
+
+def test_a_rank_that_its_launcher_ended_is_never_the_cause():
+    ended = a_rank(0, failure=a_failure(0, 103.0, "ended by its launcher", kind="ended"))
+    assert find_cause([ended, a_rank(1, died_at=103.5)]).rank == 1
+    assert find_cause([ended, a_rank(1, has_result=True)]) is None
+
+
+def test_a_crash_is_told_with_its_place():
+    log = (
+        "Fatal Python error: Segmentation fault\n\nThread 0x02 (most recent call first):\n"
+        '  File "/x/guard.py", line 1 in watch\n\nCurrent thread 0x01 (most recent call first):\n'
+        '  File "/x/a.py", line 9 in f\n'
+    )
+    cause = find_cause([a_rank(0, died_at=104.0, log=log)])
+    assert "Segmentation fault" in cause.said
+    assert cause.where == "/x/a.py:9"
+
+
+def test_of_ranks_that_all_stalled_the_one_outside_a_collective_is_the_cause():
+    waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
+    busy = a_rank(1, log=DUMP.format(frames=ELSEWHERE), logged_at=110.1)
+    cause = find_cause([waiting, busy])
+    assert (cause.rank, cause.kind, cause.where) == (1, "stalled", "/x/data/slow.py:7")
+
+
+def test_a_rank_too_stuck_to_say_so_is_the_cause():
+    waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
+    assert find_cause([waiting, a_rank(1)]).rank == 1
+
+
+def test_of_ranks_that_all_wait_the_one_that_did_least_is_the_cause():
+    ahead = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0, step=60)
+    behind = a_rank(1, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0, step=30)
+    assert find_cause([ahead, behind]).rank == 1
+
+
+def test_a_rank_that_ended_early_precedes_the_stall_of_those_that_wait_for_it():
+    waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
+    cause = find_cause([waiting, a_rank(1, died_at=102.0)])
+    assert (cause.rank, cause.kind) == (1, "died")
+
+
+def test_the_main_thread_is_found_among_all():
+    assert main_stack(DUMP.format(frames=ELSEWHERE))[0] == ("/x/data/slow.py:7", "read")
+    assert main_stack("no dump") == []
