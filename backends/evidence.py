@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ONE_RANK = "none (one rank)"
 
 _SEGMENT = re.compile(r"/dev/shm/(\S+)")  # noqa: S108 -- looked for, not written
 
@@ -36,6 +42,13 @@ def shared_segments() -> list[str]:
     return sorted(set(_SEGMENT.findall(Path("/proc/self/maps").read_text())))
 
 
+def tcp_transport(world_size: int, *, except_ports: tuple[int, ...] = ()) -> str:
+    """Say over which interfaces the messages of a library that speaks TCP travel."""
+    if world_size == 1:
+        return ONE_RANK
+    return _named(f"TCP over {name}" for name in socket_interfaces(except_ports=except_ports))
+
+
 def mpi_transport(world_size: int) -> str:
     """Say how MPI's messages travel from this process.
 
@@ -43,7 +56,11 @@ def mpi_transport(world_size: int) -> str:
     the loopback interface, so that one counts only where nothing else is open.
     """
     if world_size == 1:
-        return "none (one rank)"
+        return ONE_RANK
     ways = ["shared memory"] if any("vader" in name for name in shared_segments()) else []
     ways += [f"TCP over {name}" for name in socket_interfaces() if name != "lo" or not ways]
-    return ", ".join(ways)
+    return _named(ways)
+
+
+def _named(ways: Iterable[str]) -> str:
+    return ", ".join(ways) or "unknown: no connection to another rank was found"

@@ -90,6 +90,8 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         attestation=_attest(group, replica, device),
     )
     guard.note("end", config.total_steps)
+    # Connections are part of what is attested: nobody closes them while another still looks.
+    group.barrier()
     group.leave()
     return result
 

@@ -92,8 +92,7 @@ class HorovodGroup(Group):
             return "NCCL"
         if controller == "mpi":
             return evidence.mpi_transport(self.world_size)
-        interfaces = evidence.socket_interfaces()
-        return f"TCP over {', '.join(interfaces)}" if interfaces else "none (one rank)"
+        return evidence.tcp_transport(self.world_size)
 
     def _observe_cycle(self) -> float:
         """Measure the pace of the background thread: a lone tiny tensor takes one cycle."""

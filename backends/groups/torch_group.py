@@ -68,7 +68,7 @@ class TorchGroup(Group):
             versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return {
             "library": f"torch.distributed {backend}",
-            "transport": _transport(backend),
+            "transport": _transport(backend, self.world_size),
             "versions": versions,
         }
 
@@ -91,9 +91,8 @@ def _choose(asked: str, device: torch.device) -> str:
     return backend
 
 
-def _transport(backend: str) -> str:
+def _transport(backend: str, world_size: int) -> str:
     if backend == "nccl":
         return "NCCL"
     store = int(os.environ.get("MASTER_PORT", "0"))
-    interfaces = evidence.socket_interfaces(except_ports=(store,))
-    return f"TCP over {', '.join(interfaces)}" if interfaces else "none (one rank)"
+    return evidence.tcp_transport(world_size, except_ports=(store,))

@@ -107,6 +107,12 @@ def test_what_ran_is_read_back_from_the_libraries(whole):
     assert len(threads) == 1, "threads and affinity must be the same for every arm"
 
 
+def test_every_rank_attests_the_same_transport(whole):
+    """Also the one that looks last: nobody closes a connection before all have looked."""
+    for launch in read_run(whole[0]).launches:
+        assert len({rank.attestation["group"]["transport"] for rank in launch.ranks}) == 1, launch.arm
+
+
 def test_sync_cost_is_step_time_minus_the_controls(whole):
     summaries = {s.arm: s for s in summarise(read_run(whole[0])).arms}
     none, ddp = summaries["none"].step_seconds.median, summaries["ddp"].step_seconds.median
