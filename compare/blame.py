@@ -111,4 +111,4 @@ def _last_seen(evidence: Evidence) -> str:
     progress = evidence.progress
     if progress is None:
         return "It never began."
-    return f"It was last seen before {progress.stage!r}, with {progress.step} steps done."
+    return f"Last seen at stage {progress.stage!r}, with {progress.step} steps done."

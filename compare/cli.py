@@ -173,8 +173,10 @@ def _carry_out(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Ru
     from compare.progress import LiveProgress
     from compare.run import carry_out
 
-    # Asked to end from outside, it ends as it does on Ctrl-C: in good order.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Asked to end from outside, or with its terminal closed, it ends as on Ctrl-C: in good order.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
+            signal.signal(ending, signal.default_int_handler)
     try:
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
             return carry_out(run, directory, allowed_cpus(), progress)

@@ -153,6 +153,13 @@ class Watch:
             )
         if ending.status is None:
             return StalledError(f"{where}: the launch stopped moving.", found=self._how_far(), remedy=remedy)
+        alone = [rank for rank in missing if "left alone" in tail(self._files.log(rank))]
+        if alone:
+            return LaunchError(
+                f"{where}: its ranks ended themselves, because this program gave no sign of life.",
+                found=self._how_far(),
+                remedy="Was it suspended (Ctrl-Z), or the machine? Run again, and let it run.",
+            )
         if ending.status < 0:
             return LaunchError(
                 f"{where}: the launcher was killed (signal {-ending.status}).",
