@@ -5,6 +5,7 @@ Everything but typer is imported where it is used: ``--help`` must not wait for 
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compare.errors import DataError, RingsideError, UsageError
+from compare import __version__
+from compare.errors import DataError, OutputError, RingsideError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,18 +50,44 @@ app.add_typer(install_app, name="install")
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir", help="Folder that holds MNIST/raw/*-ubyte[.gz]. [default: ~/.cache/ringside/data]"
+        "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
     ),
 ]
 
 
 def main() -> None:
     """Run the command line; a user's mistake ends in three lines and an exit code, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without these characters shows others
+            stream.reconfigure(errors="replace")
     try:
         app()
     except RingsideError as error:
         _print_error(error)
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Whoever read has seen enough; Python would complain again when it closes the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(OutputError.exit_code)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ringside {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and stop."
+        ),
+    ] = False,
+) -> None:
+    """Which way of synchronising gradients should I use on my machines, what does it cost me, and why?"""
 
 
 @app.command(context_settings=_EITHER_SPELLING)
@@ -69,13 +97,18 @@ def run(
         list[str] | None,
         typer.Option(
             help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
-            "`compare backends` lists them with their options. [default: all that are available]"
+            "`compare backends` lists them with their options.",
+            show_default="all that are available",
         ),
     ] = None,
     num_proc: Annotated[
         int | None,
         typer.Option(
-            "-np", "--num-proc", min=1, help="Number of ranks. [default: the hostfile's slots, or else 2]"
+            "-np",
+            "--num-proc",
+            min=1,
+            show_default="the hostfile's slots, or else 2",
+            help="Number of ranks.",
         ),
     ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")] = None,
@@ -83,7 +116,7 @@ def run(
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
     lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate, never scaled. [default: 0.01 for sgd, 0.001 for the others]"),
+        typer.Option(show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples per rank and step.")] = 64,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
@@ -92,7 +125,7 @@ def run(
     repeats: Annotated[int, typer.Option(help="Rounds; each launches every arm once.")] = 3,
     baseline: Annotated[
         str | None,
-        typer.Option(help="Arm that the others are compared with. [default: the first named]"),
+        typer.Option(show_default="the first named", help="Arm that the others are compared with."),
     ] = None,
     control: Annotated[
         bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")
@@ -101,13 +134,13 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[
         int | None,
-        typer.Option(help="Threads per rank. [default: cores / ranks per host]"),
+        typer.Option(show_default="cores / ranks per host", help="Threads per rank."),
     ] = None,
     dataset: Annotated[str, typer.Option(help="auto, mnist or digits.")] = "auto",
     data_dir: DataDir = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder for results and logs. [default: runs/<time>-<model>-np<ranks>]"),
+        typer.Option(show_default="runs/<time>-<model>-np<ranks>", help="Folder for results and logs."),
     ] = None,
     export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds after which a launch is ended.")] = 300.0,
@@ -128,13 +161,18 @@ def run(
     from compare.config import OPTIMIZERS, RunConfig
     from compare.run import create_directory
 
+    _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
     named = parse_arms(backend or [])
+    if backend and not named:
+        raise UsageError(
+            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
+        )
     choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
     ranks = sum(host.slots for host in hosts)
     if export_json:
-        prepare.require_writable(export_json)
+        prepare.require_writable(export_json, to_be_made=output)
     draft = RunConfig(
         arms=named,
         ranks=ranks,
@@ -167,16 +205,19 @@ def run(
     _finish(console, result, directory, export_json)
 
 
+def _end_in_good_order() -> None:
+    """Asked to end from outside, or with its terminal closed, the program ends as on Ctrl-C."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
+            signal.signal(ending, signal.default_int_handler)
+
+
 def _carry_out(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Run:
     """Run with live progress; interrupted, say where the finished part lies."""
     from compare.prepare import allowed_cpus
     from compare.progress import LiveProgress
     from compare.run import carry_out
 
-    # Asked to end from outside, or with its terminal closed, it ends as on Ctrl-C: in good order.
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
-            signal.signal(ending, signal.default_int_handler)
     try:
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
             return carry_out(run, directory, allowed_cpus(), progress)
@@ -204,11 +245,11 @@ def _finish(console: Console, run: Run, directory: Path, export_json: Path | Non
     from compare.stats import summarise
 
     summary = summarise(run)
+    if export_json:
+        write_text(export_json, render(run, summary, "json") + "\n")
     console.print()
     console.print(RunTable(run, summary))
     console.print(f"Everything measured is in {directory}", style="dim", markup=False, soft_wrap=True)
-    if export_json:
-        write_text(export_json, render(run, summary, "json") + "\n")
 
 
 def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...], directory: Path) -> None:

@@ -37,10 +37,10 @@ Stage = Literal["start", "data", "join", "replica", "warm-up", "train", "test", 
 class Guard:
     """Watches over one rank, from before its libraries are loaded until it ends."""
 
-    def __init__(self, files: LaunchFiles, placement: Placement, patience_seconds: float) -> None:
+    def __init__(self, files: LaunchFiles, placement: Placement, stall_seconds: float) -> None:
         self._files = files
         self._placement = placement
-        self._patience_seconds = patience_seconds
+        self._stall_seconds = stall_seconds
 
     def start(self) -> None:
         """Begin to watch; to be called from the main thread."""
@@ -51,10 +51,19 @@ class Guard:
         signal.signal(signal.SIGTERM, lambda *_: None)  # the byte in the pipe is the message
         threading.Thread(target=self._watch, args=(readable,), name="guard", daemon=True).start()
 
-    def note(self, stage: Stage, step: int = 0) -> None:
-        """Say what the rank is about to do, and arm the watchdog anew. Never called in a timed block."""
-        faulthandler.dump_traceback_later(self._patience_seconds, exit=True)
-        progress = Progress(stage=stage, step=step, at=time.time(), pid=os.getpid())
+    def note(self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0) -> None:
+        """Say what the rank is about to do, and arm the watchdog anew. Never called in a timed block.
+
+        Args:
+            stage: what comes next.
+            step: training steps done.
+            expected_seconds: how long it should take; the stall comes on top.
+        """
+        patience = self._stall_seconds + expected_seconds
+        faulthandler.dump_traceback_later(patience, exit=True)
+        progress = Progress(
+            stage=stage, step=step, at=time.time(), patience_seconds=patience, pid=os.getpid()
+        )
         self._files.note_progress(self._placement.rank, progress)
 
     def _watch(self, readable: int) -> None:

@@ -36,6 +36,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Training steps done."""
     at: float
     """Unix time."""
+    patience_seconds: float
+    """How long it may take until the next sign."""
     pid: int
 
 
@@ -60,6 +62,8 @@ class LaunchFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.job = directory / "job.json"
+        self.commands = directory / "commands.json"
+        """The command lines, kept also where the launch fails."""
         self.launcher_log = directory / "launcher.log"
         self.lease = directory / "lease"
         """Touched by the parent while it lives."""

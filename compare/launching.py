@@ -44,6 +44,9 @@ class Observer(Protocol):
     def launch_begins(self, planned: Planned) -> None:
         """Hear that a launch is about to start."""
 
+    def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
+        """Hear what is executed now."""
+
     def steps_done(self, planned: Planned, steps: int) -> None:
         """Hear how far its first rank has come."""
 
@@ -154,6 +157,8 @@ def _launch_once(
     _write_job(files, job)
     with _scratch() as scratch:
         commands = commands_for(run.config, planned.arm, tuple(run.hosts), files.job, scratch.settings())
+        write_json(files.commands, [list(command.argv) for command in commands])
+        observer.launch_starts(planned, commands)
         ranks = _supervised(run.config, planned, files, commands, observer)
     parity.check_launch(planned.arm, ranks)
     return Launch(

@@ -5,6 +5,7 @@ Whatever was asked for by name is taken or refused, never replaced.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from datetime import datetime
@@ -162,7 +163,8 @@ def choose_hosts(hostfile: Path | None, ranks: int | None) -> tuple[Host, ...]:
             f"{hosts[1].source}: this machine is named twice, as {hosts[0].name} and as {hosts[1].name}.",
             remedy="Name it once, with all its slots.",
         )
-    return place(hosts, ranks)
+    # Launchers know this machine by one name only: mpirun takes neither ::1 nor 127.0.0.9.
+    return place([msgspec.structs.replace(host, name="localhost") for host in hosts], ranks)
 
 
 def allowed_cpus() -> list[int]:
@@ -172,16 +174,24 @@ def allowed_cpus() -> list[int]:
 
 def default_output(config: RunConfig) -> Path:
     """Name a folder for a run, by its time and what it is."""
-    return Path("runs") / f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}"
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}"
+    names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, *, to_be_made: Path | None) -> None:
     """See to it that a file can be written later on, before anything is started.
+
+    Args:
+        path: the file.
+        to_be_made: a folder that will be there by then.
 
     Raises:
         OutputError: its folder is missing or read-only, or it is a folder itself.
     """
     folder = path.absolute().parent
+    if to_be_made and folder == to_be_made.absolute():
+        return
     problem = (
         f"{path} is a folder."
         if path.is_dir()

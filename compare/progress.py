@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from compare.config import RunConfig
+    from compare.launch.request import Command
     from compare.results import Launch
 
 
@@ -55,6 +57,12 @@ class LiveProgress:
         """Begin a fresh bar of steps."""
         self._bars.reset(self._steps, description=f"round {planned.round}: {escape(planned.arm.label)}")
 
+    def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
+        """With ``--verbose``, print every command before it is executed."""
+        del planned
+        for command in commands if self._verbose else ():
+            self._console.print(f"$ {shlex.join(command.argv)}", style="dim", markup=False, soft_wrap=True)
+
     def steps_done(self, planned: Planned, steps: int) -> None:
         """Move the bar of steps."""
         del planned
@@ -70,7 +78,7 @@ class LiveProgress:
         )
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
-        """Print one line, and with ``--verbose`` what was executed."""
+        """Print one line."""
         self._bars.advance(self._launches)
         self._console.print(
             f"round {planned.round}/{self._config.rounds}  {planned.arm.label:<28} "
@@ -79,6 +87,3 @@ class LiveProgress:
             highlight=False,
             markup=False,
         )
-        if self._verbose:
-            for argv in launch.argv:
-                self._console.print("  $ " + " ".join(argv), style="dim", markup=False, soft_wrap=True)

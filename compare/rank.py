@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import time
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from compare.guard import Guard
     from compare.job import Job
     from compare.train import Batch
+
+_WARM_UP_PIECE = 10
+_SLACK = 3.0
+"""A block may take so many times what the warm-up promised, and the stall on top."""
 
 
 def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
@@ -69,9 +74,9 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     read_clock(device)
     moments.append(time.time())
 
-    train(replica, batches, config.untimed_steps - 1)
+    step_seconds = _warm_up(replica, batches, config.untimed_steps, guard)
     timed = range(config.untimed_steps, config.total_steps)
-    blocks = list(_timed_blocks(replica, batches, group, timed, guard))
+    blocks = list(_timed_blocks(replica, batches, group, timed, guard, step_seconds=step_seconds))
 
     result = RankResult(
         rank=placement.rank,
@@ -107,13 +112,30 @@ def hash_parameters(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guard) -> float:
+    """Train up to ``steps``, the first of which is done; return about how long a step takes, in seconds."""
+    step_seconds = 0.0
+    for done in range(1, steps, _WARM_UP_PIECE):
+        guard.note("warm-up", done, expected_seconds=_SLACK * _WARM_UP_PIECE * step_seconds)
+        piece, begun = min(_WARM_UP_PIECE, steps - done), time.monotonic()
+        train(replica, batches, piece)
+        step_seconds = (time.monotonic() - begun) / piece
+    return step_seconds
+
+
 def _timed_blocks(
-    replica: Replica, batches: Iterator[Batch], group: Group, steps: range, guard: Guard
+    replica: Replica,
+    batches: Iterator[Batch],
+    group: Group,
+    steps: range,
+    guard: Guard,
+    *,
+    step_seconds: float,
 ) -> Iterator[Block]:
-    """Train the steps that count, block by block."""
+    """Train the steps that count, block by block; a step is expected to take ``step_seconds``."""
     done = steps.start
     for count in split_into_blocks(len(steps)):
-        guard.note("train", done)
+        guard.note("train", done, expected_seconds=_SLACK * count * step_seconds)
         wall_ns = time_block(partial(train, replica, batches, count), group.barrier, group.device)
         yield Block(steps=count, wall_ns=wall_ns)
         done += count
@@ -125,7 +147,9 @@ def _evaluate(
 ) -> Evaluation:
     images, labels = as_tensors(raw.test_images, raw.test_labels, device)
     correct, samples, loss_sum = evaluate(model, images, labels, shard)
-    return Evaluation(correct=correct, samples=samples, loss_sum=loss_sum)
+    return Evaluation(
+        correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None
+    )
 
 
 def _attest(group: Group, replica: Replica, device: torch.device) -> Facts:

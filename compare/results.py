@@ -28,7 +28,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     correct: int
     samples: int
-    loss_sum: float
+    loss_sum: float | None
+    """None where it is not a number any more: the training has diverged."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):

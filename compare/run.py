@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+CONFIG_FILE = "config.json"
+
+
 def create_directory(path: Path) -> Path:
     """Make the folder that a run writes into.
 
@@ -31,9 +34,8 @@ def create_directory(path: Path) -> Path:
                 found="A run never writes over what is there.",
                 remedy="Choose another folder with --output.",
             )
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
+        # Claimed, so that another run which starts at the same moment finds it taken.
+        (path / CONFIG_FILE).touch(exist_ok=False)
     except OSError as error:
         raise OutputError(
             f"Results cannot be written to {path}.",
@@ -59,7 +61,7 @@ def carry_out(run: Run, directory: Path, affinity: list[int], observer: Observer
         RingsideError: a launch failed; what was finished is saved, and marked incomplete.
         KeyboardInterrupt: likewise.
     """
-    write_json(directory / "config.json", run.config)
+    write_json(directory / CONFIG_FILE, run.config)
     (directory / "hostfile").write_text(normalise(run.hosts))
     write_json(directory / RESULTS_FILE, run)
     while planned := next_launch(run.config, len(run.launches)):
@@ -77,9 +79,9 @@ def carry_out(run: Run, directory: Path, affinity: list[int], observer: Observer
             with suppress(OutputError):
                 write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
             raise
-        observer.launch_ended(planned, launch)
         run = msgspec.structs.replace(run, launches=[*run.launches, launch])
         write_json(directory / RESULTS_FILE, run)
+        observer.launch_ended(planned, launch)  # saved first: a line that cannot be printed costs no launch
     run = msgspec.structs.replace(run, complete=True)
     write_json(directory / RESULTS_FILE, run)
     return run

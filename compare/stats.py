@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from compare.arms import Arm
-    from compare.results import Launch, Run
+    from compare.results import Launch, RankResult, Run
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -49,7 +49,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The baseline's step time over this arm's, round by round: above 1 is faster."""
     accuracy: float
     """On the whole test set. For the control, whose models differ, the mean over its ranks' shards."""
-    test_loss: float
+    test_loss: float | None
+    """None where the training has diverged."""
     final_hash: str | None
     """Hash of the trained parameters where all ranks and launches agree."""
     peak_memory_bytes: int
@@ -96,7 +97,7 @@ def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
     return ArmSummary(
         arm=arm.label,
         launcher=launches[-1].launcher,
-        transport=ranks[0].attestation["group"]["transport"],
+        transport=_transport(ranks[0].attestation),
         step_seconds=Estimate.of(steps),
         samples_per_second=Estimate.of(run.config.global_batch_size / step for step in steps),
         sync_seconds=_paired(run, arm, control, lambda own, other: own - other),
@@ -104,7 +105,7 @@ def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
         efficiency=_paired(run, arm, control, lambda own, other: other / own),
         speed_against_baseline=_paired(run, arm, baseline, lambda own, other: other / own),
         accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
-        test_loss=sum(rank.evaluation.loss_sum for rank in ranks) / samples,
+        test_loss=_mean_loss(ranks, samples),
         final_hash=hashes.pop() if len(hashes) == 1 else None,
         peak_memory_bytes=max(rank.peak_memory_bytes for launch in launches for rank in launch.ranks),
         start_up_seconds=Estimate.of(
@@ -112,6 +113,16 @@ def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
         ),
         fastest=False,
     )
+
+
+def _transport(attestation: dict[str, Any]) -> str:
+    """Name how gradients travelled: a strategy that does not leave that to its group says so itself."""
+    return attestation.get("replica", {}).get("transport") or attestation["group"]["transport"]
+
+
+def _mean_loss(ranks: list[RankResult], samples: int) -> float | None:
+    sums = [rank.evaluation.loss_sum for rank in ranks]
+    return None if None in sums else sum(filter(None, sums)) / samples
 
 
 def _paired(

@@ -100,7 +100,7 @@ class Watch:
         progress = self._files.read_progress(rank)
         if progress is None or self._files.result(rank).exists():
             return False
-        return now - progress.at > self._stall_seconds + _GRACE_SECONDS
+        return now - progress.at > progress.patience_seconds + _GRACE_SECONDS
 
     def _evidence(self, rank: int) -> Evidence:
         files, log = self._files, self._files.log(rank)

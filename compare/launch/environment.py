@@ -41,9 +41,10 @@ _PREFIXES = (
 )
 # Some secrets begin like settings: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile("API_?KEY|CREDENTIAL|JWT|PASSW|SECRET|TOKEN")
-# The arm decides these; left over from elsewhere they would contradict it, and some crash Horovod.
+# The arm or the run decides these; left over from elsewhere they would contradict it, and some crash Horovod.
 _DECIDED_BY_ARM = {
     *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_RANK", "HOROVOD_SIZE"),
+    *("OMP_PROC_BIND", "OMP_PLACES", "OMP_THREAD_LIMIT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
     *("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
 }
 

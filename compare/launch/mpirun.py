@@ -32,7 +32,7 @@ def commands(request: Request) -> list[Command]:
         # mpirun's own daemons would listen on every address of the machine.
         *mca("oob_tcp_if_include", request.interface),
         *mca("btl_tcp_if_include", request.interface),
-        # A uncaught exception in plain mpi4py leaves the other ranks waiting for ever; under this
+        # An uncaught exception in plain mpi4py leaves the other ranks waiting for ever; under this
         # runner it aborts the job.
         str(request.python),
         "-m",

@@ -52,7 +52,8 @@ class RunTable:
         whole = self._table([*speed, *outcome])
         fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
         yield Text(headline(self.run), style="bold")
-        yield from [whole] if fits else [self._table(speed), self._table(outcome)]
+        if self.summary.arms:
+            yield from [whole] if fits else [self._table(speed), self._table(outcome)]
         yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.summary))
         yield from (Text(note, style="dim") for note in notes(self.run, self.summary))
 

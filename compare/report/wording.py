@@ -84,6 +84,11 @@ def warnings(run: Run, summary: Summary) -> list[str]:
             f"{_count(run.cores, 'core')} wait for each other, so no arm is called fastest."
         )
     said += [
+        f"{arm.arm} diverged: its loss is not a number any more; try a smaller --lr."
+        for arm in summary.arms
+        if arm.test_loss is None
+    ]
+    said += [
         f"{launch.arm}, round {launch.round}, was launched twice: {launch.restarted_because}."
         for launch in run.launches
         if launch.restarted_because
@@ -93,7 +98,9 @@ def warnings(run: Run, summary: Summary) -> list[str]:
 
 def notes(run: Run, summary: Summary) -> list[str]:
     """Say how to read the figures, and whether the arms trained the same thing."""
-    rounds = max((arm.step_seconds.n for arm in summary.arms), default=0)
+    if not summary.arms:
+        return ["No launch has finished."]
+    rounds = max(arm.step_seconds.n for arm in summary.arms)
     medians = f"Medians over {_count(rounds, 'round')} (smallest–largest)."
     sync = (
         "Sync cost is step time minus that of none: the same ranks without communication."

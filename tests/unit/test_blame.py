@@ -27,7 +27,7 @@ def a_rank(rank, **known):
         died_at=known.pop("died_at", None),
         log=known.pop("log", ""),
         logged_at=known.pop("logged_at", 0.0),
-        progress=Progress(stage="train", step=known.pop("step", 30), at=100.0, pid=1),
+        progress=Progress(stage="train", step=known.pop("step", 30), at=100.0, patience_seconds=30.0, pid=1),
     )
 
 

@@ -132,6 +132,7 @@ def carried_out(monkeypatch):
         ("--backend ddp --optimizer lion", USAGE, ["--optimizer cannot be lion", "sgd or adam or adamw"]),
         ("--backend ddp --device tpu", USAGE, ["--device cannot be tpu", "cpu or cuda"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "mnist or digits"]),
+        ("--backend ,", USAGE, ["--backend names no arm"]),
         ("--backend ddp --threads 0", USAGE, ["--threads cannot be 0"]),
         ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read", "No such file"]),
         ("--hostfile .", USAGE, ["the hostfile cannot be read", "Is a directory"]),

@@ -220,7 +220,7 @@ def test_a_rank_does_not_believe_another_launcher(name, other):
         "CUDA_VISIBLE_DEVICES",
         "NCCL_DEBUG",
         "NCCL_IB_DISABLE",
-        "OMP_PROC_BIND",
+        "OMP_SCHEDULE",
         "HOROVOD_FUSION_THRESHOLD",
         "OMPI_MCA_btl",
         "UCX_TLS",

@@ -13,6 +13,7 @@ from compare import __version__, prepare
 from compare.arms import Arm, parse_arms
 from compare.availability import Availability, Found, Survey
 from compare.errors import OutputError, UnavailableError, UsageError
+from compare.run import create_directory
 from tests.unit.factories import DIGITS, a_config
 
 MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installed"}
@@ -241,10 +242,10 @@ def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_is_started(ho
 
 def test_a_new_file_in_a_folder_can_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    prepare.require_writable(tmp_path / "out.json")
-    prepare.require_writable(Path("out.json"))
+    prepare.require_writable(tmp_path / "out.json", to_be_made=None)
+    prepare.require_writable(Path("out.json"), to_be_made=None)
     (tmp_path / "out.json").touch()
-    prepare.require_writable(tmp_path / "out.json")
+    prepare.require_writable(tmp_path / "out.json", to_be_made=None)
     assert (tmp_path / "out.json").read_bytes() == b""
 
 
@@ -260,7 +261,7 @@ def test_a_file_that_could_not_be_written_is_refused(tmp_path, path, found):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     with pytest.raises(OutputError) as caught:
-        prepare.require_writable(tmp_path / path)
+        prepare.require_writable(tmp_path / path, to_be_made=None)
     assert str(tmp_path / path) in caught.value.what
     assert found in caught.value.found
     assert caught.value.remedy
@@ -274,7 +275,7 @@ def test_what_is_read_only_is_refused(tmp_path, monkeypatch, exists):
     if exists:
         path.touch()
     with pytest.raises(OutputError) as caught:
-        prepare.require_writable(path)
+        prepare.require_writable(path, to_be_made=None)
     assert caught.value.found == f"{path if exists else tmp_path} is read-only."
 
 
@@ -295,3 +296,14 @@ def test_a_new_run_records_what_it_begins_with(monkeypatch):
     assert run.config.arms == (Arm("none"), Arm("ddp"))
     # With its zone: a table that travels says when, wherever it is read.
     assert run.started_at[-6] in "+-"
+
+
+def test_a_folder_is_claimed_by_the_first_run(tmp_path):
+    """Two that start in the same second must not write into each other."""
+    create_directory(tmp_path / "run")
+    with pytest.raises(OutputError, match="not empty"):
+        create_directory(tmp_path / "run")
+
+
+def test_an_export_may_lie_in_the_folder_that_the_run_makes(tmp_path):
+    prepare.require_writable(tmp_path / "run" / "x.json", to_be_made=tmp_path / "run")

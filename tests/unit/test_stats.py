@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 
+import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from compare.report.wording import warnings
 from compare.results import Block, Evaluation, Moments
 from compare.stats import Estimate, step_seconds, summarise
 from tests.unit.factories import TRAINED, a_launch, a_rank, a_run
@@ -267,3 +269,16 @@ def test_the_order_in_which_arms_were_launched_does_not_matter(milliseconds, ran
     run = a_run(milliseconds)
     shuffled = sorted(run.launches, key=lambda launch: (launch.round, random.random()))
     assert summarise(a_run(milliseconds, launches=shuffled)) == summarise(run)
+
+
+# ---- a training that went wrong ----
+
+
+def test_a_loss_that_is_no_number_is_none_and_is_said():
+    lost = Evaluation(correct=10, samples=100, loss_sum=None)
+    run = a_run({"ddp": [10.0]})
+    launches = [msgspec.structs.replace(run.launches[0], ranks=[a_rank(evaluation=lost)])]
+    run = msgspec.structs.replace(run, launches=launches)
+    summary = summarise(run)
+    assert summary.arms[0].test_loss is None
+    assert any("ddp diverged" in warning for warning in warnings(run, summary))
