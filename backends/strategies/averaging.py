@@ -1,4 +1,7 @@
-"""Averaging by hand over any group: one all-reduce per parameter, one for all, or during backward."""
+"""Averaging by hand over any group: one all-reduce per parameter, one for all, or during backward.
+
+Or, between ranks of one host, in memory that they share.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 
 from backends.base import BackendError
 from backends.strategies.local import LocalReplica
+from backends.strategies.shared_memory import SharedMean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,6 +46,7 @@ class AveragingReplica(LocalReplica):
             "reduce_op": "sum, then divided by the number of ranks",
             "mode": self.mode,
             "message_bytes": self.averager.message_bytes(),
+            **self.averager.attest(),
         }
 
 
@@ -60,6 +65,10 @@ class Averager(ABC):
     @abstractmethod
     def message_bytes(self) -> list[int]:
         """Size of each all-reduce of one step."""
+
+    def attest(self) -> Facts:
+        """Say what else is true of this mode alone; a ``transport`` stands in the place of the group's."""
+        return {}
 
 
 class PerParameterAverager(Averager):
@@ -124,6 +133,25 @@ class OverlapAverager(Averager):
             following.waiting = len(following.parameters)
 
 
+class SharedMemoryAverager(Averager):
+    """All gradients in one, in memory that all ranks have mapped: the group only introduces them."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
+        super().__init__(parameters, group, options)
+        self.shared = SharedMean(parameters, group)
+
+    def average(self) -> None:
+        self.shared.average(_gradients(self.parameters))
+        for parameter, view in zip(self.parameters, self.shared.views, strict=True):
+            parameter.grad = view
+
+    def message_bytes(self) -> list[int]:
+        return [self.shared.nbytes]
+
+    def attest(self) -> Facts:
+        return self.shared.attest()
+
+
 class Bucket:
     """One persistent buffer that holds the gradients of some parameters, end to end.
 
@@ -156,6 +184,7 @@ AVERAGERS: dict[str, type[Averager]] = {
     "per_parameter": PerParameterAverager,
     "flat": FlatAverager,
     "overlap": OverlapAverager,
+    "shared_memory": SharedMemoryAverager,
 }
 
 
