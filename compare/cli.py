@@ -222,6 +222,8 @@ def _carry_out(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Ru
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
             return carry_out(run, directory, allowed_cpus(), progress)
     except KeyboardInterrupt:
+        # From here on there is nothing left to stop: one more Ctrl-C must not change how this ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         talk.print("Interrupted.")
         _print_kept(talk, directory)
         raise typer.Exit(INTERRUPTED) from None

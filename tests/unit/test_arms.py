@@ -125,7 +125,7 @@ def test_a_backend_without_options_says_so():
     ("text", "right"),
     [
         ("ddp:process_group=mpi", "auto or nccl or gloo"),
-        ("manual:mode=fast", "per_parameter or flat or overlap"),
+        ("manual:mode=fast", "per_parameter or flat or overlap or shared_memory"),
         # Averaging over MPI has no call that could overlap with the backward pass.
         ("mpi:mode=overlap", "per_parameter or flat"),
         ("horovod:controller=nccl", "gloo or mpi"),
