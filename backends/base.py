@@ -10,11 +10,12 @@ torch is imported for type checking only: the command line reads the registry wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
     from torch import nn
@@ -48,6 +49,15 @@ class Work(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Return when the result stands in the tensor that was handed over."""
+
+
+class Collectives(NamedTuple):
+    """What averages the gradients of one step, apart from any training."""
+
+    message_bytes: tuple[int, ...]
+    """What is handed over, call by call."""
+    run: Callable[[], None]
+    """Run them once, on buffers of their own, the way the strategy runs them; every rank must."""
 
 
 class Group(ABC):
@@ -153,3 +163,7 @@ class Replica(ABC):
     @abstractmethod
     def attest(self) -> Facts:
         """Say how gradients become the mean: reduce op, buckets, fusion, as the library has them."""
+
+    @abstractmethod
+    def collectives(self) -> Collectives | None:
+        """Return one step's collectives, to be timed alone; None where they cannot be run apart."""

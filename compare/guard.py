@@ -17,9 +17,9 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from compare.job import LaunchFiles, Progress, RankFailure
+from compare.job import LaunchFiles, Progress, RankFailure, Stage
 from compare.launch.environment import SCRATCH
 from compare.results import write_json
 
@@ -30,8 +30,6 @@ LEASE_SECONDS = 10.0
 """How long a rank lives without a sign of life from its parent."""
 
 _LOOK_SECONDS = 1.0
-
-Stage = Literal["start", "data", "join", "replica", "warm-up", "train", "test", "end"]
 
 
 class Guard:

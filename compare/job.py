@@ -11,6 +11,10 @@ from compare.arms import Arm
 from compare.config import RunConfig
 from compare.data import DatasetSource
 
+Stage = Literal[
+    "start", "data", "join", "replica", "warm-up", "reference", "train", "collectives", "test", "end"
+]
+"""What a rank does, in this order."""
 _LAST_BYTES = 4096
 
 
@@ -23,6 +27,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     dataset: DatasetSource
     affinity: list[int]
     """CPUs that every rank must be allowed to use: no launcher may have bound it to fewer."""
+    number: int
+    """Which launch of the run it is: decides the order of blocks within it."""
     launched_at: float
     """Unix time just before the launcher was started."""
 
@@ -30,7 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A sign of progress of one rank."""
 
-    stage: Literal["start", "data", "join", "replica", "warm-up", "train", "test", "end"]
+    stage: Stage
     """What it is about to do."""
     step: int
     """Training steps done."""

@@ -152,6 +152,7 @@ def _launch_once(
         launcher=launcher,
         dataset=run.dataset,
         affinity=affinity,
+        number=planned.number,
         launched_at=began,
     )
     _write_job(files, job)

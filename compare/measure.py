@@ -1,28 +1,80 @@
-"""The clock: wall time of blocks of steps, read only where the device has nothing left to do."""
+"""The clock, and what it is read around: blocks of steps, the phases of a step, a collective alone.
+
+The clock is read only where the device has nothing left to do, or by the device itself.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
 
+from compare.results import MachineUse
+
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
 
 BLOCK_STEPS = 30
 """Steps in a block: long enough to swallow the clock's own cost, short enough for many blocks."""
 
 
+REFERENCE_BLOCKS = 14
+"""At most so many blocks of the reference: enough to cancel drift, whatever the length of the training."""
+_COLLECTIVE_CALLS = (5, 30)
+_COLLECTIVE_BYTES = 400_000_000
+"""About how much is averaged to time the collective alone, within so many calls."""
+
+
+class BlockPlan(NamedTuple):
+    """A block to come."""
+
+    mode: Literal["training", "reference"]
+    steps: int
+    phased: bool
+    """Its phases are timed, and it stays out of the headline."""
+
+
+def plan_blocks(steps: int, order: random.Random, *, reference: bool) -> list[BlockPlan]:
+    """Cut ``steps`` into blocks, and put blocks of the reference between them.
+
+    A reference block comes right before or after a training block of the same length, as ``order``
+    decides: what drifts then falls on both alike. The middle pair is timed phase by phase.
+
+    Args:
+        steps: training steps in all.
+        order: shuffles; seeded alike on every rank.
+        reference: whether there is one.
+    """
+    sizes = split_into_blocks(steps)
+    middle = len(sizes) // 2 if len(sizes) > 1 else None
+    referred = _spread(len(sizes), REFERENCE_BLOCKS) | {middle} if reference else set()
+    plans = []
+    for index, size in enumerate(sizes):
+        pair = [BlockPlan("training", size, phased=index == middle)]
+        if index in referred:
+            pair.append(BlockPlan("reference", size, phased=index == middle))
+            order.shuffle(pair)
+        plans += pair
+    return plans
+
+
 def split_into_blocks(steps: int, block_steps: int = BLOCK_STEPS) -> list[int]:
-    """Cut ``steps`` into blocks of about ``block_steps``, as equal as can be.
+    """Cut ``steps`` into blocks of about ``block_steps``, as equal as can be; into two at least.
 
     Equal blocks make the median over them fair; a short last block would be the noisiest.
     """
-    count = max(1, round(steps / block_steps))
-    size, longer = divmod(steps, count)
-    return [size + (i < longer) for i in range(count)] if steps else []
+    count = max(min(2, steps), round(steps / block_steps))
+    size, longer = divmod(steps, count) if count else (0, 0)
+    return [size + (i < longer) for i in range(count)]
+
+
+def _spread(count: int, most: int) -> set[int | None]:
+    """Choose at most ``most`` of ``count`` indices, evenly over all of them."""
+    return set(range(count)) if count <= most else {i * (count - 1) // (most - 1) for i in range(most)}
 
 
 def read_clock(device: torch.device) -> int:
@@ -32,12 +84,100 @@ def read_clock(device: torch.device) -> int:
     return time.perf_counter_ns()
 
 
-def time_block(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> int:
-    """Time one block in nanoseconds. The ranks start together; the barrier is outside the timed part."""
+class Timing(NamedTuple):
+    """What a piece of work took."""
+
+    wall_ns: int
+    cpu_ns: int
+    """CPU time of this process meanwhile, all of its threads together."""
+
+
+def time_block(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> Timing:
+    """Time one block. The ranks start together; the barrier is outside the timed part."""
     barrier()
-    begun = read_clock(device)
+    begun, begun_cpu = read_clock(device), time.process_time_ns()
     work()
-    return read_clock(device) - begun
+    return Timing(read_clock(device) - begun, time.process_time_ns() - begun_cpu)
+
+
+class PhaseClock:
+    """Times the phases of steps; told of the end of each as ``train`` tells it.
+
+    On CUDA the device notes the time itself, so that nobody has to wait for it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, int | torch.cuda.Event]] = []
+
+    def __call__(self, phase: str) -> None:
+        """Note that a phase ends now; the first call only starts the clock."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((phase, event))
+        else:
+            self._marks.append((phase, time.perf_counter_ns()))
+
+    def read(self) -> dict[str, list[int]]:
+        """Return the nanoseconds of every phase in every step; one that came more than once is summed up."""
+        read_clock(self._device)
+        steps: list[dict[str, int]] = []
+        current: dict[str, int] = {}
+        for (_, before), (phase, after) in zip(self._marks, self._marks[1:], strict=False):
+            current[phase] = current.get(phase, 0) + _between(before, after)
+            if phase == "step":
+                steps.append(current)
+                current = {}
+        return {phase: [step[phase] for step in steps] for phase in (steps[0] if steps else {})}
+
+
+def _between(before: int | torch.cuda.Event, after: int | torch.cuda.Event) -> int:
+    if isinstance(before, int):
+        return cast("int", after) - before
+    return round(before.elapsed_time(cast("torch.cuda.Event", after)) * 1e6)
+
+
+def time_alone(
+    work: Callable[[], None], barrier: Callable[[], None], device: torch.device, nbytes: int
+) -> list[int]:
+    """Time one step's collectives alone, in nanoseconds a call; all ranks begin each call together.
+
+    Args:
+        work: runs them once.
+        barrier: of all ranks.
+        device: where the tensors are.
+        nbytes: what one call averages; the larger, the fewer calls.
+    """
+    fewest, most = _COLLECTIVE_CALLS
+    calls = max(fewest, min(most, _COLLECTIVE_BYTES // max(1, nbytes)))
+    work()
+    return [time_block(work, barrier, device).wall_ns for _ in range(calls)]
+
+
+class CPUMeter:
+    """Measures, from its making until it is read, how busy the CPUs are that this process may use."""
+
+    def __init__(self) -> None:
+        self._cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+        self._begun = self._now()
+
+    def read(self) -> tuple[MachineUse, int]:
+        """Return how the machine was used, and the CPU time of this process in nanoseconds."""
+        wall, busy, stolen, own = (now - then for now, then in zip(self._now(), self._begun, strict=True))
+        use = MachineUse(wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen)
+        return use, own
+
+    def _now(self) -> tuple[int, int, int, int]:
+        tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        busy = stolen = 0
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *ticks = line.split()
+            if name in self._cpus:
+                user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, ticks[:8])
+                busy += tick * (user + nice + system + irq + softirq + steal)
+                stolen += tick * steal
+        return time.perf_counter_ns(), busy, stolen, time.process_time_ns()
 
 
 def peak_memory_bytes() -> int:

@@ -6,32 +6,48 @@ import hashlib
 import math
 import os
 import platform
+import random
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 import backends
 from backends.base import BackendError
 from compare import data
-from compare.measure import peak_memory_bytes, read_clock, split_into_blocks, time_block
+from compare.arms import CONTROL
+from compare.measure import (
+    CPUMeter,
+    PhaseClock,
+    peak_memory_bytes,
+    plan_blocks,
+    read_clock,
+    time_alone,
+    time_block,
+)
 from compare.results import Block, Evaluation, Moments, RankResult
 from compare.train import evaluate, train
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
-    from backends.base import Facts, Group, Placement, Replica
+    from backends.base import Collectives, Facts, Group, Placement, Replica
+    from compare.config import RunConfig
     from compare.guard import Guard
     from compare.job import Job
+    from compare.measure import BlockPlan
+    from compare.results import Mode
     from compare.train import Batch
 
 _WARM_UP_PIECE = 10
+_ALONE_STEPS = 100
+"""A step's collectives alone, as often as they are run, take less than so many steps."""
 _SLACK = 3.0
 """A block may take so many times what the warm-up promised, and the stall on top."""
 
@@ -75,9 +91,21 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     moments.append(time.time())
 
     step_seconds = _warm_up(replica, batches, config.untimed_steps, guard)
-    timed = range(config.untimed_steps, config.total_steps)
-    blocks = list(_timed_blocks(replica, batches, group, timed, guard, step_seconds=step_seconds))
+    # Before there is a reference: it takes memory that this arm does not need.
+    peak = peak_memory_bytes()
+    sides: dict[Mode, Side] = {"training": Side(replica, batches)}
+    if job.arm.synchronises:
+        guard.note("reference", config.untimed_steps)
+        own_batches = iter(Batches(images, labels, replica.shard, config))
+        sides["reference"] = _reference(config, own_batches, group)
+    meter = CPUMeter()
+    blocks = list(_timed_blocks(job, sides, group, guard, step_seconds=step_seconds))
+    machine, cpu_ns = meter.read()
+    final_hash = hash_parameters(model)
+    guard.note("collectives", config.total_steps, expected_seconds=_SLACK * _ALONE_STEPS * step_seconds)
+    message_bytes, collective_ns = _time_collectives(replica.collectives(), group)
 
+    guard.note("test", config.total_steps)
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -85,12 +113,16 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         pid=os.getpid(),
         blocks=blocks,
         initial_hash=initial_hash,
-        final_hash=hash_parameters(model),
+        final_hash=final_hash,
         evaluation=_evaluate(model, raw, replica.shard, device),
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=peak,
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         gradient_tensors=sum(1 for _ in model.parameters()),
+        message_bytes=message_bytes,
+        collective_ns=collective_ns,
+        cpu_ns=cpu_ns,
+        machine=machine if placement.local_rank == 0 else None,
         moments=Moments(*(moment - job.launched_at for moment in moments)),
         attestation=_attest(group, replica, device),
     )
@@ -123,23 +155,70 @@ def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guar
     return step_seconds
 
 
+class Side(NamedTuple):
+    """One of the two that are measured in turns: the arm itself, and its reference."""
+
+    replica: Replica
+    batches: Iterator[Batch]
+
+
+def _reference(config: RunConfig, batches: Iterator[Batch], group: Group) -> Side:
+    """Make a pristine replica that trains on the same batches without any synchronisation.
+
+    It stands beside the arm in the same process, so what the arm's library does in the background
+    slows it down as well.
+    """
+    _, make_replica = backends.load(CONTROL)
+    with _untouched_randomness(group.device):
+        torch.manual_seed(config.seed)
+        model = build_model(config.model).to(group.device)
+        side = Side(make_replica(model, optimizer_maker(config), group, {}), batches)
+        train(*side, min(_WARM_UP_PIECE, config.untimed_steps))
+    return side
+
+
+def _untouched_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """Leave the generators as they are: what the reference drops out must not change what the arm does."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 def _timed_blocks(
-    replica: Replica,
-    batches: Iterator[Batch],
-    group: Group,
-    steps: range,
-    guard: Guard,
-    *,
-    step_seconds: float,
+    job: Job, sides: dict[Mode, Side], group: Group, guard: Guard, *, step_seconds: float
 ) -> Iterator[Block]:
     """Train the steps that count, block by block; a step is expected to take ``step_seconds``."""
-    done = steps.start
-    for count in split_into_blocks(len(steps)):
-        guard.note("train", done, expected_seconds=_SLACK * count * step_seconds)
-        wall_ns = time_block(partial(train, replica, batches, count), group.barrier, group.device)
-        yield Block(steps=count, wall_ns=wall_ns)
-        done += count
-    guard.note("test", done)
+    config = job.config
+    done = config.untimed_steps
+    order = random.Random(f"{config.seed}/{job.number}")
+    for plan in plan_blocks(config.total_steps - done, order, reference="reference" in sides):
+        guard.note("train", done, expected_seconds=_SLACK * plan.steps * step_seconds)
+        if plan.mode == "training":
+            yield _timed_block(plan, sides["training"], group)
+            done += plan.steps
+        else:
+            with _untouched_randomness(group.device):
+                yield _timed_block(plan, sides["reference"], group)
+
+
+def _timed_block(plan: BlockPlan, side: Side, group: Group) -> Block:
+    clock = PhaseClock(group.device)
+
+    def phased() -> None:
+        clock("begin")
+        train(*side, plan.steps, clock)
+
+    work = phased if plan.phased else partial(train, *side, plan.steps)
+    timing = time_block(work, group.barrier, group.device)
+    return Block(
+        mode=plan.mode, steps=plan.steps, wall_ns=timing.wall_ns, cpu_ns=timing.cpu_ns, phases=clock.read()
+    )
+
+
+def _time_collectives(collectives: Collectives | None, group: Group) -> tuple[list[int], list[int]]:
+    """Return the bytes of a step's collectives and, for each time they ran alone, the nanoseconds."""
+    if collectives is None or not collectives.message_bytes:
+        return [], []
+    sizes = list(collectives.message_bytes)
+    return sizes, time_alone(collectives.run, group.barrier, group.device, sum(sizes))
 
 
 def _evaluate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from compare.data import DatasetSource
 from compare.errors import OutputError, UsageError
 from compare.hostfile import Host
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 RESULTS_FILE = "results.json"
 
 
@@ -32,11 +32,32 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """None where it is not a number any more: the training has diverged."""
 
 
+Mode = Literal["training", "reference"]
+"""``reference``: a replica of its own that trains without any synchronisation, in the same process."""
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A run of steps measured as one, on one rank."""
 
+    mode: Mode = "training"
     steps: int
     wall_ns: int
+    cpu_ns: int
+    """CPU time of the rank meanwhile, all threads together."""
+    phases: dict[str, list[int]] = {}
+    """Nanoseconds of every phase in every step, where they were timed: such a block is no headline."""
+
+
+class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy a host was while its ranks were measured, as the first of them saw it."""
+
+    wall_ns: int
+    cpus: int
+    """CPUs that the ranks may use."""
+    busy_ns: int
+    """On all of these together, whoever used them."""
+    stolen_ns: int
+    """Of that, by other guests of the physical machine."""
 
 
 class Moments(msgspec.Struct, frozen=True):
@@ -65,6 +86,14 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     peak_device_memory_bytes: int | None
     gradient_bytes: int
     gradient_tensors: int
+    message_bytes: list[int]
+    """What is handed over to be averaged in every step, call by call."""
+    collective_ns: list[int]
+    """A step's collectives alone, without any training, call by call; empty where they cannot be."""
+    cpu_ns: int
+    """CPU time of this rank while it was measured."""
+    machine: MachineUse | None = None
+    """From the first rank of a host."""
     moments: Moments
     attestation: dict[str, Any]
     """What really ran, read back from the libraries and the kernel."""

@@ -10,7 +10,7 @@ import torch
 from compare.workload import loss_function
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -21,13 +21,26 @@ if TYPE_CHECKING:
 _EVALUATION_BATCH = 1000
 
 
-def train(replica: Replica, batches: Iterator[Batch], steps: int) -> None:
-    """Take ``steps`` training steps. Nothing is printed, copied to the host or allocated on the way."""
+def train(
+    replica: Replica,
+    batches: Iterator[Batch],
+    steps: int,
+    on_phase: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Take ``steps`` training steps. Nothing is printed, copied to the host or allocated on the way.
+
+    ``on_phase`` is told the name of every phase that has just ended; fetching the batch is part of
+    ``forward``.
+    """
     for inputs, targets in islice(batches, steps):
         loss = loss_function(replica.forward(inputs), targets)
+        on_phase("forward")
         replica.backward(loss)
+        on_phase("backward")
         replica.sync()
+        on_phase("sync")
         replica.step()
+        on_phase("step")
 
 
 @torch.no_grad()

@@ -6,15 +6,18 @@ Or, between ranks of one host, in memory that they share.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from backends.base import BackendError
+from backends.base import BackendError, Collectives
 from backends.strategies.local import LocalReplica
 from backends.strategies.shared_memory import SharedMean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from backends.base import Facts, Group, MakeOptimizer, Options, Work
@@ -41,6 +44,9 @@ class AveragingReplica(LocalReplica):
     def sync(self) -> None:
         self.averager.average()
 
+    def collectives(self) -> Collectives | None:
+        return Collectives(tuple(self.averager.message_bytes()), self.averager.alone())
+
     def attest(self) -> Facts:
         return {
             "reduce_op": "sum, then divided by the number of ranks",
@@ -65,6 +71,20 @@ class Averager(ABC):
     @abstractmethod
     def message_bytes(self) -> list[int]:
         """Size of each all-reduce of one step."""
+
+    def alone(self) -> Callable[[], None]:
+        """Return what runs one step's all-reduces on buffers of their own, one after the other."""
+        first = self.parameters[0]
+        buffers = [
+            torch.zeros(size // first.element_size(), dtype=first.dtype, device=first.device)
+            for size in self.message_bytes()
+        ]
+
+        def run() -> None:
+            for buffer in buffers:
+                self.group.all_reduce_(buffer)
+
+        return run
 
     def attest(self) -> Facts:
         """Say what else is true of this mode alone; a ``transport`` stands in the place of the group's."""
@@ -121,6 +141,15 @@ class OverlapAverager(Averager):
     def message_bytes(self) -> list[int]:
         return [bucket.nbytes for bucket in self.buckets]
 
+    def alone(self) -> Callable[[], None]:
+        buffers = [torch.zeros_like(bucket.flat) for bucket in self.buckets]
+
+        def run() -> None:
+            for work in [self.group.all_reduce_start_(buffer) for buffer in buffers]:
+                work.wait()
+
+        return run
+
     def _arrived(self, bucket: Bucket) -> None:
         bucket.waiting -= 1
         # Every rank must start the collectives in the same order, so a bucket that fills early waits.
@@ -147,6 +176,10 @@ class SharedMemoryAverager(Averager):
 
     def message_bytes(self) -> list[int]:
         return [self.shared.nbytes]
+
+    def alone(self) -> Callable[[], None]:
+        gradients = [torch.zeros_like(p) for p in self.parameters]
+        return partial(self.shared.average, gradients)
 
     def attest(self) -> Facts:
         return self.shared.attest()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from backends.base import Collectives
 from backends.strategies.local import LocalReplica
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from backends.base import Facts, Group, MakeOptimizer, Options
@@ -35,6 +36,7 @@ class DDPReplica(LocalReplica):
             static_graph=bool(options["static_graph"]),
         )
         super().__init__(model, make_optimizer, group, options)
+        self.group = group
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.wrapped(inputs)
@@ -50,6 +52,21 @@ class DDPReplica(LocalReplica):
             "static_graph": bool(seen.get("static_graph")),
             "comm_hook": seen.get("comm_hook") or "none",
         }
+
+    def collectives(self) -> Collectives | None:
+        parameter = next(self.model.parameters())
+        sizes = tuple(self.attest()["bucket_bytes"])
+        buckets = [
+            torch.zeros(size // parameter.element_size(), dtype=parameter.dtype, device=parameter.device)
+            for size in sizes
+        ]
+
+        def run() -> None:
+            # DDP starts a bucket as soon as it is full, and waits for all at the end.
+            for work in [self.group.all_reduce_start_(bucket) for bucket in buckets]:
+                work.wait()
+
+        return Collectives(sizes, run)
 
 
 def _sizes(text: str | None) -> list[int]:

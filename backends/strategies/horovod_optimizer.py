@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import horovod.torch as hvd
+import torch
 
+from backends.base import Collectives
 from backends.strategies.local import LocalReplica
 
 if TYPE_CHECKING:
@@ -44,3 +46,17 @@ class HorovodReplica(LocalReplica):
             "backward_passes_per_step": self.distributed.backward_passes_per_step,
             "compression": "none" if compression == "NoneCompressor" else compression,
         }
+
+    def collectives(self) -> Collectives | None:
+        gradients = [torch.zeros_like(p) for p in self.model.parameters()]
+
+        def run() -> None:
+            # One request a parameter, as its hooks make them; what is fused with what is Horovod's affair.
+            handles = [
+                hvd.allreduce_async_(gradient, name=f"alone.{index}", op=hvd.Average)
+                for index, gradient in enumerate(gradients)
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+
+        return Collectives(tuple(g.numel() * g.element_size() for g in gradients), run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backends.base import Replica
+from backends.base import Collectives, Replica
 
 if TYPE_CHECKING:
     import torch
@@ -39,3 +39,6 @@ class LocalReplica(Replica):
 
     def attest(self) -> Facts:
         return {"reduce_op": "none"}
+
+    def collectives(self) -> Collectives | None:
+        return Collectives((), lambda: None)
