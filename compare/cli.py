@@ -53,6 +53,7 @@ DataDir = Annotated[
         "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
     ),
 ]
+DetailFlag = Annotated[bool, typer.Option("--detail", help="Show as well where the cost goes.")]
 
 
 def main() -> None:
@@ -123,6 +124,9 @@ def run(
     steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
     repeats: Annotated[int, typer.Option(help="Rounds; each launches every arm once.")] = 3,
+    max_reruns: Annotated[
+        int, typer.Option(help="Rounds that may be taken again because others used the machine.")
+    ] = 3,
     baseline: Annotated[
         str | None,
         typer.Option(show_default="the first named", help="Arm that the others are compared with."),
@@ -150,6 +154,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the commands of one round, and stop.")
     ] = False,
+    detail: DetailFlag = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")
     ] = False,
@@ -184,6 +189,7 @@ def run(
         steps=steps,
         warmup_steps=warmup,
         rounds=repeats,
+        max_reruns=max_reruns,
         seed=seed,
         device=device,
         threads_per_rank=prepare.default_threads(ranks) if threads is None else threads,
@@ -202,7 +208,7 @@ def run(
         progress=lambda said: talk.print(said, style="dim", markup=False),
     )
     result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
-    _finish(console, result, directory, export_json)
+    _finish(console, result, directory, export_json, detail=detail)
 
 
 def _end_in_good_order() -> None:
@@ -240,7 +246,7 @@ def _print_kept(talk: Console, directory: Path) -> None:
         talk.print("What was finished is kept:", command, markup=False, soft_wrap=True)
 
 
-def _finish(console: Console, run: Run, directory: Path, export_json: Path | None) -> None:
+def _finish(console: Console, run: Run, directory: Path, export_json: Path | None, *, detail: bool) -> None:
     from compare.report import render
     from compare.report.table import RunTable
     from compare.results import write_text
@@ -250,7 +256,7 @@ def _finish(console: Console, run: Run, directory: Path, export_json: Path | Non
     if export_json:
         write_text(export_json, render(run, summary, "json") + "\n")
     console.print()
-    console.print(RunTable(run, summary))
+    console.print(RunTable(run, summary, detail=detail))
     console.print(f"Everything measured is in {directory}", style="dim", markup=False, soft_wrap=True)
 
 
@@ -275,6 +281,7 @@ def report(
     ],
     *,
     form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    detail: DetailFlag = False,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
 ) -> None:
     """Show a run again, whole or as far as it came, in any format."""
@@ -290,11 +297,11 @@ def report(
     shown = read_run(run_directory)
     summary = summarise(shown)
     if output:
-        write_text(output, render(shown, summary, form) + "\n")
+        write_text(output, render(shown, summary, form, detail=detail) + "\n")
     elif form == "table":
-        _console().print(RunTable(shown, summary))
+        _console().print(RunTable(shown, summary, detail=detail))
     else:
-        typer.echo(render(shown, summary, form))
+        typer.echo(render(shown, summary, form, detail=detail))
 
 
 @app.command(context_settings=_EITHER_SPELLING)

@@ -38,6 +38,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     warmup_steps: int = 30
     """The first steps of the training: they train, but are not timed."""
     rounds: int = 3
+    max_reruns: int = 3
+    """How many rounds may be taken again in all, because others used the machine."""
     seed: int = 0
     device: str = "cpu"
     threads_per_rank: int = 1
@@ -59,6 +61,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--steps", 1 if self.steps is None else self.steps),
         ):
             _require(1 <= value <= _MOST, flag, value, f"a whole number from 1 to {_MOST}")
+        _require(0 <= self.max_reruns <= _MOST, "--max-reruns", self.max_reruns, "0 or more rounds")
         _require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
         _require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         for flag, seconds in (("--timeout", self.launch_timeout_seconds), ("--stall", self.stall_seconds)):

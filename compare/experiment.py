@@ -1,7 +1,8 @@
 """What to launch next, from what has been launched so far: pure, seeded, and with no process in sight.
 
 Every round launches every arm once, in an order of its own: what drifts on a machine then falls on
-all arms alike.
+all arms alike. A round during which others used the machine is set aside whole and taken again, a bounded
+number of times: never one arm of it alone, or its rival would keep the disturbed figure.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
+from compare.stats import is_disturbed
+
 if TYPE_CHECKING:
     from compare.arms import Arm
     from compare.config import RunConfig
+    from compare.results import Run
 
 
 class Planned(NamedTuple):
@@ -24,21 +30,37 @@ class Planned(NamedTuple):
     arm: Arm
 
 
-def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
+def order_of(config: RunConfig, round_: int, attempt: int = 0) -> tuple[Arm, ...]:
     """Shuffle the arms for one round; the same seed gives the same order."""
     arms = list(config.arms)
-    random.Random(f"{config.seed}/{round_}").shuffle(arms)
+    again = f"/{attempt}" if attempt else ""
+    random.Random(f"{config.seed}/{round_}{again}").shuffle(arms)
     return tuple(arms)
 
 
 def total_launches(config: RunConfig) -> int:
-    """Count the launches of a whole run."""
+    """Count the launches of a whole run in which no round is taken again."""
     return config.rounds * len(config.arms)
 
 
-def next_launch(config: RunConfig, finished: int) -> Planned | None:
-    """Say what comes after ``finished`` launches, or None when the run is done."""
-    round_index, position = divmod(finished, len(config.arms))
-    if round_index >= config.rounds:
+def next_launch(run: Run) -> Planned | None:
+    """Say what comes next, or None when the run is done."""
+    round_index, position = divmod(len(run.launches), len(run.config.arms))
+    if round_index >= run.config.rounds:
         return None
-    return Planned(finished + 1, round_index + 1, order_of(config, round_index + 1)[position])
+    round_ = round_index + 1
+    attempt = sum(launch.round == round_ for launch in run.set_aside) // len(run.config.arms)
+    arm = order_of(run.config, round_, attempt)[position]
+    return Planned(len(run.launches) + len(run.set_aside) + 1, round_, arm)
+
+
+def set_aside_disturbed(run: Run) -> Run:
+    """Set the last round aside where it is complete, was disturbed, and may be taken again."""
+    width = len(run.config.arms)
+    if not run.launches or len(run.launches) % width:
+        return run
+    last = run.launches[-width:]
+    taken_again = len(run.set_aside) // width
+    if not any(map(is_disturbed, last)) or taken_again >= run.config.max_reruns:
+        return run
+    return msgspec.structs.replace(run, launches=run.launches[:-width], set_aside=[*run.set_aside, *last])

@@ -56,6 +56,9 @@ class Observer(Protocol):
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
         """Hear that it ended well."""
 
+    def round_repeats(self, round_: int, foreign: float) -> None:
+        """Hear that a whole round is taken again, because others used that share of the machine."""
+
 
 def launch_arm(
     run: Run, planned: Planned, directory: Path, affinity: list[int], observer: Observer

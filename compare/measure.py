@@ -24,9 +24,9 @@ BLOCK_STEPS = 30
 
 REFERENCE_BLOCKS = 14
 """At most so many blocks of the reference: enough to cancel drift, whatever the length of the training."""
-_COLLECTIVE_CALLS = (5, 30)
-_COLLECTIVE_BYTES = 400_000_000
-"""About how much is averaged to time the collective alone, within so many calls."""
+_COLLECTIVE_SAMPLES = 6
+_MOST_CALLS, _BYTES_AT_ONCE = 10, 100_000_000
+"""How often a step's collectives follow each other, for a sample of what they take alone."""
 
 
 class BlockPlan(NamedTuple):
@@ -141,7 +141,10 @@ def _between(before: int | torch.cuda.Event, after: int | torch.cuda.Event) -> i
 def time_alone(
     work: Callable[[], None], barrier: Callable[[], None], device: torch.device, nbytes: int
 ) -> list[int]:
-    """Time one step's collectives alone, in nanoseconds a call; all ranks begin each call together.
+    """Time one step's collectives alone, in nanoseconds each time.
+
+    As nccl-tests does, several follow each other between two looks at the clock: each waits for all
+    ranks, so they keep in step with each other better than any barrier could put them.
 
     Args:
         work: runs them once.
@@ -149,10 +152,14 @@ def time_alone(
         device: where the tensors are.
         nbytes: what one call averages; the larger, the fewer calls.
     """
-    fewest, most = _COLLECTIVE_CALLS
-    calls = max(fewest, min(most, _COLLECTIVE_BYTES // max(1, nbytes)))
-    work()
-    return [time_block(work, barrier, device).wall_ns for _ in range(calls)]
+    calls = max(1, min(_MOST_CALLS, _BYTES_AT_ONCE // max(1, nbytes)))
+
+    def in_a_row() -> None:
+        for _ in range(calls):
+            work()
+
+    in_a_row()
+    return [time_block(in_a_row, barrier, device).wall_ns // calls for _ in range(_COLLECTIVE_SAMPLES)]
 
 
 class CPUMeter:

@@ -142,6 +142,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str] = {}
     """Backends that were not asked for by name and could not run, with the reason."""
     launches: list[Launch] = []
+    """Those that count."""
+    set_aside: list[Launch] = []
+    """Whole rounds that were taken again, because others used the machine meanwhile."""
     complete: bool = False
     failure: Failure | None = None
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare.errors import OutputError, RingsideError
-from compare.experiment import next_launch
+from compare.experiment import next_launch, set_aside_disturbed
 from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
 from compare.results import RESULTS_FILE, Failure, Run, write_json
+from compare.stats import foreign_share
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +65,7 @@ def carry_out(run: Run, directory: Path, affinity: list[int], observer: Observer
     write_json(directory / CONFIG_FILE, run.config)
     (directory / "hostfile").write_text(normalise(run.hosts))
     write_json(directory / RESULTS_FILE, run)
-    while planned := next_launch(run.config, len(run.launches)):
+    while planned := next_launch(run):
         observer.launch_begins(planned)
         try:
             launch = launch_arm(run, planned, directory, affinity, observer)
@@ -80,8 +81,14 @@ def carry_out(run: Run, directory: Path, affinity: list[int], observer: Observer
                 write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
             raise
         run = msgspec.structs.replace(run, launches=[*run.launches, launch])
-        write_json(directory / RESULTS_FILE, run)
+        kept = set_aside_disturbed(run)
+        write_json(directory / RESULTS_FILE, kept)
         observer.launch_ended(planned, launch)  # saved first: a line that cannot be printed costs no launch
+        if kept is not run:
+            observer.round_repeats(
+                planned.round, max(map(foreign_share, kept.set_aside[-len(run.config.arms) :]))
+            )
+        run = kept
     run = msgspec.structs.replace(run, complete=True)
     write_json(directory / RESULTS_FILE, run)
     return run

@@ -1,33 +1,96 @@
-"""From raw samples to what a table says. Pure: the same results give the same figures."""
+"""From raw samples to what a table says. Pure: the same results give the same figures.
+
+The definitions of the field's terms as they are used here stand in ``docs/measuring.md``. In short, for a
+step: T_S is its time with synchronisation, T_R that of the reference in the same processes, T_0 that of
+the control ``none`` in the same round. The independent sample is the launch, never the step.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from compare.arms import Arm
-    from compare.results import Launch, RankResult, Run
+    from compare.results import Block, Launch, Mode, RankResult, Run
+
+CONFIDENCE = 0.95
+FOREIGN_LIMIT = 0.10
+"""Share of a host's CPUs that others may use while a launch is measured; above it, it is disturbed."""
+_FEWEST_FOR_T = 3
+_TRIMMED = 0.1
+"""Of the steps of a phased block, the slowest: one interruption must not pass for a phase."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A median over launches, with the smallest and the largest of them."""
+    """A mean over launches, with an interval."""
 
-    median: float
+    mean: float
     low: float
     high: float
     n: int
-    """Launches behind it: a launch, not a step, is the independent sample."""
+    """Launches behind it."""
+    method: Literal["t", "range"]
+    """``t``: Student's 95 % interval of the mean. ``range``: smallest and largest, of fewer than three."""
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Estimate:
+    def of(cls, values: Iterable[float]) -> Self:
         """Estimate from one value a launch; there must be at least one."""
-        values = sorted(values)
-        return cls(statistics.median(values), values[0], values[-1], len(values))
+        values = list(values)
+        mean = statistics.fmean(values)
+        if len(values) < _FEWEST_FOR_T:
+            return cls(mean, min(values), max(values), len(values), "range")
+        half = _t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+        return cls(mean, mean - half, mean + half, len(values), "t")
+
+
+class Detail(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the sync cost of an arm goes; a figure that could not be measured is None.
+
+    All times are seconds a step. Identities, of the means: sync cost = exposed + background;
+    sync cost = communication + imbalance; phased exposed = blocked + the changes of forward, backward, step.
+    """
+
+    reference_seconds: Estimate | None
+    """T_R: the step time of a replica without any synchronisation, in the same processes."""
+    exposed_seconds: Estimate | None
+    """E = T_S - T_R; may be negative."""
+    background_seconds: Estimate | None
+    """B = T_R - T_0: what the library's threads take from the computation."""
+    imbalance_seconds: Estimate | None
+    """Largest minus mean T_0 over ranks: the part of the sync cost that is waiting for the slowest."""
+    communication_seconds: Estimate | None
+    """Sync cost without the imbalance."""
+    skew_seconds: Estimate | None
+    """Mean over the reference's steps of the largest minus the mean computing time over ranks."""
+    blocked_seconds: Estimate | None
+    """In the phase ``sync``; an arm that overlaps has its waiting in ``backward``."""
+    forward_seconds: Estimate | None
+    """Change of the forward phase against the reference."""
+    backward_seconds: Estimate | None
+    """Change of the backward phase against the reference."""
+    step_seconds: Estimate | None
+    """Change of the optimizer's phase against the reference."""
+    collective_seconds: Estimate | None
+    """T_iso: a step's collectives alone, from a common start; mean over ranks."""
+    hiding: Estimate | None
+    """H = 1 - E / T_iso: 1 is all hidden behind computation, below 0 is worse than no overlap."""
+    algorithm_bandwidth: Estimate | None
+    """algbw = gradient bytes / T_iso, in bytes a second."""
+    bus_bandwidth: Estimate | None
+    """busbw = algbw x 2 (n - 1) / n for an all-reduce among n ranks (nccl-tests, PERFORMANCE.md)."""
+    gradient_bytes: int
+    message_bytes: list[int]
+    """What is handed over to be averaged in a step, call by call."""
+    cores_per_rank: Estimate
+    """CPU time over wall time while the arm itself trained."""
+    slowest_rank: int
+    """The rank that computed longest, by the reference where there is one."""
 
 
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +100,15 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str
     transport: str
     step_seconds: Estimate
+    """T_S."""
     samples_per_second: Estimate
     """Over all ranks together."""
     sync_seconds: Estimate | None
-    """Step time minus the control's, round by round."""
+    """Sync cost: T_S minus the control's T_0, round by round."""
     sync_share: Estimate | None
     """The part of the step that is sync cost."""
     efficiency: Estimate | None
-    """The control's step time over this arm's, round by round: 1 is no cost at all."""
+    """T_0 / T_S, round by round: 1 is no cost at all."""
     speed_against_baseline: Estimate | None
     """The baseline's step time over this arm's, round by round: above 1 is faster."""
     accuracy: float
@@ -57,6 +121,9 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The largest of any rank."""
     start_up_seconds: Estimate
     """From the start of the launcher to the end of the slowest rank's first step."""
+    foreign_share: Estimate
+    """Share of the busiest host's CPUs that others used while this arm was measured."""
+    detail: Detail
     fastest: bool
     """Its slowest launch beats the quickest one of every other arm that synchronises."""
 
@@ -67,6 +134,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     arms: list[ArmSummary]
     oversubscribed: bool
     """More threads than cores: ranks wait for each other's core, and no arm is called fastest."""
+    rounds_taken_again: int
+    disturbed_rounds: list[int]
+    """Rounds that count although others used the machine: they could not be taken again any more."""
+    noise: float | None
+    """The noise floor: the 95 % half-width, as a share, of the difference of two arms that do not differ."""
 
 
 def summarise(run: Run) -> Summary:
@@ -77,13 +149,108 @@ def summarise(run: Run) -> Summary:
     return Summary(
         arms=[msgspec.structs.replace(arm, fastest=arm.arm == fastest) for arm in arms],
         oversubscribed=oversubscribed,
+        rounds_taken_again=len(run.set_aside) // len(run.config.arms),
+        disturbed_rounds=sorted({launch.round for launch in run.launches if is_disturbed(launch)}),
+        noise=_noise(run),
     )
 
 
-def step_seconds(launch: Launch) -> float:
-    """Step time of a launch: the median over its blocks of the mean over ranks."""
-    blocks = zip(*(rank.blocks for rank in launch.ranks), strict=True)
-    return statistics.median(statistics.fmean(b.wall_ns / b.steps for b in ranks) for ranks in blocks) / 1e9
+# ---- one launch ----
+
+
+def step_seconds(launch: Launch, mode: Mode = "training") -> float:
+    """Step time of a launch: the median over its blocks of the mean over ranks.
+
+    Raises:
+        ValueError: no block of that mode was measured.
+    """
+    per_block = zip(*(_headline(rank, mode) for rank in launch.ranks), strict=True)
+    means = [statistics.fmean(b.wall_ns / b.steps for b in ranks) for ranks in per_block]
+    if not means:
+        raise ValueError(f"launch {launch.number} has no blocks of {mode}")
+    return statistics.median(means) / 1e9
+
+
+def foreign_share(launch: Launch) -> float:
+    """Share of a host's CPUs that others than the ranks used while they were measured; of the busiest host.
+
+    What is counted as others' includes this program's own parent and the launchers.
+    """
+    shares = [0.0]
+    for rank in launch.ranks:
+        if rank.machine is not None:
+            own = sum(other.cpu_ns for other in launch.ranks if other.host == rank.host)
+            shares.append((rank.machine.busy_ns - own) / (rank.machine.cpus * rank.machine.wall_ns))
+    return max(shares)
+
+
+def is_disturbed(launch: Launch) -> bool:
+    """Whether others used too much of the machine while it was measured."""
+    return foreign_share(launch) > FOREIGN_LIMIT
+
+
+def _headline(rank: RankResult, mode: Mode) -> list[Block]:
+    return [block for block in rank.blocks if block.mode == mode and not block.phases]
+
+
+def _rank_seconds(rank: RankResult, mode: Mode) -> float:
+    return statistics.median(b.wall_ns / b.steps for b in _headline(rank, mode)) / 1e9
+
+
+def _has_reference(launch: Launch) -> bool:
+    return bool(_headline(launch.ranks[0], "reference"))
+
+
+def _imbalance_seconds(launch: Launch) -> float:
+    times = [_rank_seconds(rank, "training") for rank in launch.ranks]
+    return max(times) - statistics.fmean(times)
+
+
+def _phase_seconds(launch: Launch, mode: Mode) -> dict[str, float]:
+    """Mean time of every phase over ranks and steps, without the slowest tenth of the steps."""
+    ranks = _phased(launch, mode)
+    if not ranks:
+        return {}
+    totals = [sum(sum(phase[i] for phase in rank.values()) for rank in ranks) for i in _steps_of(ranks)]
+    kept = _quickest(totals)
+    return {name: statistics.fmean(rank[name][i] for rank in ranks for i in kept) / 1e9 for name in ranks[0]}
+
+
+def _skew_seconds(launch: Launch) -> float | None:
+    ranks = _phased(launch, "reference")
+    if not ranks:
+        return None
+    computing = [[sum(phase[i] for phase in rank.values()) for rank in ranks] for i in _steps_of(ranks)]
+    kept = _quickest([max(times) for times in computing])
+    return statistics.fmean(max(computing[i]) - statistics.fmean(computing[i]) for i in kept) / 1e9
+
+
+def _phased(launch: Launch, mode: Mode) -> list[dict[str, list[int]]]:
+    blocks = [[b.phases for b in rank.blocks if b.mode == mode and b.phases] for rank in launch.ranks]
+    return [own[0] for own in blocks] if all(blocks) else []
+
+
+def _steps_of(ranks: list[dict[str, list[int]]]) -> range:
+    return range(min(len(phase) for rank in ranks for phase in rank.values()))
+
+
+def _quickest(totals: Sequence[float]) -> list[int]:
+    """Return the indices of all but the slowest tenth."""
+    order = sorted(range(len(totals)), key=totals.__getitem__)
+    return order[: max(1, len(order) - int(_TRIMMED * len(order)))]
+
+
+def _collective_seconds(launch: Launch) -> float | None:
+    calls = list(zip(*(rank.collective_ns for rank in launch.ranks), strict=True))
+    return statistics.median(statistics.fmean(call) for call in calls) / 1e9 if calls else None
+
+
+def _cores_per_rank(launch: Launch) -> float:
+    blocks = [block for rank in launch.ranks for block in _headline(rank, "training")]
+    return sum(b.cpu_ns for b in blocks) / sum(b.wall_ns for b in blocks)
+
+
+# ---- one arm ----
 
 
 def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
@@ -111,8 +278,73 @@ def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
         start_up_seconds=Estimate.of(
             max(r.moments.first_step_done for r in launch.ranks) for launch in launches
         ),
+        foreign_share=Estimate.of(map(foreign_share, launches)),
+        detail=_detail(run, arm, control),
         fastest=False,
     )
+
+
+def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
+    launches = run.of(arm)
+    referred = [launch for launch in launches if _has_reference(launch)]
+    reference = {launch.number: step_seconds(launch, "reference") for launch in referred}
+    control_of = {launch.round: launch for launch in run.of(control)} if control else {}
+    paired = [launch for launch in launches if launch.round in control_of]
+    imbalance = {launch.number: _imbalance_seconds(control_of[launch.round]) for launch in paired}
+    changes = [change for launch in launches if (change := _phase_changes(launch))]
+    alone = [(launch, seconds) for launch in launches if (seconds := _collective_seconds(launch))]
+    last = launches[-1].ranks[0]
+    reduced = 2 * (run.config.ranks - 1) / run.config.ranks
+    return Detail(
+        reference_seconds=_maybe(reference[launch.number] for launch in referred),
+        exposed_seconds=_maybe(step_seconds(launch) - reference[launch.number] for launch in referred),
+        background_seconds=_maybe(
+            reference[launch.number] - step_seconds(control_of[launch.round])
+            for launch in paired
+            if launch.number in reference
+        ),
+        imbalance_seconds=_maybe(imbalance.values()),
+        communication_seconds=_maybe(
+            step_seconds(launch) - step_seconds(control_of[launch.round]) - imbalance[launch.number]
+            for launch in paired
+        ),
+        skew_seconds=_maybe(skew for launch in launches if (skew := _skew_seconds(launch)) is not None),
+        blocked_seconds=_maybe(change["sync"] for change in changes),
+        forward_seconds=_maybe(change["forward"] for change in changes),
+        backward_seconds=_maybe(change["backward"] for change in changes),
+        step_seconds=_maybe(change["step"] for change in changes),
+        collective_seconds=_maybe(seconds for _, seconds in alone),
+        hiding=_maybe(
+            1 - (step_seconds(launch) - reference[launch.number]) / seconds
+            for launch, seconds in alone
+            if launch.number in reference
+        ),
+        algorithm_bandwidth=_maybe(sum(launch.ranks[0].message_bytes) / seconds for launch, seconds in alone),
+        bus_bandwidth=_maybe(
+            reduced * sum(launch.ranks[0].message_bytes) / seconds for launch, seconds in alone
+        ),
+        gradient_bytes=last.gradient_bytes,
+        message_bytes=last.message_bytes,
+        cores_per_rank=Estimate.of(map(_cores_per_rank, launches)),
+        slowest_rank=_slowest_rank(launches),
+    )
+
+
+def _phase_changes(launch: Launch) -> dict[str, float]:
+    """Return how much longer each phase took than the reference's."""
+    own, reference = _phase_seconds(launch, "training"), _phase_seconds(launch, "reference")
+    return {name: own[name] - reference[name] for name in own} if reference else {}
+
+
+def _slowest_rank(launches: list[Launch]) -> int:
+    mode: Mode = "reference" if all(map(_has_reference, launches)) else "training"
+    ranks = range(len(launches[0].ranks))
+    return max(ranks, key=lambda r: statistics.fmean(_rank_seconds(la.ranks[r], mode) for la in launches))
+
+
+def _maybe(values: Iterable[float]) -> Estimate | None:
+    values = list(values)
+    return Estimate.of(values) if values else None
 
 
 def _transport(attestation: dict[str, Any]) -> str:
@@ -132,22 +364,63 @@ def _paired(
     if other is None:
         return None
     others = {launch.round: step_seconds(launch) for launch in run.of(other)}
-    values = [
+    return _maybe(
         combine(step_seconds(launch), others[launch.round])
         for launch in run.of(arm)
         if launch.round in others
+    )
+
+
+# ---- the run ----
+
+
+def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
+    """Return ln(other's step time / this arm's) of every round that both have: above 0 is faster."""
+    others = {launch.round: step_seconds(launch) for launch in run.of(other)}
+    return [
+        math.log(others[launch.round] / step_seconds(launch))
+        for launch in run.of(arm)
+        if launch.round in others
     ]
-    return Estimate.of(values) if values else None
+
+
+def _noise(run: Run) -> float | None:
+    """Pool what is left of the log step times once arm and round are taken out (a two-way layout).
+
+    The half-width is that of a paired comparison with as many rounds: t sqrt(2 s^2 / n).
+    """
+    times = {
+        arm.label: {launch.round: math.log(step_seconds(launch)) for launch in run.of(arm)}
+        for arm in run.config.arms
+    }
+    rounds = sorted(set.intersection(*(set(own) for own in times.values())))
+    freedom = (len(times) - 1) * (len(rounds) - 1)
+    if freedom < 2:  # noqa: PLR2004 -- with one, the interval says nothing
+        return None
+    of_arm = {arm: statistics.fmean(own[r] for r in rounds) for arm, own in times.items()}
+    of_round = {r: statistics.fmean(own[r] for own in times.values()) for r in rounds}
+    overall = statistics.fmean(of_arm.values())
+    squares = sum(
+        (own[r] - of_arm[arm] - of_round[r] + overall) ** 2 for arm, own in times.items() for r in rounds
+    )
+    return math.expm1(_t_quantile(freedom) * math.sqrt(2 * squares / freedom / len(rounds)))
+
+
+def _t_quantile(freedom: int) -> float:
+    from scipy.special import stdtrit  # the parent starts without it
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def _fastest(run: Run, summaries: list[ArmSummary]) -> str | None:
     """Name the arm that is fastest beyond doubt: in two rounds or more, and no ranges overlapping."""
-    synchronising = {arm.label for arm in run.config.arms if arm.synchronises}
+    synchronising = {arm.label: arm for arm in run.config.arms if arm.synchronises}
     candidates = sorted(
-        (s for s in summaries if s.arm in synchronising), key=lambda summary: summary.step_seconds.median
+        (s for s in summaries if s.arm in synchronising), key=lambda summary: summary.step_seconds.mean
     )
     if len(candidates) < 2 or any(c.step_seconds.n < 2 for c in candidates):  # noqa: PLR2004 -- a comparison takes two
         return None
+    times = {c.arm: [step_seconds(launch) for launch in run.of(synchronising[c.arm])] for c in candidates}
     first, *others = candidates
-    clear = all(first.step_seconds.high < other.step_seconds.low for other in others)
+    clear = all(max(times[first.arm]) < min(times[other.arm]) for other in others)
     return first.arm if clear else None

@@ -20,11 +20,13 @@ RENDERERS = {
 }
 
 
-def render(run: Run, summary: Summary, form: str) -> str:
+def render(run: Run, summary: Summary, form: str, *, detail: bool = False) -> str:
     """Render a run in one of the formats; the text ends without a newline.
+
+    ``detail`` asks formats for people to show where the cost goes; those for programs always do.
 
     Raises:
         KeyError: there is no such format.
     """
-    text: str = import_module(RENDERERS[form]).render(run, summary)
+    text: str = import_module(RENDERERS[form]).render(run, summary, detail=detail)
     return text

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.stats import ArmSummary, Estimate
+from compare.stats import Detail, Estimate
 
 if TYPE_CHECKING:
     from compare.results import Run
-    from compare.stats import Summary
-
-_ESTIMATES = {
-    *("step_seconds", "samples_per_second", "sync_seconds", "sync_share", "efficiency"),
-    *("speed_against_baseline", "start_up_seconds"),
-}
+    from compare.stats import ArmSummary, Summary
 
 
-def render(run: Run, summary: Summary) -> str:
-    """Render every field of the summary; an estimate becomes its median, low and high."""
+def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
+    """Render every field of the summary, always with every detail; an estimate becomes mean, low and high."""
+    del detail
     rows = [_flat(arm) | {"dataset": run.dataset.name, "complete": run.complete} for arm in summary.arms]
     out = io.StringIO()
     names = list(rows[0]) if rows else ["arm"]
@@ -31,17 +27,23 @@ def render(run: Run, summary: Summary) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def _flat(arm: ArmSummary) -> dict[str, object]:
+def _flat(value: ArmSummary | Detail, prefix: str = "") -> dict[str, object]:
+    """Spread a struct over columns, so that every arm has the same ones whatever could be measured."""
     row: dict[str, object] = {}
-    for name in ArmSummary.__struct_fields__:
-        value = getattr(arm, name)
-        if name in _ESTIMATES:
-            fields = msgspec.structs.asdict(value) if isinstance(value, Estimate) else {}
+    for field in msgspec.structs.fields(value):
+        found = getattr(value, field.name)
+        name = f"{prefix}{field.name}"
+        if isinstance(found, Detail):
+            row |= _flat(found, "detail_")
+        elif "Estimate" in str(field.type):
+            fields = msgspec.structs.asdict(found) if isinstance(found, Estimate) else {}
             row |= {
-                name: fields.get("median"),
+                name: fields.get("mean"),
                 f"{name}_low": fields.get("low"),
                 f"{name}_high": fields.get("high"),
             }
+        elif isinstance(found, list):
+            row[name] = " ".join(map(str, found))
         else:
-            row[name] = value
+            row[name] = found
     return row

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from compare.stats import Summary
 
 
-def render(run: Run, summary: Summary) -> str:
-    """Render ``{"summary": …, "run": …}``."""
+def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
+    """Render ``{"summary": …, "run": …}``, always with every detail."""
+    del detail
     return msgspec.json.format(msgspec.json.encode({"summary": summary, "run": run}), indent=1).decode()

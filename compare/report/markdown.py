@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compare.report.wording import (
+    COST_TITLE,
     arm_column,
+    collective_columns,
+    cost_columns,
     headline,
     notes,
     outcome_columns,
@@ -14,18 +17,25 @@ from compare.report.wording import (
 )
 
 if TYPE_CHECKING:
+    from compare.report.wording import Column
     from compare.results import Run
     from compare.stats import Summary
 
 
-def render(run: Run, summary: Summary) -> str:
+def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
     """Render a heading line, the table, and the notes as a list."""
-    columns = [arm_column(), *speed_columns(run), *outcome_columns()]
+    parts = [f"**{headline(run)}**", "", *_table(summary, [*speed_columns(run), *outcome_columns()]), ""]
+    if detail:
+        parts += [f"**{COST_TITLE}**", "", *_table(summary, [*cost_columns(), *collective_columns()]), ""]
+    said = [f"**{text}**" for text in warnings(run, summary)] + notes(run, summary)
+    return "\n".join([*parts, *(f"- {text}" for text in said)])
+
+
+def _table(summary: Summary, columns: list[Column]) -> list[str]:
+    columns = [arm_column(), *columns]
     rows = [
         [column.heading for column in columns],
         [":--" if column.is_text else "--:" for column in columns],
         *([column.cell(arm) for column in columns] for arm in summary.arms),
     ]
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    said = [f"**{text}**" for text in warnings(run, summary)] + notes(run, summary)
-    return "\n".join([f"**{headline(run)}**", "", *table, "", *(f"- {text}" for text in said)])
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]

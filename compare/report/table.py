@@ -12,7 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from compare.report.wording import (
+    COST_TITLE,
     arm_column,
+    collective_columns,
+    cost_columns,
     headline,
     notes,
     outcome_columns,
@@ -32,30 +35,44 @@ if TYPE_CHECKING:
 _PLAIN_WIDTH = 200
 
 
-def render(run: Run, summary: Summary) -> str:
+def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
     """Render without colours, wide enough for one table."""
     console = Console(file=io.StringIO(), width=_PLAIN_WIDTH, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(RunTable(run, summary))
+        console.print(RunTable(run, summary, detail=detail))
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 
 class RunTable:
-    """A run side by side, one row an arm; in a narrow terminal as two tables under each other."""
+    """A run side by side, one row an arm; in a narrow terminal as two tables under each other.
 
-    def __init__(self, run: Run, summary: Summary) -> None:
+    Args:
+        run: what was measured.
+        summary: what was derived from it.
+        detail: whether to show as well where the cost goes.
+    """
+
+    def __init__(self, run: Run, summary: Summary, *, detail: bool = False) -> None:
         self.run = run
         self.summary = summary
+        self.detail = detail
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        speed, outcome = speed_columns(self.run), outcome_columns()
-        whole = self._table([*speed, *outcome])
-        fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
         yield Text(headline(self.run), style="bold")
         if self.summary.arms:
-            yield from [whole] if fits else [self._table(speed), self._table(outcome)]
+            yield from self._side_by_side(console, options, speed_columns(self.run), outcome_columns())
+        if self.summary.arms and self.detail:
+            yield Text(COST_TITLE, style="bold")
+            yield from self._side_by_side(console, options, cost_columns(), collective_columns())
         yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.summary))
         yield from (Text(note, style="dim") for note in notes(self.run, self.summary))
+
+    def _side_by_side(
+        self, console: Console, options: ConsoleOptions, left: Sequence[Column], right: Sequence[Column]
+    ) -> RenderResult:
+        whole = self._table([*left, *right])
+        fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
+        yield from [whole] if fits else [self._table(left), self._table(right)]
 
     def _table(self, columns: Sequence[Column]) -> Table:
         columns = [arm_column(), *columns]

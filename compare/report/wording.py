@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from compare.stats import FOREIGN_LIMIT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from compare.results import Run
     from compare.stats import ArmSummary, Estimate, Summary
 
+COST_TITLE = "Where the cost goes, in milliseconds a step (docs/measuring.md defines every word)"
 MIB = 1 << 20
 _HASH_DIGITS = 12
 _LONG_LABEL = 16
@@ -33,7 +36,7 @@ def speed_columns(run: Run) -> list[Column]:
     """Say how fast the arms are, and what synchronising costs them."""
     baseline = run.config.baseline if len(run.config.baseline) <= _LONG_LABEL else "baseline"
     return [
-        Column("samples/s", lambda arm: f"{arm.samples_per_second.median:,.0f}"),
+        Column("samples/s", lambda arm: f"{arm.samples_per_second.mean:,.0f}"),
         Column("step ms", lambda arm: _milliseconds(arm.step_seconds)),
         Column("sync ms", lambda arm: _milliseconds(arm.sync_seconds)),
         Column("share", lambda arm: _percent(arm.sync_share)),
@@ -47,8 +50,37 @@ def outcome_columns() -> list[Column]:
     return [
         Column("accuracy", lambda arm: f"{arm.accuracy:.2%}"),
         Column("peak MiB", lambda arm: f"{arm.peak_memory_bytes / MIB:,.0f}"),
-        Column("start-up s", lambda arm: f"{arm.start_up_seconds.median:.1f}"),
+        Column("start-up s", lambda arm: f"{arm.start_up_seconds.mean:.1f}"),
         Column("transport", lambda arm: arm.transport, is_text=True),
+    ]
+
+
+def cost_columns() -> list[Column]:
+    """Say where the sync cost of an arm goes, in milliseconds a step."""
+    return [
+        Column("sync ms", lambda arm: _milliseconds(arm.sync_seconds)),
+        Column("= exposed", lambda arm: _milliseconds(arm.detail.exposed_seconds)),
+        Column("+ background", lambda arm: _milliseconds(arm.detail.background_seconds)),
+        Column("blocked", lambda arm: _change(arm.detail.blocked_seconds)),
+        Column("forward", lambda arm: _change(arm.detail.forward_seconds)),
+        Column("backward", lambda arm: _change(arm.detail.backward_seconds)),
+        Column("optimizer", lambda arm: _change(arm.detail.step_seconds)),
+        Column("imbalance", lambda arm: _change(arm.detail.imbalance_seconds)),
+        Column("skew", lambda arm: _change(arm.detail.skew_seconds)),
+    ]
+
+
+def collective_columns() -> list[Column]:
+    """Say what the collectives take alone, and how busy the machine was."""
+    return [
+        Column("gradient MB", lambda arm: f"{arm.detail.gradient_bytes / 1e6:.1f}"),
+        Column("calls", lambda arm: str(len(arm.detail.message_bytes)) if arm.detail.message_bytes else "–"),
+        Column("alone ms", lambda arm: _milliseconds(arm.detail.collective_seconds)),
+        Column("algbw GB/s", lambda arm: _gigabytes(arm.detail.algorithm_bandwidth)),
+        Column("busbw GB/s", lambda arm: _gigabytes(arm.detail.bus_bandwidth)),
+        Column("hiding", lambda arm: _percent(arm.detail.hiding)),
+        Column("cores/rank", lambda arm: f"{arm.detail.cores_per_rank.mean:.2f}"),
+        Column("others", lambda arm: _percent(arm.foreign_share)),
     ]
 
 
@@ -83,6 +115,7 @@ def warnings(run: Run, summary: Summary) -> list[str]:
             f"Oversubscribed: {run.config.ranks} ranks × {_count(run.config.threads_per_rank, 'thread')} on "
             f"{_count(run.cores, 'core')} wait for each other, so no arm is called fastest."
         )
+    said += _disturbances(summary)
     said += [
         f"{arm.arm} diverged: its loss is not a number any more; try a smaller --lr."
         for arm in summary.arms
@@ -101,13 +134,38 @@ def notes(run: Run, summary: Summary) -> list[str]:
     if not summary.arms:
         return ["No launch has finished."]
     rounds = max(arm.step_seconds.n for arm in summary.arms)
-    medians = f"Medians over {_count(rounds, 'round')} (smallest–largest)."
+    method = next(arm.step_seconds.method for arm in summary.arms if arm.step_seconds.n == rounds)
+    brackets = {"t": "95 % interval by t", "range": "smallest–largest"}[method]
+    means = f"Means over {_count(rounds, 'round')} ({brackets})."
     sync = (
         "Sync cost is step time minus that of none: the same ranks without communication."
         if run.config.control
         else "Without the control there is no sync cost."
     )
-    return [f"{medians} {sync}", *_same_training(run, summary)]
+    return [f"{means} {sync}", *_noise(summary), *_same_training(run, summary)]
+
+
+def _noise(summary: Summary) -> list[str]:
+    if summary.noise is None:
+        return []
+    return [
+        f"Noise floor: in this run two arms that do not differ would seem to by up to {summary.noise:.1%}."
+    ]
+
+
+def _disturbances(summary: Summary) -> list[str]:
+    """Say what others have disturbed, and what was done about it."""
+    said = []
+    if summary.rounds_taken_again:
+        again = _count(summary.rounds_taken_again, "round")
+        said.append(f"{again} had to be taken again, because others used the machine meanwhile.")
+    if summary.disturbed_rounds:
+        rounds = ", ".join(map(str, summary.disturbed_rounds))
+        said.append(
+            f"Others used more than {FOREIGN_LIMIT:.0%} of the CPUs during round {rounds}: read small differences "
+            "with doubt, or measure again on a quieter machine."
+        )
+    return said
 
 
 def _why_incomplete(run: Run) -> str:
@@ -143,13 +201,21 @@ def _count(number: int, noun: str) -> str:
 def _milliseconds(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
-    median, low, high = (f"{value * 1e3:.2f}" for value in (estimate.median, estimate.low, estimate.high))
-    return median if estimate.n == 1 else f"{median} ({low}–{high})"
+    mean, low, high = (f"{value * 1e3:.2f}" for value in (estimate.mean, estimate.low, estimate.high))
+    return mean if estimate.n == 1 else f"{mean} ({low}–{high})"
+
+
+def _change(estimate: Estimate | None) -> str:
+    return "–" if estimate is None else f"{estimate.mean * 1e3:+.2f}"
+
+
+def _gigabytes(estimate: Estimate | None) -> str:
+    return "–" if estimate is None else f"{estimate.mean / 1e9:.2f}"
 
 
 def _percent(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"{estimate.median:.0%}"
+    return "–" if estimate is None else f"{estimate.mean:.0%}"
 
 
 def _factor(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"{estimate.median:.2f}×"
+    return "–" if estimate is None else f"{estimate.mean:.2f}×"
