@@ -162,8 +162,8 @@ def _disturbances(summary: Summary) -> list[str]:
     if summary.disturbed_rounds:
         rounds = ", ".join(map(str, summary.disturbed_rounds))
         said.append(
-            f"Others used more than {FOREIGN_LIMIT:.0%} of the CPUs during round {rounds}: read small differences "
-            "with doubt, or measure again on a quieter machine."
+            f"Others used more than {FOREIGN_LIMIT:.0%} of the CPUs during round {rounds}: read small "
+            "differences with doubt, or measure again on a quieter machine."
         )
     return said
 

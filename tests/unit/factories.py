@@ -32,6 +32,12 @@ def a_config(arms: str = "none,ddp", **changes: Any) -> RunConfig:
     return RunConfig(**{"arms": parsed, "baseline": first, "steps": 100, "warmup_steps": 10} | changes)
 
 
+def a_block(milliseconds: float, **changes: Any) -> Block:
+    """A block of 30 steps that took ``milliseconds`` each."""
+    nanoseconds = round(milliseconds * 30e6)
+    return Block(**{"steps": 30, "wall_ns": nanoseconds, "cpu_ns": nanoseconds} | changes)
+
+
 def a_rank(rank: int = 0, *, milliseconds: float | list[float] = 10.0, **changes: Any) -> RankResult:
     """One rank's result; one block of 30 steps for every step time in ``milliseconds``."""
     times = milliseconds if isinstance(milliseconds, list) else [milliseconds]
@@ -40,7 +46,7 @@ def a_rank(rank: int = 0, *, milliseconds: float | list[float] = 10.0, **changes
         "local_rank": rank,
         "host": "localhost",
         "pid": 4000 + rank,
-        "blocks": [Block(steps=30, wall_ns=round(time * 30e6)) for time in times],
+        "blocks": [a_block(time) for time in times],
         "initial_hash": INITIAL,
         "final_hash": TRAINED,
         "evaluation": Evaluation(correct=4_900, samples=5_000, loss_sum=500.0),
@@ -48,6 +54,10 @@ def a_rank(rank: int = 0, *, milliseconds: float | list[float] = 10.0, **changes
         "peak_device_memory_bytes": None,
         "gradient_bytes": 814_120,
         "gradient_tensors": 4,
+        "message_bytes": [814_120],
+        "collective_ns": [200_000, 210_000, 220_000],
+        "cpu_ns": sum(round(time * 30e6) for time in times),
+        "machine": None,
         "moments": Moments(1.0, 1.5, 2.0, 2.25, 2.5),
         "attestation": {"group": {"transport": "TCP over lo"}, "threads": 1},
     }
