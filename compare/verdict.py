@@ -10,7 +10,7 @@ the very decisions that `judge` takes.
 * **Several looks.** The spending function of Lan & DeMets, "Discrete sequential boundaries for clinical
   trials", Biometrika 70 (1983), in its Pocock form, ln(1 + (e - 1) t), over the planned rounds. What a look
   may spend *is* its level: Bonferroni over looks. Boundaries that count on how looks hang together end a run
-  3 to 15 % earlier, but they presume a z statistic; with three rounds there is a t with two degrees of
+  3 to 20 % earlier, but they presume a z statistic; with three rounds there is a t with two degrees of
   freedom. A sum of levels holds for any dependence, and for a plan that grows or shrinks on the way, as long
   as what changes the plan is time and never the figures.
 """
@@ -32,13 +32,15 @@ MARGIN = 0.03
 ALPHA = 0.05
 """How often any arm of a run may wrongly be called different."""
 FIRST_LOOK = 5
-"""Rounds before the first of several looks. Where launches fall into a quick and a slow mode, a few rounds may
-all fall the same way, with a spread of next to nothing. With first looks at 3, 4 and 5 of 12 rounds, four arms
-and two modes as frequent as each other, 10, 3 and 1 of 100 runs named a difference that was none."""
+"""Rounds before the first of several looks. Where launches are either quick or slow, a few rounds may all
+fall the same way, with a spread of next to nothing. With four arms, both as frequent, and first looks at 3, 4
+and 5 of 12 rounds, 10, 3 and 1 of 100 runs named a difference that was none."""
 _MOST_ROUNDS = 10_000
 """To need more is to sit on the margin, where no number of rounds settles anything."""
 _TWO_ROUNDS = 2
 """One round has no spread."""
+_LARGEST_LOG = 700.0
+"""The largest double is e to the 709."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,17 +118,16 @@ def judge(
             ratio between 1 / 1.03 and 1.03 is within it.
 
     Raises:
-        ValueError: a value is not finite, or a setting is out of range.
+        ValueError: a value is not finite (or no ratio that a double can hold), or a setting is out of range.
     """
-    import numpy as np
-
     _check(log_ratios, alpha, margin)
     arms = list(log_ratios)
-    looks = looks or [Look(*[max((len(log_ratios[arm]) for arm in arms), default=0) or 1] * 2)]
+    rounds = max([1, *(len(values) for values in log_ratios.values())])
+    looks = looks or [Look(rounds, rounds)]
     verdicts: dict[str, Verdict] = {}
-    settled = _Settled(np.zeros(len(arms), bool), np.zeros(len(arms), bool))
+    settled = _Settled.none((len(arms),))
     for look, level in zip(looks, levels(looks, alpha=alpha), strict=True):
-        if not level:  # the plan has grown: what may be spent so far is spent
+        if not level:  # the plan has grown, and what may be spent by now is spent
             continue
         sample = _Sample.of([log_ratios[arm][: look.rounds] for arm in arms])
         decision = _decide(sample, level, math.log1p(margin), settled)
@@ -164,7 +165,8 @@ def describe(verdict: Verdict) -> str:
     if verdict.kind == "equivalent":
         return f"equivalent within {verdict.margin * 100:g} %"
     if low is None or high is None:
-        return "unresolved: one round says nothing of its own spread" if verdict.n == 1 else "unresolved"
+        reason = "one round has no spread" if verdict.n == 1 else _more_rounds(verdict.rounds_to_settle)
+        return f"unresolved: {reason}"
     if verdict.kind == "unresolved":
         return f"unresolved: {_half_width(low, high)}, {_more_rounds(verdict.rounds_to_settle)}"
     if verdict.kind == "slower":
@@ -221,17 +223,8 @@ def simulate_null(
     Raises:
         ValueError: the record has too few rounds or launches, or step times that are not above 0.
     """
-    import numpy as np
-
     log_ratios = _null_log_ratios(recorded, looks, arms, experiments, seed)
-    settled = _Settled(np.zeros((experiments, arms), bool), np.zeros((experiments, arms), bool))
-    rounds = np.full(experiments, looks[-1].rounds)
-    for look, level in zip(looks, levels(looks, alpha=alpha), strict=True):
-        if level:
-            running = ~settled.all
-            sample = _Sample.over_rounds(log_ratios[:, : look.rounds])
-            settled = _decide(sample, level, math.log1p(margin), settled).settled
-            rounds[running & settled.all] = look.rounds
+    settled, rounds = _follow(log_ratios, looks, alpha, margin)
     false = int(settled.different.any(-1).sum())
     low, high = binomial_interval(false, experiments)
     return NullRate(
@@ -280,6 +273,13 @@ class _Settled(NamedTuple):
 
     different: NDArray
     equivalent: NDArray
+
+    @classmethod
+    def none(cls, shape: tuple[int, ...]) -> _Settled:
+        """As it is before the first look."""
+        import numpy as np
+
+        return cls(np.zeros(shape, bool), np.zeros(shape, bool))
 
     @property
     def all(self) -> NDArray:
@@ -330,6 +330,24 @@ def _decide(sample: _Sample, alpha: float, margin: float, before: _Settled) -> _
     return _Decision(_Settled(different, equivalent), p, adjusted, own, half_width)
 
 
+def _follow(
+    log_ratios: NDArray, looks: Sequence[Look], alpha: float, margin: float
+) -> tuple[_Settled, NDArray]:
+    """Carry out many experiments (experiments, rounds, arms): what each settled, and in how many rounds."""
+    import numpy as np
+
+    experiments, _, arms = log_ratios.shape
+    settled = _Settled.none((experiments, arms))
+    rounds = np.full(experiments, looks[-1].rounds)
+    for look, level in zip(looks, levels(looks, alpha=alpha), strict=True):
+        if level:
+            running = ~settled.all
+            sample = _Sample.over_rounds(log_ratios[:, : look.rounds])
+            settled = _decide(sample, level, math.log1p(margin), settled).settled
+            rounds[running & settled.all] = look.rounds
+    return settled, rounds
+
+
 def _p_value(sample: _Sample) -> NDArray:
     """Two-sided p of the paired t test; 1 with less than two rounds.
 
@@ -345,16 +363,16 @@ def _p_value(sample: _Sample) -> NDArray:
     return 2 * stdtr(np.maximum(sample.n - 1, 1), -t)
 
 
-def _quantile(n: NDArray | int, alpha: NDArray | float) -> NDArray:
+def _quantile(n: NDArray, alpha: NDArray) -> NDArray:
     """Half-width of a two-sided interval at 1 - alpha, in standard errors of the mean of n rounds."""
     import numpy as np
     from scipy.special import stdtrit
 
-    # Few levels serve many experiments, and inverting Student's t is what takes the time.
-    both = np.stack(np.broadcast_arrays(n, alpha))
-    pairs, back = np.unique(both.reshape(2, -1), axis=1, return_inverse=True)
-    values = -stdtrit(np.maximum(pairs[0] - 1, 1), pairs[1] / 2)
-    return values[back].reshape(both.shape[1:])
+    # Few levels serve many experiments, and inverting Student's t is what takes the time. A complex number
+    # is a pair that numpy sorts.
+    both = np.asarray(n + 1j * alpha)
+    pairs, back = np.unique(both, return_inverse=True)
+    return -stdtrit(np.maximum(pairs.real - 1, 1), pairs.imag / 2)[back].reshape(both.shape)
 
 
 def _null_log_ratios(
@@ -370,12 +388,12 @@ def _null_log_ratios(
             f"of {arms} arms and a baseline"
         )
     # Which launches are left out, where a round has more than others, must not depend on their times.
-    log_seconds = np.log(np.array([launches[:width] for launches in recorded], float))
-    if not np.isfinite(log_seconds).all():
-        raise ValueError("step times must be above 0")
+    seconds = np.array([launches[:width] for launches in recorded], float)
+    if not ((seconds > 0) & (seconds < np.inf)).all():
+        raise ValueError("step times must be above 0, and finite")
     random = np.random.default_rng(seed)
     start = random.integers(len(recorded), size=(experiments, 1))
-    drawn = log_seconds[(start + np.arange(rounds)) % len(recorded)]
+    drawn = np.log(seconds)[(start + np.arange(rounds)) % len(recorded)]
     dealt = random.permuted(drawn, axis=-1)
     return dealt[..., :1] - dealt[..., 1 : arms + 1]
 
@@ -388,7 +406,7 @@ def _check(log_ratios: Mapping[str, Sequence[float]], alpha: float, margin: floa
         raise ValueError(f"alpha {alpha} must lie between 0 and 1, and margin {margin} above 0")
     for arm, values in log_ratios.items():
         for round_, value in enumerate(values, start=1):
-            if not math.isfinite(value):
+            if not abs(value) < _LARGEST_LOG:  # nor is NaN
                 raise ValueError(f"the log ratio of {arm} in round {round_} is {value}")
 
 
@@ -420,18 +438,20 @@ def _verdict(index: int, sample: _Sample, decision: _Decision, margin: float) ->
 
 def _exp(value: float) -> float | None:
     """Leave the logarithm; None for what JSON cannot hold, or a ratio of 0, whose inverse there is not."""
-    return math.exp(value) if abs(value) < 700 else None  # noqa: PLR2004 -- e to the 709 is the largest double
+    return math.exp(value) if abs(value) < _LARGEST_LOG else None
 
 
 def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: float) -> int | None:
     """Count the rounds until the interval's half-width would settle it, were mean and spread to stay."""
+    from scipy.special import stdtrit
+
     log_margin = math.log1p(margin)
     # Beyond the margin the interval has to leave 0 behind; within, it has to fit in.
     enough = abs(mean) if abs(mean) > log_margin else log_margin - abs(mean)
     spread = error * n**0.5
 
     def settles(rounds: int) -> bool:
-        return float(_quantile(rounds, alpha)) * spread / rounds**0.5 < enough
+        return bool(-stdtrit(rounds - 1, alpha / 2) * spread / rounds**0.5 < enough)
 
     if not settles(n + _MOST_ROUNDS):
         return None
