@@ -123,7 +123,14 @@ def run(
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
-    repeats: Annotated[int, typer.Option(help="Rounds; each launches every arm once.")] = 3,
+    repeats: Annotated[
+        int | None,
+        typer.Option(show_default="3, or what --budget allows", help="Rounds; each launches every arm once."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds: go on until every verdict is settled, but no longer than this."),
+    ] = None,
     max_reruns: Annotated[
         int, typer.Option(help="Rounds that may be taken again because others used the machine.")
     ] = 3,
@@ -188,7 +195,8 @@ def run(
         epochs=epochs,
         steps=steps,
         warmup_steps=warmup,
-        rounds=repeats,
+        rounds=prepare.default_rounds(budget) if repeats is None else repeats,
+        budget_seconds=budget,
         max_reruns=max_reruns,
         seed=seed,
         device=device,

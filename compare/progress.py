@@ -41,7 +41,9 @@ class LiveProgress:
             disable=not console.is_terminal,
         )
         self._console = console
-        self._launches = self._bars.add_task("launches", total=total_launches(config))
+        self._launches = self._bars.add_task(
+            "launches", total=None if config.budget_seconds else total_launches(config)
+        )
         self._steps = self._bars.add_task("", total=config.total_steps)
 
     def __enter__(self) -> Self:
@@ -90,7 +92,9 @@ class LiveProgress:
 
     def round_repeats(self, round_: int, foreign: float) -> None:
         """Say that a round is taken again, and lengthen the bar."""
-        self._bars.update(self._launches, total=(self._bars.tasks[0].total or 0) + len(self._config.arms))
+        self._bars.update(
+            self._launches, total=(self._bars.tasks[0].total or 0) + len(self._config.arms) or None
+        )
         self._console.print(
             f"round {round_} is taken again: others used {foreign:.0%} of the CPUs meanwhile",
             style="yellow",
