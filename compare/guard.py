@@ -31,7 +31,7 @@ LEASE_SECONDS = 10.0
 
 _LOOK_SECONDS = 1.0
 
-Stage = Literal["start", "data", "join", "replica", "warm-up", "train", "test", "end"]
+Stage = Literal["start", "data", "join", "parity", "replica", "warm-up", "train", "test", "end"]
 
 
 class Guard:

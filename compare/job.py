@@ -10,6 +10,7 @@ import msgspec
 from compare.arms import Arm
 from compare.config import RunConfig
 from compare.data import DatasetSource
+from compare.results import PassKind
 
 _LAST_BYTES = 4096
 
@@ -23,6 +24,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     dataset: DatasetSource
     affinity: list[int]
     """CPUs that every rank must be allowed to use: no launcher may have bound it to fewer."""
+    parity: tuple[PassKind, ...] = ("float64",)
+    """The passes beside a single process that come before the training."""
     launched_at: float
     """Unix time just before the launcher was started."""
 
@@ -30,7 +33,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A sign of progress of one rank."""
 
-    stage: Literal["start", "data", "join", "replica", "warm-up", "train", "test", "end"]
+    stage: Literal["start", "data", "join", "parity", "replica", "warm-up", "train", "test", "end"]
     """What it is about to do."""
     step: int
     """Training steps done."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from backends import BACKENDS
-from compare import parity
 from compare.availability import environment_bin, find_launcher
 from compare.errors import LaunchError, OutputError, UnavailableError
 from compare.job import Job, LaunchFiles
@@ -71,7 +70,6 @@ def launch_arm(
 
     Raises:
         LaunchError: a rank failed, died or stalled; named with what it said.
-        ParityError: the ranks did not train one model.
         OutputError: the run's folder cannot be written.
         UnavailableError: the launcher is not there.
     """
@@ -160,7 +158,6 @@ def _launch_once(
         write_json(files.commands, [list(command.argv) for command in commands])
         observer.launch_starts(planned, commands)
         ranks = _supervised(run.config, planned, files, commands, observer)
-    parity.check_launch(planned.arm, ranks)
     return Launch(
         number=planned.number,
         round=planned.round,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
@@ -16,7 +15,14 @@ import torch
 import backends
 from backends.base import BackendError
 from compare import data
-from compare.measure import peak_memory_bytes, read_clock, split_into_blocks, time_block
+from compare.measure import (
+    forget_peak_memory,
+    peak_memory_bytes,
+    read_clock,
+    split_into_blocks,
+    time_block,
+)
+from compare.oracle import Data, hash_parameters, prove
 from compare.results import Block, Evaluation, Moments, RankResult
 from compare.train import evaluate, train
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
@@ -26,9 +32,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from backends.base import Facts, Group, Placement, Replica
+    from backends.base import Facts, Group, MakeOptimizer, Placement, Replica
     from compare.guard import Guard
     from compare.job import Job
+    from compare.results import ParityPass
     from compare.train import Batch
 
 _WARM_UP_PIECE = 10
@@ -59,6 +66,13 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
     moments.append(time.time())
 
+    # The first optimizer of a process loads a second's worth of torch: part of the start-up, in every arm.
+    optimizer_maker(config)(iter([torch.nn.Parameter(torch.zeros(1))]))
+    earlier_peak, begun = peak_memory_bytes(), time.time()
+    parity = _prove(job, make_replica, group, Data(images, labels), guard)
+    forgotten = forget_peak_memory()
+    aside_seconds = time.time() - begun
+
     guard.note("replica")
     torch.manual_seed(config.seed)
     model = build_model(config.model).to(device)
@@ -66,13 +80,13 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     initial_hash = hash_parameters(model)
     # From here on the ranks may differ in what they drop out, but not from one run to the next.
     torch.manual_seed(config.seed + 1 + placement.rank)
-    moments.append(time.time())
+    moments.append(time.time() - aside_seconds)
 
     guard.note("warm-up")
     batches = iter(Batches(images, labels, replica.shard, config))
     train(replica, batches, 1)
     read_clock(device)
-    moments.append(time.time())
+    moments.append(time.time() - aside_seconds)
 
     step_seconds = _warm_up(replica, batches, config.untimed_steps, guard)
     timed = range(config.untimed_steps, config.total_steps)
@@ -87,12 +101,13 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         initial_hash=initial_hash,
         final_hash=hash_parameters(model),
         evaluation=_evaluate(model, raw, replica.shard, device),
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=max(earlier_peak, peak_memory_bytes()),
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         gradient_tensors=sum(1 for _ in model.parameters()),
         moments=Moments(*(moment - job.launched_at for moment in moments)),
-        attestation=_attest(group, replica, device),
+        parity=parity,
+        attestation=_attest(group, replica, device) | {"peak_memory_without_parity": forgotten},
     )
     guard.note("end", config.total_steps)
     # Connections are part of what is attested: nobody closes them while another still looks.
@@ -101,15 +116,22 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     return result
 
 
-def hash_parameters(model: nn.Module) -> str:
-    """SHA-256 over the bytes of every parameter, in the model's order.
+def _prove(
+    job: Job, make_replica: type[Replica], group: Group, training_set: Data, guard: Guard
+) -> list[ParityPass]:
+    """Train a little beside a single process, before anything is measured; not in the control."""
+    if not job.arm.synchronises:
+        return []
 
-    Buffers do not count: running statistics are each rank's own.
-    """
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+    def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
+        return make_replica(model, make_optimizer, group, job.arm.options)
+
+    def note(step_seconds: float) -> None:
+        # Rank 0 may take as many times longer as there are ranks, and the others wait for it.
+        guard.note("parity", expected_seconds=_SLACK * job.config.ranks * step_seconds)
+
+    leads = group.rank == 0
+    return [prove(make, training_set, job.config, kind, note, leads=leads) for kind in job.parity]
 
 
 def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guard) -> float:

@@ -17,7 +17,7 @@ from backends import BACKENDS
 ROOT = Path(__file__).resolve().parents[1]
 
 # The process on each rank. All other modules are the parent's, or shared with it.
-RANK_SIDE = {"compare.rank", "compare.train", "compare.workload", "compare.measure"}
+RANK_SIDE = {"compare.rank", "compare.train", "compare.workload", "compare.measure", "compare.oracle"}
 # A second or more each to import, or not there at all.
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
 
