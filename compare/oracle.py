@@ -25,6 +25,7 @@ import msgspec
 import torch
 from torch import nn
 
+from compare.parity import STEPS
 from compare.results import ParityPass
 from compare.train import train
 from compare.workload import Batches, build_model, loss_function, optimizer_maker
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
 
-STEPS = 20
 _SAMPLES = 8
 """Of all ranks together in a step, where there are no more ranks than that: a gradient of few samples
 shows every fault that one of many does, and costs the oracle little."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from compare.arms import Arm
     from compare.results import ParityPass, PassKind, RankResult
 
+STEPS = 20
+"""Of every pass: enough to show what one step leaves over for the next, too few to amplify rounding."""
 LIMITS: dict[PassKind, float] = {"float64": 1e-12, "float32": 1e-6}
 """Relative difference from a single process that a pass may end with; of ``as run`` none is asked."""
 
@@ -156,7 +158,7 @@ def explain(passes: list[tuple[int, ParityPass]], limit: float) -> str:
 
 
 def _meaning_of(shares: list[float | None]) -> str:
-    """Say what it means that every rank has made this much of the right update; nothing if it tells nothing."""
+    """Say what it means that every rank made this much of the right update; nothing where that is unclear."""
     count = len(shares)
 
     def are(value: float) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compare.config import RunConfig
     from compare.launch.request import Command
     from compare.results import Launch
+    from compare.verify import ArmVerification
 
 
 class LiveProgress:
@@ -84,6 +85,17 @@ class LiveProgress:
             f"round {planned.round}/{self._config.rounds}  {planned.arm.label:<28} "
             f"{step_seconds(launch) * 1e3:8.2f} ms/step   {launch.seconds:5.1f} s in all",
             style="dim",
+            highlight=False,
+            markup=False,
+        )
+
+    def arm_verified(self, arm: ArmVerification) -> None:
+        """Print one line."""
+        self._bars.advance(self._launches)
+        said = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
+        self._console.print(
+            f"{arm.arm:<28} {said:<12} {arm.seconds:5.1f} s in all",
+            style="dim" if arm.proven else "red",
             highlight=False,
             markup=False,
         )

@@ -310,6 +310,7 @@ def test_reports_see_results_and_statistics_and_nothing_else_of_ours(module):
         if ours is None or ours.startswith("compare.report"):
             continue
         by_type = {"compare.arms", "compare.config", "compare.availability", "compare.data"}
+        by_type |= {"compare.parity", "compare.verify"}
         assert ours in (at_run_time | by_type if when == "never" else at_run_time), name
 
 
