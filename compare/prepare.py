@@ -179,9 +179,9 @@ def allowed_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def default_output(config: RunConfig) -> Path:
+def default_output(config: RunConfig, *, purpose: str = "") -> Path:
     """Name a folder for a run, by its time and what it is."""
-    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}"
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 

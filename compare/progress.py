@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compare.config import RunConfig
     from compare.launch.request import Command
     from compare.results import Launch
+    from compare.verify import ArmVerification
 
 
 class LiveProgress:
@@ -98,6 +99,17 @@ class LiveProgress:
         self._console.print(
             f"round {round_} is taken again: others used {foreign:.0%} of the CPUs meanwhile",
             style="yellow",
+            highlight=False,
+            markup=False,
+        )
+
+    def arm_verified(self, arm: ArmVerification) -> None:
+        """Print one line."""
+        self._bars.advance(self._launches)
+        said = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
+        self._console.print(
+            f"{arm.arm:<28} {said:<12} {arm.seconds:5.1f} s in all",
+            style="dim" if arm.proven else "red",
             highlight=False,
             markup=False,
         )

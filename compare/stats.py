@@ -383,6 +383,16 @@ def _paired(
 # ---- the run ----
 
 
+def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
+    """Return ln(other's step time / this arm's) of every round that both have: above 0 is faster."""
+    others = {launch.round: step_seconds(launch) for launch in run.of(other)}
+    return [
+        math.log(others[launch.round] / step_seconds(launch))
+        for launch in run.of(arm)
+        if launch.round in others
+    ]
+
+
 def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
     """Judge every arm that synchronises against one of them, over the rounds that all of them have."""
     rivals = {arm.label: arm for arm in run.config.arms if arm.synchronises}

@@ -17,7 +17,14 @@ from backends import BACKENDS
 ROOT = Path(__file__).resolve().parents[1]
 
 # The process on each rank. All other modules are the parent's, or shared with it.
-RANK_SIDE = {"compare.rank", "compare.train", "compare.workload", "compare.measure"}
+RANK_SIDE = {
+    "compare.rank",
+    "compare.train",
+    "compare.workload",
+    "compare.measure",
+    "compare.oracle",
+    "compare.turns",
+}
 # A second or more each to import, or not there at all.
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
 
@@ -310,6 +317,7 @@ def test_reports_see_results_and_statistics_and_nothing_else_of_ours(module):
         if ours is None or ours.startswith("compare.report"):
             continue
         by_type = {"compare.arms", "compare.config", "compare.availability", "compare.data"}
+        by_type |= {"compare.parity", "compare.verify"}
         assert ours in (at_run_time | by_type if when == "never" else at_run_time), name
 
 
