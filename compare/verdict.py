@@ -10,9 +10,9 @@ the very decisions that `judge` takes.
 * **Several looks.** The spending function of Lan & DeMets, "Discrete sequential boundaries for clinical
   trials", Biometrika 70 (1983), in its Pocock form, ln(1 + (e - 1) t), over the planned rounds. What a look
   may spend *is* its level: Bonferroni over looks. Boundaries that count on how looks hang together end a run
-  3 to 20 % earlier, but they presume a z statistic; with three rounds there is a t with two degrees of
-  freedom. A sum of levels holds for any dependence, and for a plan that grows or shrinks on the way, as long
-  as what changes the plan is time and never the figures.
+  3 to 20 % earlier, but the usual ones presume a z statistic, and with few rounds there is a t of few degrees
+  of freedom. A sum of levels holds for any dependence, and for a plan that grows or shrinks on the way, as
+  long as what changes the plan is time and never the figures.
 """
 
 from __future__ import annotations
