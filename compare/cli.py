@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from compare.config import RunConfig
+    from compare.data import DatasetChoice, DatasetSource
     from compare.hostfile import Host
     from compare.results import Run
     from compare.verify import Verification
@@ -54,6 +55,7 @@ DataDir = Annotated[
         "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
     ),
 ]
+ExportJson = Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")]
 DetailFlag = Annotated[bool, typer.Option("--detail", help="Show as well where the cost goes.")]
 
 Backends = Annotated[
@@ -164,7 +166,7 @@ def run(
         Path | None,
         typer.Option(show_default="runs/<time>-<model>-np<ranks>", help="Folder for results and logs."),
     ] = None,
-    export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None,
+    export_json: ExportJson = None,
     timeout: Timeout = 300.0,
     stall: Stall = 30.0,
     dry_run: Annotated[
@@ -174,7 +176,7 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Run the same training through every arm, and print them side by side."""
-    from compare import data, prepare
+    from compare import prepare
     from compare.arms import parse_arms
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
@@ -217,13 +219,19 @@ def run(
         _print_commands(console, config, hosts, directory)
         return
     directory = create_directory(directory)
-    source = data.resolve(
+    source = _find_data(choice, data_dir, talk)
+    result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
+    _finish(console, result, directory, export_json, detail=detail)
+
+
+def _find_data(choice: DatasetChoice, data_dir: Path | None, talk: Console) -> DatasetSource:
+    from compare import data
+
+    return data.resolve(
         choice,
         data_dir or data.default_root(),
         progress=lambda said: talk.print(said, style="dim", markup=False),
     )
-    result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
-    _finish(console, result, directory, export_json, detail=detail)
 
 
 def _end_in_good_order() -> None:
@@ -290,6 +298,84 @@ def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...]
 
 
 @app.command(context_settings=_EITHER_SPELLING)
+def aa(
+    *,
+    backend: Annotated[str, typer.Option(help="The arm that is compared with itself.")],
+    comparisons: Annotated[int, typer.Option(min=1, help="How often.")] = 10,
+    repeats: Annotated[int, typer.Option(min=2, help="Rounds of each comparison.")] = 3,
+    num_proc: NumProc = None,
+    hostfile: Hostfile = None,
+    model: Model = "mlp",
+    optimizer: Optimizer = "sgd",
+    lr: LearningRate = None,
+    batch_size: BatchSize = 64,
+    steps: Annotated[int, typer.Option(help="Training steps of a launch.")] = 150,
+    warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
+    max_reruns: Annotated[
+        int, typer.Option(help="Rounds that may be taken again because others used the machine.")
+    ] = 10,
+    seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+    dataset: Dataset = "auto",
+    data_dir: DataDir = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(show_default="runs/<time>-<model>-np<ranks>-aa", help="Folder for results and logs."),
+    ] = None,
+    export_json: ExportJson = None,
+    timeout: Timeout = 300.0,
+    stall: Stall = 30.0,
+    verbose: Verbose = False,
+) -> None:
+    """Compare an arm with itself: how often would this tool see a difference where there is none?"""
+    import msgspec
+
+    from compare import prepare
+    from compare.arms import parse_arms
+    from compare.availability import survey
+    from compare.config import OPTIMIZERS, RunConfig
+    from compare.null import twins
+    from compare.run import create_directory
+
+    _end_in_good_order()
+    console, talk = _console(), _console(stderr=True)
+    arms = parse_arms([backend])
+    if len(arms) != 1:
+        raise UsageError(f"--backend {backend} names {len(arms)} arms.", remedy="Name one, such as ddp.")
+    choice = prepare.choose_dataset(dataset)
+    hosts = prepare.choose_hosts(hostfile, num_proc)
+    ranks = sum(host.slots for host in hosts)
+    if export_json:
+        prepare.require_writable(export_json, to_be_made=output)
+    draft = RunConfig(
+        arms=arms,
+        ranks=ranks,
+        model=model,
+        optimizer=optimizer,
+        learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+        batch_size_per_rank=batch_size,
+        steps=steps,
+        warmup_steps=warmup,
+        rounds=comparisons * repeats,
+        comparisons=comparisons,
+        max_reruns=max_reruns,
+        seed=seed,
+        device=device,
+        threads_per_rank=prepare.default_threads(ranks) if threads is None else threads,
+        launch_timeout_seconds=timeout,
+        stall_seconds=stall,
+    )
+    config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
+    first, second = twins(config.arms[0])
+    config = msgspec.structs.replace(config, arms=(first, second), baseline=first.label)
+    directory = create_directory(output or prepare.default_output(config, purpose="-aa"))
+    source = _find_data(choice, data_dir, talk)
+    result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
+    _finish(console, result, directory, export_json, detail=False)
+
+
+@app.command(context_settings=_EITHER_SPELLING)
 def verify(
     *,
     backend: Backends = None,
@@ -316,7 +402,7 @@ def verify(
     verbose: Verbose = False,
 ) -> None:
     """Prove, launching every arm once, that all train what a single process would."""
-    from compare import data, parity, prepare
+    from compare import parity, prepare
     from compare.arms import parse_arms
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
@@ -349,11 +435,7 @@ def verify(
     )
     config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
     directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
-    source = data.resolve(
-        choice,
-        data_dir or data.default_root(),
-        progress=lambda said: talk.print(said, style="dim", markup=False),
-    )
+    source = _find_data(choice, data_dir, talk)
     verification = _verify(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
     if export_json:
         write_json(export_json, verification)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from compare.null import assess
 from compare.stats import FOREIGN_LIMIT
 from compare.verdict import describe
 
@@ -144,7 +145,34 @@ def notes(run: Run, summary: Summary) -> list[str]:
         if run.config.control
         else "Without the control there is no sync cost."
     )
-    return [f"{means} {sync}", *_noise(summary), *_unresolved(summary), *_same_training(run, summary)]
+    return [
+        *_against_itself(run),
+        f"{means} {sync}",
+        *_noise(summary),
+        *_unresolved(summary),
+        *_same_training(run, summary),
+    ]
+
+
+def _against_itself(run: Run) -> list[str]:
+    found = assess(run)
+    if found is None:
+        return []
+    said = [
+        f"{found.arm} against itself: {found.false_differences} of "
+        f"{_count(len(found.verdicts), 'comparison')} of {_count(found.rounds_each, 'round')} saw a difference "
+        f"({found.rate:.1%}, 95 % interval {found.low:.1%}–{found.high:.1%})."
+    ]
+    for rate, how in (
+        (found.fixed, "of that length"),
+        (found.sequential, "looked at after every round, ended as soon as settled"),
+    ):
+        if rate:
+            said.append(
+                f"Resampled from these launches, {rate.experiments:,} comparisons {how}: {rate.rate:.1%} "
+                f"saw one ({rate.low:.1%}–{rate.high:.1%})."
+            )
+    return said
 
 
 def _unresolved(summary: Summary) -> list[str]:
