@@ -23,6 +23,7 @@ from compare.measure import (
     time_block,
 )
 from compare.oracle import Data, hash_parameters, prove
+from compare.parity import PASSES
 from compare.results import Block, Evaluation, Moments, RankResult
 from compare.train import evaluate, train
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
@@ -131,7 +132,10 @@ def _prove(
         guard.note("parity", expected_seconds=_SLACK * job.config.ranks * step_seconds)
 
     leads = group.rank == 0
-    return [prove(make, training_set, job.config, kind, note, leads=leads) for kind in job.parity]
+    return [
+        prove(make, training_set, job.config, kind, note, leads=leads, brief=job.proof == "brief")
+        for kind in PASSES[job.proof]
+    ]
 
 
 def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guard) -> float:
