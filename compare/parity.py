@@ -178,7 +178,7 @@ def _meaning_of(shares: list[float | None]) -> str:
     if count > 1 and are(count):
         return f"Every rank's first update is {count} times the right one: a sum in the place of the mean."
     if count > 1 and are(1 / count):
-        return f"Every rank's first update is a {count}th of the right one: the mean is divided once more."
+        return f"Every rank's first update is the right one divided by {count}: the mean is divided twice."
     return ""
 
 
