@@ -20,6 +20,7 @@ from compare.errors import DataError, OutputError, RingsideError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from compare.arms import Arm
     from compare.config import RunConfig
     from compare.hostfile import Host
     from compare.results import Run
@@ -163,18 +164,13 @@ def run(
 ) -> None:
     """Run the same training through every arm, and print them side by side."""
     from compare import data, prepare
-    from compare.arms import parse_arms
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
     from compare.run import create_directory
 
     _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
-    named = parse_arms(backend or [])
-    if backend and not named:
-        raise UsageError(
-            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
-        )
+    named = _named(backend)
     choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
     ranks = sum(host.slots for host in hosts)
@@ -210,6 +206,18 @@ def run(
     )
     result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
     _finish(console, result, directory, export_json)
+
+
+def _named(backend: list[str] | None) -> tuple[Arm, ...]:
+    """Read the arms that were named; none where that was left open."""
+    from compare.arms import parse_arms
+
+    named = parse_arms(backend or [])
+    if backend and not named:
+        raise UsageError(
+            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
+        )
+    return named
 
 
 def _end_in_good_order() -> None:
@@ -303,7 +311,6 @@ def verify(
 ) -> None:
     """Prove, launching every arm once, that all train what a single process would."""
     from compare import data, parity, prepare
-    from compare.arms import parse_arms
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
     from compare.report.verification import renderable
@@ -312,13 +319,14 @@ def verify(
 
     _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
+    named = _named(backend)
     choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
     ranks = sum(host.slots for host in hosts)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
     draft = RunConfig(
-        arms=parse_arms(backend or []),
+        arms=named,
         ranks=ranks,
         model=model,
         optimizer=optimizer,
