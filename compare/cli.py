@@ -20,6 +20,7 @@ from compare.errors import DataError, OutputError, RingsideError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from compare.arms import Arm
     from compare.config import RunConfig
     from compare.data import DatasetChoice, DatasetSource
     from compare.hostfile import Host
@@ -42,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=_EITHER_SPELLING,
     epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch "
-    "failed, 7 a launch stalled, 8 the ranks trained different models, 130 interrupted.",
+    "failed, 7 a launch stalled, 8 an arm does not train what it should, 130 interrupted.",
 )
 data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True)
 install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True)
@@ -177,18 +178,13 @@ def run(
 ) -> None:
     """Run the same training through every arm, and print them side by side."""
     from compare import prepare
-    from compare.arms import parse_arms
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
     from compare.run import create_directory
 
     _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
-    named = parse_arms(backend or [])
-    if backend and not named:
-        raise UsageError(
-            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
-        )
+    named = _named(backend)
     choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
     ranks = sum(host.slots for host in hosts)
@@ -232,6 +228,18 @@ def _find_data(choice: DatasetChoice, data_dir: Path | None, talk: Console) -> D
         data_dir or data.default_root(),
         progress=lambda said: talk.print(said, style="dim", markup=False),
     )
+
+
+def _named(backend: list[str] | None) -> tuple[Arm, ...]:
+    """Read the arms that were named; none where that was left open."""
+    from compare.arms import parse_arms
+
+    named = parse_arms(backend or [])
+    if backend and not named:
+        raise UsageError(
+            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
+        )
+    return named
 
 
 def _end_in_good_order() -> None:
@@ -403,7 +411,6 @@ def verify(
 ) -> None:
     """Prove, launching every arm once, that all train what a single process would."""
     from compare import parity, prepare
-    from compare.arms import parse_arms
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
     from compare.report.verification import renderable
@@ -412,13 +419,14 @@ def verify(
 
     _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
+    named = _named(backend)
     choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
     ranks = sum(host.slots for host in hosts)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
     draft = RunConfig(
-        arms=parse_arms(backend or []),
+        arms=named,
         ranks=ranks,
         model=model,
         optimizer=optimizer,

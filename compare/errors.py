@@ -68,6 +68,6 @@ class StalledError(LaunchError):
 
 
 class ParityError(RingsideError):
-    """The ranks of an arm did not train the same model, or did not train at all."""
+    """The ranks of an arm did not train one model, or not the one that a single process trains."""
 
     exit_code = 8

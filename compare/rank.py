@@ -17,6 +17,7 @@ from compare import data
 from compare.arms import CONTROL
 from compare.measure import CPUMeter, forget_peak_memory, peak_memory_bytes, read_clock, time_alone
 from compare.oracle import Data, hash_parameters, prove
+from compare.parity import PASSES
 from compare.results import Evaluation, Moments, RankResult
 from compare.train import evaluate, train
 from compare.turns import SLACK, Side, make_reference, take_turns
@@ -144,7 +145,10 @@ def _prove(
         guard.note("parity", expected_seconds=SLACK * job.config.ranks * step_seconds)
 
     leads = group.rank == 0
-    return [prove(make, training_set, job.config, kind, note, leads=leads) for kind in job.parity]
+    return [
+        prove(make, training_set, job.config, kind, note, leads=leads, brief=job.proof == "brief")
+        for kind in PASSES[job.proof]
+    ]
 
 
 def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guard) -> float:

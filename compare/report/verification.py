@@ -51,7 +51,9 @@ def _cell(gate: Gate | None) -> str:
         return "exempt"
     if gate.limit is None:
         return "alike" if gate.outcome == "passed" else "FAILED"
-    return _figure(gate.figure) + ("" if gate.outcome == "passed" else " FAILED")
+    if gate.outcome == "passed":
+        return _figure(gate.figure)
+    return "FAILED" if gate.figure is None else f"{_figure(gate.figure)} FAILED"
 
 
 def _figure(difference: float | None) -> str:

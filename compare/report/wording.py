@@ -151,6 +151,7 @@ def notes(run: Run, summary: Summary) -> list[str]:
         *_noise(summary),
         *_unresolved(summary),
         *_same_training(run, summary),
+        *_as_in_one_process(run),
     ]
 
 
@@ -160,8 +161,8 @@ def _against_itself(run: Run) -> list[str]:
         return []
     said = [
         f"{found.arm} against itself: {found.false_differences} of "
-        f"{_count(len(found.verdicts), 'comparison')} of {_count(found.rounds_each, 'round')} saw a difference "
-        f"({found.rate:.1%}, 95 % interval {found.low:.1%}–{found.high:.1%})."
+        f"{_count(len(found.verdicts), 'comparison')} of {_count(found.rounds_each, 'round')} saw a "
+        f"difference ({found.rate:.1%}, 95 % interval {found.low:.1%}–{found.high:.1%})."
     ]
     for rate, how in (
         (found.fixed, "of that length"),
@@ -223,6 +224,20 @@ def _same_training(run: Run, summary: Summary) -> list[str]:
         + ", ".join(f"{arm} {_short(value)}" for arm, value in hashes.items())
         + "."
     ]
+
+
+def _as_in_one_process(run: Run) -> list[str]:
+    """Say how near to a single process the launches were, as rank 0 found; the others had its very hash."""
+    passes = [p for launch in run.launches for p in launch.ranks[0].parity if p.kind == "float64"]
+    ends = [end for end in (taken.differences[-1] for taken in passes) if end is not None]
+    if not ends:
+        return []
+    steps = min(taken.steps for taken in passes)
+    said = (
+        f"Before training, every arm took {steps} float64 steps beside a single process that saw all ranks' "
+        f"samples, and ended within {max(ends):.0e} of it."
+    )
+    return [said]
 
 
 def _short(value: str | None) -> str:

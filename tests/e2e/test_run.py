@@ -140,6 +140,17 @@ def test_the_exported_json_holds_raw_samples_and_summary(whole):
     assert exported["run"]["schema_version"] == 1
 
 
+def test_every_arm_was_held_against_a_single_process_before_it_trained(whole):
+    for launch in read_run(whole[0]).launches:
+        if launch.arm == "none":
+            assert [rank.parity for rank in launch.ranks] == [[], []]
+            continue
+        (first,), (second,) = (rank.parity for rank in launch.ranks)
+        assert first.kind == "float64"
+        assert first.differences[-1] <= 1e-12
+        assert first.hash == second.hash
+
+
 def test_nothing_is_left_running(whole):
     assert processes_of(whole[0]) == []
 

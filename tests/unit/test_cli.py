@@ -15,6 +15,7 @@ import pytest
 
 from backends import BACKENDS
 from compare import availability, cli, data, errors, launching, run
+from compare import verify as verification
 from compare.availability import Availability, Found, Survey
 from compare.errors import (
     DataError,
@@ -25,8 +26,10 @@ from compare.errors import (
     UnavailableError,
     UsageError,
 )
+from compare.parity import Gate
 from compare.report import RENDERERS
-from compare.results import RESULTS_FILE, write_json
+from compare.results import RESULTS_FILE, read_json, write_json
+from compare.verify import ArmVerification, Verification
 from tests.unit.factories import MNIST, a_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,6 +289,53 @@ def test_an_interrupted_run_says_what_is_kept(compare, carried_out):
     assert ended.code == INTERRUPTED
     assert "Interrupted" in ended.err
     assert "compare report" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("--backend dpp", USAGE, "Did you mean ddp?"),
+        ("--backend ,", USAGE, "--backend names no arm"),
+        ("--backend mpi", UNAVAILABLE, "mpi4py is not installed"),
+        ("--backend ddp --model resnet", USAGE, "--model cannot be resnet"),
+        ("--backend ddp --export-json gone/out.json", OUTPUT, "gone/out.json"),
+    ],
+)
+def test_a_verification_refuses_what_a_run_refuses(compare, arguments, code, says):
+    ended = compare("verify", *arguments.split())
+    assert ended.code == code
+    assert says in " ".join(ended.parts)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("passed", 0), ("failed", PARITY)])
+def test_a_verification_shows_its_table_and_ends_with_its_code(compare, monkeypatch, outcome, code):
+    asked = []
+
+    def verify(run, directory, *_):
+        asked.append(run.config)
+        gates = [Gate(name="ranks", outcome=outcome)]
+        return Verification(run=run, arms=[ArmVerification(arm="ddp", gates=gates, seconds=1.0)])
+
+    monkeypatch.setattr(verification, "verify", verify)
+    ended = compare(*("verify", "--backend", "ddp", "-np", 3, "--output", "out", "--export-json", "v.json"))
+    assert ended.code == code
+    assert "the same training" in ended.out.replace("NOT ", "")
+    assert ("NOT" in ended.out) == (outcome == "failed")
+    assert str(Path("out").absolute()) in ended.out
+    assert read_json(Path("v.json"), Verification).arms[0].gates[0].outcome == outcome
+    (config,) = asked
+    assert (config.ranks, config.total_steps, [arm.label for arm in config.arms]) == (3, 20, ["ddp"])
+
+
+def test_an_interrupted_verification_says_where_the_finished_part_is(compare, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verification, "verify", interrupt)
+    ended = compare("verify", "--backend", "ddp", "--output", "out")
+    assert ended.code == INTERRUPTED
+    assert str(Path("out").absolute()) in ended.err
 
 
 def test_an_interrupt_before_the_first_launch_ends_likewise(compare, monkeypatch):

@@ -15,7 +15,7 @@ from compare.report import RENDERERS, render
 from compare.report.table import RunTable
 from compare.results import Failure, Run
 from compare.stats import ArmSummary, Summary, summarise
-from tests.unit.factories import DIGITS, a_launch, a_rank, a_run
+from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
 
 FOR_PROGRAMS = ("csv", "json")
 FOR_PEOPLE = [form for form in RENDERERS if form not in FOR_PROGRAMS]
@@ -341,3 +341,13 @@ def test_json_holds_the_whole_run_and_its_summary():
     assert read["summary"]["arms"][1]["step_seconds"] == pytest.approx(
         {"median": 0.0051, "low": 0.005, "high": 0.0052, "n": 3}
     )
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_how_near_to_a_single_process_the_arms_were_is_said(form):
+    worse = a_launch("mpi", ranks=[a_rank(0, parity=[a_pass(steps=5, differences=[3e-15])]), a_rank(1)])
+    run = a_run({"none": [4.0], "mpi": []}, config={"rounds": 1})
+    run = msgspec.structs.replace(run, launches=[*run.launches, worse])
+    text = unfolded(shown(run, form))
+    assert "every arm took 5 float64 steps beside a single process" in text
+    assert "ended within 3e-15 of it" in text
