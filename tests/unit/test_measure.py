@@ -19,7 +19,6 @@ from compare import measure
 from compare.measure import (
     BLOCK_STEPS,
     REFERENCE_BLOCKS,
-    BlockPlan,
     CPUMeter,
     PhaseClock,
     peak_memory_bytes,
@@ -144,36 +143,14 @@ def test_another_launch_takes_the_blocks_in_another_order():
 
 
 def test_the_reference_comes_first_as_often_as_second():
-    first = [
-        plans[0].mode == "reference" for plans in (planned(60, f"0/{number}") for number in range(1000))
-    ]
+    first = [plans[0].mode == "reference" for plans in (planned(60, f"0/{number}") for number in range(1000))]
     assert 430 < sum(first) < 570  # 4.4 standard deviations
 
 
 def test_a_plan_written_out():
-    assert planned(90, 3) == sum(
-        (
-            pair if order == "SR" else pair[::-1]
-            for order, pair in zip(
-                _orders(3, 3),
-                (
-                    [BlockPlan("training", 30, phased=middle), BlockPlan("reference", 30, phased=middle)]
-                    for middle in (False, True, False)
-                ),
-                strict=True,
-            )
-        ),
-        [],
-    )
-
-
-def _orders(seed, count):
-    order, found = random.Random(seed), []
-    for _ in range(count):
-        pair = ["S", "R"]
-        order.shuffle(pair)
-        found.append("".join(pair))
-    return found
+    """A run from last year, repeated with its seed, takes its blocks in the same order."""
+    spelled = [f"{plan.mode[0]}{plan.steps}{'*' * plan.phased}" for plan in planned(100, "0/1")]
+    assert spelled == ["t34", "r34", "t33*", "r33*", "t33", "r33"]
 
 
 # ---- timing a block ----
@@ -324,7 +301,7 @@ def test_a_spinning_process_is_part_of_what_the_cpus_did():
     meter = CPUMeter()
     _spin(0.3)
     use, own = meter.read()
-    assert 300_000_000 <= use.wall_ns
+    assert use.wall_ns >= 300_000_000
     assert 0 < own <= use.wall_ns + TICK_NS
     # The kernel counts whole ticks, and each CPU on its own.
     ticks = 2 * TICK_NS * use.cpus
@@ -357,7 +334,7 @@ intr 1 2 3
 
 @pytest.mark.parametrize(("allowed", "busy"), [({0}, 100 + 40), ({0, 1}, 100 + 40 + 70), ({10}, 70)])
 def test_only_cpus_that_the_ranks_may_use_count(monkeypatch, allowed, busy):
-    """User, nice, system, interrupts and what other guests stole are busy; idle and waiting for disks are not."""
+    """User, nice, system, interrupts and what other guests stole; not idle, nor waiting for a disk."""
     shown = iter([PROC_STAT.format(100, 10, 30), PROC_STAT.format(200, 50, 100)])
     monkeypatch.setattr(measure.Path, "read_text", lambda path: next(shown))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed)
