@@ -115,9 +115,9 @@ def test_every_rank_attests_the_same_transport(whole):
 
 def test_sync_cost_is_step_time_minus_the_controls(whole):
     summaries = {s.arm: s for s in summarise(read_run(whole[0])).arms}
-    none, ddp = summaries["none"].step_seconds.median, summaries["ddp"].step_seconds.median
-    assert summaries["ddp"].sync_seconds.median == pytest.approx(ddp - none)
-    assert summaries["ddp"].efficiency.median == pytest.approx(none / ddp)
+    none, ddp = summaries["none"].step_seconds.mean, summaries["ddp"].step_seconds.mean
+    assert summaries["ddp"].sync_seconds.mean == pytest.approx(ddp - none)
+    assert summaries["ddp"].efficiency.mean == pytest.approx(none / ddp)
     assert summaries["none"].sync_seconds is None
 
 
@@ -136,8 +136,8 @@ def test_the_exported_json_holds_raw_samples_and_summary(whole):
     exported = json.loads((whole[0].parent / "run.json").read_text())
     assert {arm["arm"] for arm in exported["summary"]["arms"]} == {"none", *ARMS}
     blocks = exported["run"]["launches"][0]["ranks"][0]["blocks"]
-    assert sum(block["steps"] for block in blocks) == 468 - 30
-    assert exported["run"]["schema_version"] == 1
+    assert sum(block["steps"] for block in blocks if block["mode"] == "training") == 468 - 30
+    assert exported["run"]["schema_version"] == 2
 
 
 def test_nothing_is_left_running(whole):
