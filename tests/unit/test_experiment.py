@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compare.experiment import next_launch, order_of, set_aside_disturbed, total_launches
-from compare.results import MachineUse
+from compare.launching import Observer
+from compare.results import MachineUse, read_run
+from compare.run import carry_out
 from tests.unit.factories import a_config, a_launch, a_rank, a_run
 
 ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
@@ -225,3 +227,44 @@ def test_attempts_are_launched_in_their_orders():
     taken = [planned.arm for planned in history]
     orders = [order_of(config, 1), order_of(config, 1, 1), order_of(config, 1, 2), order_of(config, 2)]
     assert taken == [arm for order in orders for arm in order]
+
+
+# ---- carried out ----
+
+
+class Listening(Observer):
+    """Writes down which rounds were taken again, and how busy others were."""
+
+    def __init__(self):
+        self.repeated = []
+
+    def round_repeats(self, round_, foreign):
+        self.repeated.append((round_, foreign))
+
+
+def test_a_run_saves_what_it_sets_aside_and_tells_of_it(monkeypatch, tmp_path):
+    saved = []
+
+    def launch(run, planned, directory, affinity, observer):
+        saved.append(read_run(directory))
+        return launched(planned, disturbed=planned.number in {2, 5})
+
+    monkeypatch.setattr("compare.run.launch_arm", launch)
+    observer = Listening()
+    config = a_config("none,ddp", rounds=2)
+    done = carry_out(a_beginning(config), tmp_path, [0, 1], observer)
+    assert observer.repeated == [(1, pytest.approx(1 / 3)), (2, pytest.approx(1 / 3))]
+    assert done.complete
+    assert read_run(tmp_path) == done
+    # After every launch the file holds all there is, each launch in one of the two lists.
+    assert [(numbers(run.set_aside), numbers(run.launches)) for run in [*saved, done]] == [
+        ([], []),
+        ([], [1]),
+        ([1, 2], []),
+        ([1, 2], [3]),
+        ([1, 2], [3, 4]),
+        ([1, 2], [3, 4, 5]),
+        ([1, 2, 5, 6], [3, 4]),
+        ([1, 2, 5, 6], [3, 4, 7]),
+        ([1, 2, 5, 6], [3, 4, 7, 8]),
+    ]
