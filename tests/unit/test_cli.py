@@ -125,6 +125,7 @@ def carried_out(monkeypatch):
         ("--backend ddp --steps 100000000000000000000", USAGE, ["--steps cannot be 1"]),
         ("--backend ddp --epochs 0", USAGE, ["--epochs cannot be 0"]),
         ("--backend ddp --repeats 0", USAGE, ["--repeats cannot be 0"]),
+        ("--backend ddp --max-reruns -1", USAGE, ["--max-reruns cannot be -1"]),
         ("--backend ddp --batch-size 0", USAGE, ["--batch-size cannot be 0"]),
         ("--backend ddp --batch-size 60000", USAGE, ["--batch-size cannot be 60000"]),
         ("--backend ddp --lr 0", USAGE, ["--lr cannot be 0"]),
@@ -248,6 +249,13 @@ def test_a_run_that_was_cut_short_on_disk_is_an_error(compare):
     ended = compare("report", ".")
     assert ended.code == OUTPUT
     assert RESULTS_FILE in ended.parts[0]
+
+
+def test_a_report_says_where_the_cost_goes_where_it_is_asked_to(compare):
+    write_json(Path(RESULTS_FILE), a_run())
+    assert "Where the cost goes" not in compare("report", ".").out
+    assert "Where the cost goes" in compare("report", ".", "--detail").out
+    assert "Where the cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
 
 
 def test_a_report_that_cannot_be_written_is_an_error(compare):

@@ -48,6 +48,7 @@ def refusal(**changes):
         ("--device", "device", "tpu"),
         ("--baseline", "baseline", "mpi"),
         ("--seed", "seed", -1),
+        ("--max-reruns", "max_reruns", -1),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_flag(flag, field, value):
@@ -66,6 +67,7 @@ def test_a_wrong_value_is_refused_by_its_flag(flag, field, value):
         ("--epochs", "epochs"),
         ("--steps", "steps"),
         ("--seed", "seed"),
+        ("--max-reruns", "max_reruns"),
         ("--timeout", "launch_timeout_seconds"),
         ("--stall", "stall_seconds"),
     ],
@@ -124,6 +126,10 @@ def test_steps_stand_instead_of_epochs():
     assert a_config(epochs=3, steps=77).total_steps == 77
 
 
+def test_no_round_need_be_taken_again():
+    assert a_config(max_reruns=0).max_reruns == 0
+
+
 def test_the_control_is_found_where_there_is_one():
     assert a_config("none,ddp").control == Arm("none")
     assert a_config("ddp,mpi").control is None
@@ -141,6 +147,7 @@ def test_a_config_is_the_same_after_a_journey_as_json():
         steps=None,
         warmup_steps=5,
         rounds=4,
+        max_reruns=7,
         seed=2**32 - 1,
         device="cuda",
         threads_per_rank=2,
