@@ -71,3 +71,9 @@ class ParityError(RingsideError):
     """The ranks of an arm did not train the same model, or did not train at all."""
 
     exit_code = 8
+
+
+class FairnessError(RingsideError):
+    """The arms were not measured alike, and ``--strict`` asked for nothing less; results are saved."""
+
+    exit_code = 9

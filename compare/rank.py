@@ -18,16 +18,19 @@ import backends
 from backends.base import BackendError
 from compare import data
 from compare.arms import CONTROL
+from compare.launch.environment import library_settings
 from compare.measure import (
     CPUMeter,
     PhaseClock,
     peak_memory_bytes,
     plan_blocks,
     read_clock,
+    sweep_sizes,
     time_alone,
     time_block,
+    time_repeated,
 )
-from compare.results import Block, Evaluation, Moments, RankResult
+from compare.results import Block, Evaluation, Moments, RankResult, Sweep
 from compare.train import evaluate, train
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
 
@@ -85,7 +88,8 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     moments.append(time.time())
 
     guard.note("warm-up")
-    batches = iter(Batches(images, labels, replica.shard, config))
+    source = Batches(images, labels, replica.shard, config)
+    batches = iter(source)
     train(replica, batches, 1)
     read_clock(device)
     moments.append(time.time())
@@ -104,6 +108,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     final_hash = hash_parameters(model)
     guard.note("collectives", config.total_steps, expected_seconds=_SLACK * _ALONE_STEPS * step_seconds)
     message_bytes, collective_ns = _time_collectives(replica.collectives(), group)
+    sweep = _sweep(message_bytes, replica, group)
 
     guard.note("test", config.total_steps)
     result = RankResult(
@@ -121,10 +126,11 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         gradient_tensors=sum(1 for _ in model.parameters()),
         message_bytes=message_bytes,
         collective_ns=collective_ns,
+        sweep=sweep,
         cpu_ns=cpu_ns,
         machine=machine if placement.local_rank == 0 else None,
         moments=Moments(*(moment - job.launched_at for moment in moments)),
-        attestation=_attest(group, replica, device),
+        attestation=_attest(group, replica, source, device),
     )
     guard.note("end", config.total_steps)
     # Connections are part of what is attested: nobody closes them while another still looks.
@@ -221,6 +227,22 @@ def _time_collectives(collectives: Collectives | None, group: Group) -> tuple[li
     return sizes, time_alone(collectives.run, group.barrier, group.device, sum(sizes))
 
 
+def _sweep(message_bytes: list[int], replica: Replica, group: Group) -> list[Sweep]:
+    """Time the group's all-reduce over sizes, where it is what averages the gradients.
+
+    A strategy that names a transport of its own goes past its group, which then says nothing of it.
+    """
+    if not message_bytes or "transport" in replica.attest():
+        return []
+    dtype = next(replica.model.parameters()).dtype
+    found = []
+    for size in sweep_sizes(message_bytes):
+        tensor = torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
+        times = time_repeated(partial(group.all_reduce_, tensor), group.barrier, group.device)
+        found.append(Sweep(message_bytes=tensor.numel() * dtype.itemsize, ns=times))
+    return found
+
+
 def _evaluate(
     model: nn.Module, raw: data.RawDataset, shard: tuple[int, int], device: torch.device
 ) -> Evaluation:
@@ -231,16 +253,34 @@ def _evaluate(
     )
 
 
-def _attest(group: Group, replica: Replica, device: torch.device) -> Facts:
+def _attest(group: Group, replica: Replica, batches: Batches, device: torch.device) -> Facts:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "torch": str(torch.__version__),
+        "environment": library_settings(os.environ),
+        "batch": batches.attest(),
+        "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
+        "optimizer": _attest_optimizer(replica.optimizer),
         "affinity": sorted(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "group": group.attest(),
         "replica": replica.attest() | {"class": type(replica).__name__, "phases": list(replica.phases)},
     }
+
+
+def _attest_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
+    """Say what the optimizer holds, which is what it steps by."""
+    groups = [
+        {name: value for name, value in held.items() if isinstance(value, (bool, int, float, tuple, list))}
+        for held in optimizer.param_groups
+    ]
+    for held in groups:
+        held.pop("params", None)
+    return {"class": type(optimizer).__name__, "groups": groups}
 
 
 def _device(kind: str, placement: Placement) -> torch.device:

@@ -193,7 +193,8 @@ def _headline(rank: RankResult, mode: Mode) -> list[Block]:
     return [block for block in rank.blocks if block.mode == mode and not block.phases]
 
 
-def _rank_seconds(rank: RankResult, mode: Mode) -> float:
+def rank_seconds(rank: RankResult, mode: Mode) -> float:
+    """Step time of one rank: the median over its blocks."""
     return statistics.median(b.wall_ns / b.steps for b in _headline(rank, mode)) / 1e9
 
 
@@ -202,7 +203,7 @@ def _has_reference(launch: Launch) -> bool:
 
 
 def _imbalance_seconds(launch: Launch) -> float:
-    times = [_rank_seconds(rank, "training") for rank in launch.ranks]
+    times = [rank_seconds(rank, "training") for rank in launch.ranks]
     return max(times) - statistics.fmean(times)
 
 
@@ -339,7 +340,7 @@ def _phase_changes(launch: Launch) -> dict[str, float]:
 def _slowest_rank(launches: list[Launch]) -> int:
     mode: Mode = "reference" if all(map(_has_reference, launches)) else "training"
     ranks = range(len(launches[0].ranks))
-    return max(ranks, key=lambda r: statistics.fmean(_rank_seconds(la.ranks[r], mode) for la in launches))
+    return max(ranks, key=lambda r: statistics.fmean(rank_seconds(la.ranks[r], mode) for la in launches))
 
 
 def _maybe(values: Iterable[float]) -> Estimate | None:
