@@ -30,6 +30,8 @@ class Arm(msgspec.Struct, frozen=True):
 
     backend: str
     given: dict[str, OptionValue] = {}
+    twin: int = 0
+    """Tells the arms of `compare aa` apart, which are one and the same; 0 for all others."""
 
     def __post_init__(self) -> None:
         """Refuse what another version's results may name.
@@ -43,7 +45,8 @@ class Arm(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The arm as a user would write it: what it is called everywhere."""
-        return ":".join([self.backend, *(f"{name}={_spell(value)}" for name, value in self.given.items())])
+        given = (f"{name}={_spell(value)}" for name, value in self.given.items())
+        return ":".join([self.backend, *given]) + (f"#{self.twin}" if self.twin else "")
 
     @property
     def options(self) -> dict[str, OptionValue]:

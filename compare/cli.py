@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from compare.config import RunConfig
     from compare.hostfile import Host
     from compare.results import Run
+    from compare.verify import Verification
 
 INTERRUPTED = 130
 PLAIN_WIDTH = 200
@@ -54,6 +55,38 @@ DataDir = Annotated[
     ),
 ]
 DetailFlag = Annotated[bool, typer.Option("--detail", help="Show as well where the cost goes.")]
+
+Backends = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend",
+        help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
+        "`compare backends` lists them with their options.",
+        show_default="all that are available",
+    ),
+]
+NumProc = Annotated[
+    int | None,
+    typer.Option(
+        "-np", "--num-proc", min=1, show_default="the hostfile's slots, or else 2", help="Number of ranks."
+    ),
+]
+Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
+Model = Annotated[str, typer.Option(help="mlp, convnet or wide.")]
+Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(
+        "--lr", show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."
+    ),
+]
+BatchSize = Annotated[int, typer.Option(help="Samples per rank and step.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Threads = Annotated[int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")]
+Dataset = Annotated[str, typer.Option(help="auto, mnist or digits.")]
+Timeout = Annotated[float, typer.Option(help="Seconds after which a launch is ended.")]
+Stall = Annotated[float, typer.Option(help="Seconds without progress after which a rank ends itself.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")]
 
 
 def main() -> None:
@@ -94,36 +127,24 @@ def program(
 @app.command(context_settings=_EITHER_SPELLING)
 def run(
     *,
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
-            "`compare backends` lists them with their options.",
-            show_default="all that are available",
-        ),
-    ] = None,
-    num_proc: Annotated[
-        int | None,
-        typer.Option(
-            "-np",
-            "--num-proc",
-            min=1,
-            show_default="the hostfile's slots, or else 2",
-            help="Number of ranks.",
-        ),
-    ] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")] = None,
-    model: Annotated[str, typer.Option(help="mlp, convnet or wide.")] = "mlp",
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    lr: Annotated[
-        float | None,
-        typer.Option(show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples per rank and step.")] = 64,
+    backend: Backends = None,
+    num_proc: NumProc = None,
+    hostfile: Hostfile = None,
+    model: Model = "mlp",
+    optimizer: Optimizer = "sgd",
+    lr: LearningRate = None,
+    batch_size: BatchSize = 64,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
-    repeats: Annotated[int, typer.Option(help="Rounds; each launches every arm once.")] = 3,
+    repeats: Annotated[
+        int | None,
+        typer.Option(show_default="3, or what --budget allows", help="Rounds; each launches every arm once."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds: go on until every verdict is settled, but no longer than this."),
+    ] = None,
     max_reruns: Annotated[
         int, typer.Option(help="Rounds that may be taken again because others used the machine.")
     ] = 3,
@@ -135,29 +156,22 @@ def run(
         bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
     seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(show_default="cores / ranks per host", help="Threads per rank."),
-    ] = None,
-    dataset: Annotated[str, typer.Option(help="auto, mnist or digits.")] = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    dataset: Dataset = "auto",
     data_dir: DataDir = None,
     output: Annotated[
         Path | None,
         typer.Option(show_default="runs/<time>-<model>-np<ranks>", help="Folder for results and logs."),
     ] = None,
     export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a launch is ended.")] = 300.0,
-    stall: Annotated[
-        float, typer.Option(help="Seconds without progress after which a rank ends itself.")
-    ] = 30.0,
+    timeout: Timeout = 300.0,
+    stall: Stall = 30.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the commands of one round, and stop.")
     ] = False,
     detail: DetailFlag = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run the same training through every arm, and print them side by side."""
     from compare import data, prepare
@@ -188,7 +202,8 @@ def run(
         epochs=epochs,
         steps=steps,
         warmup_steps=warmup,
-        rounds=repeats,
+        rounds=prepare.default_rounds(budget) if repeats is None else repeats,
+        budget_seconds=budget,
         max_reruns=max_reruns,
         seed=seed,
         device=device,
@@ -272,6 +287,94 @@ def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...]
             settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
             console.print(f"# {arm.label}", style="dim", markup=False)
             console.print(*settings, shlex.join(command.argv), soft_wrap=True, markup=False)
+
+
+@app.command(context_settings=_EITHER_SPELLING)
+def verify(
+    *,
+    backend: Backends = None,
+    num_proc: NumProc = None,
+    hostfile: Hostfile = None,
+    model: Model = "mlp",
+    optimizer: Optimizer = "sgd",
+    lr: LearningRate = None,
+    batch_size: BatchSize = 64,
+    seed: Annotated[int, typer.Option(help="Of the model and the shuffles.")] = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+    dataset: Dataset = "auto",
+    data_dir: DataDir = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            show_default="runs/<time>-<model>-np<ranks>-verify", help="Folder for results and logs."
+        ),
+    ] = None,
+    export_json: Annotated[Path | None, typer.Option(help="Also write the verification here.")] = None,
+    timeout: Timeout = 300.0,
+    stall: Stall = 30.0,
+    verbose: Verbose = False,
+) -> None:
+    """Prove, launching every arm once, that all train what a single process would."""
+    from compare import data, parity, prepare
+    from compare.arms import parse_arms
+    from compare.availability import survey
+    from compare.config import OPTIMIZERS, RunConfig
+    from compare.report.verification import renderable
+    from compare.results import write_json
+    from compare.run import create_directory
+
+    _end_in_good_order()
+    console, talk = _console(), _console(stderr=True)
+    choice = prepare.choose_dataset(dataset)
+    hosts = prepare.choose_hosts(hostfile, num_proc)
+    ranks = sum(host.slots for host in hosts)
+    if export_json:
+        prepare.require_writable(export_json, to_be_made=output)
+    draft = RunConfig(
+        arms=parse_arms(backend or []),
+        ranks=ranks,
+        model=model,
+        optimizer=optimizer,
+        learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+        batch_size_per_rank=batch_size,
+        steps=parity.STEPS,
+        warmup_steps=0,
+        rounds=1,
+        seed=seed,
+        device=device,
+        threads_per_rank=prepare.default_threads(ranks) if threads is None else threads,
+        launch_timeout_seconds=timeout,
+        stall_seconds=stall,
+    )
+    config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
+    directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
+    source = data.resolve(
+        choice,
+        data_dir or data.default_root(),
+        progress=lambda said: talk.print(said, style="dim", markup=False),
+    )
+    verification = _verify(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
+    if export_json:
+        write_json(export_json, verification)
+    console.print()
+    console.print(renderable(verification))
+    console.print(f"Everything found is in {directory}", style="dim", markup=False, soft_wrap=True)
+    raise typer.Exit(verification.exit_code)
+
+
+def _verify(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Verification:
+    from compare.prepare import allowed_cpus
+    from compare.progress import LiveProgress
+    from compare.verify import verify
+
+    try:
+        with LiveProgress(talk, run.config, verbose=verbose) as progress:
+            return verify(run, directory, allowed_cpus(), progress)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        talk.print("Interrupted. What was finished is in", str(directory), markup=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command(context_settings=_EITHER_SPELLING)

@@ -38,6 +38,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     warmup_steps: int = 30
     """The first steps of the training: they train, but are not timed."""
     rounds: int = 3
+    budget_seconds: float | None = None
+    """Rounds go on until every verdict is settled, but no longer than this; ``rounds`` is then the most."""
+    comparisons: int | None = None
+    """For `compare aa`: the rounds are so many comparisons of equal length, one after the other."""
     max_reruns: int = 3
     """How many rounds may be taken again in all, because others used the machine."""
     seed: int = 0
@@ -64,7 +68,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(0 <= self.max_reruns <= _MOST, "--max-reruns", self.max_reruns, "0 or more rounds")
         _require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
         _require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
-        for flag, seconds in (("--timeout", self.launch_timeout_seconds), ("--stall", self.stall_seconds)):
+        for flag, seconds in (
+            ("--timeout", self.launch_timeout_seconds),
+            ("--stall", self.stall_seconds),
+            ("--budget", 1.0 if self.budget_seconds is None else self.budget_seconds),
+        ):
             _require(0 < seconds <= _MOST, flag, seconds, f"a number of seconds above 0, at most {_MOST}")
         _require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
         for flag, name, known in (

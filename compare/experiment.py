@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from compare.stats import is_disturbed
+from compare.stats import has_time_for_another_round, is_disturbed, verdicts
+from compare.verdict import FIRST_LOOK
 
 if TYPE_CHECKING:
     from compare.arms import Arm
@@ -46,12 +47,27 @@ def total_launches(config: RunConfig) -> int:
 def next_launch(run: Run) -> Planned | None:
     """Say what comes next, or None when the run is done."""
     round_index, position = divmod(len(run.launches), len(run.config.arms))
-    if round_index >= run.config.rounds:
+    if position == 0 and not _goes_on(run, round_index):
         return None
     round_ = round_index + 1
     attempt = sum(launch.round == round_ for launch in run.set_aside) // len(run.config.arms)
     arm = order_of(run.config, round_, attempt)[position]
     return Planned(len(run.launches) + len(run.set_aside) + 1, round_, arm)
+
+
+def _goes_on(run: Run, rounds: int) -> bool:
+    """Whether another round is to come after so many."""
+    if rounds >= run.config.rounds:
+        return False
+    if run.config.budget_seconds is None or not rounds:
+        return True
+    return has_time_for_another_round(run) and not (rounds >= FIRST_LOOK and is_settled(run))
+
+
+def is_settled(run: Run) -> bool:
+    """Whether every arm has a verdict that more rounds would not change."""
+    found = verdicts(run, run.config.baseline).values()
+    return all(verdict.kind != "unresolved" for verdict in found)
 
 
 def set_aside_disturbed(run: Run) -> Run:

@@ -10,9 +10,20 @@ import msgspec
 from compare.arms import Arm
 from compare.config import RunConfig
 from compare.data import DatasetSource
+from compare.results import PassKind
 
 Stage = Literal[
-    "start", "data", "join", "replica", "warm-up", "reference", "train", "collectives", "test", "end"
+    "start",
+    "data",
+    "join",
+    "parity",
+    "replica",
+    "warm-up",
+    "reference",
+    "train",
+    "collectives",
+    "test",
+    "end",
 ]
 """What a rank does, in this order."""
 _LAST_BYTES = 4096
@@ -29,6 +40,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs that every rank must be allowed to use: no launcher may have bound it to fewer."""
     number: int
     """Which launch of the run it is: decides the order of blocks within it."""
+    parity: tuple[PassKind, ...] = ("float64",)
+    """The passes beside a single process that come before the training."""
     launched_at: float
     """Unix time just before the launcher was started."""
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from backends import BACKENDS
-from compare import parity
 from compare.availability import environment_bin, find_launcher
 from compare.errors import LaunchError, OutputError, UnavailableError
 from compare.job import Job, LaunchFiles
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from compare.config import RunConfig
     from compare.experiment import Planned
     from compare.hostfile import Host
+    from compare.results import PassKind
 
 LOOPBACK = "lo"
 """The interface of every arm on one machine: no port is open to anybody else."""
@@ -61,7 +61,13 @@ class Observer(Protocol):
 
 
 def launch_arm(
-    run: Run, planned: Planned, directory: Path, affinity: list[int], observer: Observer
+    run: Run,
+    planned: Planned,
+    directory: Path,
+    affinity: list[int],
+    observer: Observer,
+    *,
+    parity: tuple[PassKind, ...] = ("float64",),
 ) -> Launch:
     """Launch an arm, and once again where another process took the port in the meantime.
 
@@ -71,23 +77,24 @@ def launch_arm(
         directory: the run's folder.
         affinity: the CPUs that every rank may use.
         observer: told how far it has come.
+        parity: the passes beside a single process that every rank takes before the training. How they
+            went is in what comes back; nothing is judged here.
 
     Raises:
         LaunchError: a rank failed, died or stalled; named with what it said.
-        ParityError: the ranks did not train one model.
         OutputError: the run's folder cannot be written.
         UnavailableError: the launcher is not there.
     """
     files = launch_files(directory, planned)
     try:
-        return _launch_once(run, planned, files, affinity, observer)
+        return _launch_once(run, planned, files, affinity, observer, parity=parity)
     except LaunchError:
         if not _port_was_taken(files, run.config):
             raise
     reason = "another process took its port before it could"
     observer.launch_restarts(planned, reason)
     again = LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
-    return _launch_once(run, planned, again, affinity, observer, restarted_because=reason)
+    return _launch_once(run, planned, again, affinity, observer, parity=parity, restarted_because=reason)
 
 
 def commands_for(
@@ -145,6 +152,7 @@ def _launch_once(
     affinity: list[int],
     observer: Observer,
     *,
+    parity: tuple[PassKind, ...],
     restarted_because: str = "",
 ) -> Launch:
     launcher = BACKENDS[planned.arm.backend].launcher
@@ -156,6 +164,7 @@ def _launch_once(
         dataset=run.dataset,
         affinity=affinity,
         number=planned.number,
+        parity=parity,
         launched_at=began,
     )
     _write_job(files, job)
@@ -164,7 +173,6 @@ def _launch_once(
         write_json(files.commands, [list(command.argv) for command in commands])
         observer.launch_starts(planned, commands)
         ranks = _supervised(run.config, planned, files, commands, observer)
-    parity.check_launch(planned.arm, ranks)
     return Launch(
         number=planned.number,
         round=planned.round,

@@ -187,9 +187,7 @@ def time_repeated(work: Callable[[], None], barrier: Callable[[], None], device:
             work()
 
     work()
-    return [
-        time_block(in_a_row, barrier, device).wall_ns // _SWEEP_CALLS for _ in range(_SWEEP_SAMPLES)
-    ]
+    return [time_block(in_a_row, barrier, device).wall_ns // _SWEEP_CALLS for _ in range(_SWEEP_SAMPLES)]
 
 
 class CPUMeter:
@@ -225,3 +223,15 @@ def peak_memory_bytes() -> int:
     with Path("/proc/self/status").open() as status:
         line = next(line for line in status if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
+
+
+def forget_peak_memory() -> bool:
+    """Let ``peak_memory_bytes`` start again from what is resident now; return whether the kernel did.
+
+    See clear_refs in proc(5); some sandboxes have no such file.
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

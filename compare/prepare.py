@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from compare.config import RunConfig
     from compare.data import DatasetChoice, DatasetSource
 
+DEFAULT_ROUNDS = 3
+MOST_ROUNDS = 1000
 DEFAULT_RANKS = 2
 """Without a hostfile that says how many slots there are."""
 
@@ -51,6 +53,11 @@ def settle(
         device=device,
     )
     return config, left_out
+
+
+def default_rounds(budget_seconds: float | None) -> int:
+    """Say how many rounds there are when nobody says: a few, or under a budget as many as it takes."""
+    return DEFAULT_ROUNDS if budget_seconds is None else MOST_ROUNDS
 
 
 def default_threads(ranks: int) -> int:
@@ -172,9 +179,9 @@ def allowed_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def default_output(config: RunConfig) -> Path:
+def default_output(config: RunConfig, *, purpose: str = "") -> Path:
     """Name a folder for a run, by its time and what it is."""
-    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}"
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compare.config import RunConfig
     from compare.launch.request import Command
     from compare.results import Launch
+    from compare.verify import ArmVerification
 
 
 class LiveProgress:
@@ -41,7 +42,9 @@ class LiveProgress:
             disable=not console.is_terminal,
         )
         self._console = console
-        self._launches = self._bars.add_task("launches", total=total_launches(config))
+        self._launches = self._bars.add_task(
+            "launches", total=None if config.budget_seconds else total_launches(config)
+        )
         self._steps = self._bars.add_task("", total=config.total_steps)
 
     def __enter__(self) -> Self:
@@ -90,10 +93,23 @@ class LiveProgress:
 
     def round_repeats(self, round_: int, foreign: float) -> None:
         """Say that a round is taken again, and lengthen the bar."""
-        self._bars.update(self._launches, total=(self._bars.tasks[0].total or 0) + len(self._config.arms))
+        self._bars.update(
+            self._launches, total=(self._bars.tasks[0].total or 0) + len(self._config.arms) or None
+        )
         self._console.print(
             f"round {round_} is taken again: others used {foreign:.0%} of the CPUs meanwhile",
             style="yellow",
+            highlight=False,
+            markup=False,
+        )
+
+    def arm_verified(self, arm: ArmVerification) -> None:
+        """Print one line."""
+        self._bars.advance(self._launches)
+        said = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
+        self._console.print(
+            f"{arm.arm:<28} {said:<12} {arm.seconds:5.1f} s in all",
+            style="dim" if arm.proven else "red",
             highlight=False,
             markup=False,
         )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
-import random
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,38 +19,34 @@ from compare.arms import CONTROL
 from compare.launch.environment import library_settings
 from compare.measure import (
     CPUMeter,
-    PhaseClock,
+    forget_peak_memory,
     peak_memory_bytes,
-    plan_blocks,
     read_clock,
     sweep_sizes,
     time_alone,
-    time_block,
     time_repeated,
 )
-from compare.results import Block, Evaluation, Moments, RankResult, Sweep
+from compare.oracle import Data, hash_parameters, prove
+from compare.results import Evaluation, Moments, RankResult, Sweep
 from compare.train import evaluate, train
+from compare.turns import SLACK, Side, make_reference, take_turns
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from torch import nn
 
-    from backends.base import Collectives, Facts, Group, Placement, Replica
-    from compare.config import RunConfig
+    from backends.base import Collectives, Facts, Group, MakeOptimizer, Placement, Replica
     from compare.guard import Guard
     from compare.job import Job
-    from compare.measure import BlockPlan
-    from compare.results import Mode
+    from compare.results import ParityPass
     from compare.train import Batch
+    from compare.turns import Sides
 
 _WARM_UP_PIECE = 10
 _ALONE_STEPS = 100
 """A step's collectives alone, as often as they are run, take less than so many steps."""
-_SLACK = 3.0
-"""A block may take so many times what the warm-up promised, and the stall on top."""
 
 
 def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
@@ -78,6 +72,13 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
     moments.append(time.time())
 
+    # The first optimizer of a process loads a second's worth of torch: part of the start-up, in every arm.
+    optimizer_maker(config)(iter([torch.nn.Parameter(torch.zeros(1))]))
+    earlier_peak, begun = peak_memory_bytes(), time.time()
+    parity = _prove(job, make_replica, group, Data(images, labels), guard)
+    forgotten = forget_peak_memory()
+    aside_seconds = time.time() - begun
+
     guard.note("replica")
     torch.manual_seed(config.seed)
     model = build_model(config.model).to(device)
@@ -85,30 +86,30 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     initial_hash = hash_parameters(model)
     # From here on the ranks may differ in what they drop out, but not from one run to the next.
     torch.manual_seed(config.seed + 1 + placement.rank)
-    moments.append(time.time())
+    moments.append(time.time() - aside_seconds)
 
     guard.note("warm-up")
     source = Batches(images, labels, replica.shard, config)
     batches = iter(source)
     train(replica, batches, 1)
     read_clock(device)
-    moments.append(time.time())
+    moments.append(time.time() - aside_seconds)
 
     step_seconds = _warm_up(replica, batches, config.untimed_steps, guard)
     # Before there is a reference: it takes memory that this arm does not need.
-    peak = peak_memory_bytes()
-    sides: dict[Mode, Side] = {"training": Side(replica, batches)}
+    peak = max(earlier_peak, peak_memory_bytes())
+    sides: Sides = {"training": Side(replica, batches)}
     if job.arm.synchronises:
         guard.note("reference", config.untimed_steps)
-        own_batches = iter(Batches(images, labels, replica.shard, config))
-        sides["reference"] = _reference(config, own_batches, group)
+        again = iter(Batches(images, labels, replica.shard, config))
+        _, make_control = backends.load(CONTROL)
+        sides["reference"] = make_reference(make_control, config, again, group)
     meter = CPUMeter()
-    blocks = list(_timed_blocks(job, sides, group, guard, step_seconds=step_seconds))
+    blocks = list(take_turns(job, sides, group, guard, step_seconds=step_seconds))
     machine, cpu_ns = meter.read()
     final_hash = hash_parameters(model)
-    guard.note("collectives", config.total_steps, expected_seconds=_SLACK * _ALONE_STEPS * step_seconds)
+    guard.note("collectives", config.total_steps, expected_seconds=SLACK * _ALONE_STEPS * step_seconds)
     message_bytes, collective_ns = _time_collectives(replica.collectives(), group)
-    sweep = _sweep(message_bytes, replica, group)
 
     guard.note("test", config.total_steps)
     result = RankResult(
@@ -126,11 +127,12 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         gradient_tensors=sum(1 for _ in model.parameters()),
         message_bytes=message_bytes,
         collective_ns=collective_ns,
-        sweep=sweep,
+        sweep=_sweep(message_bytes, replica, group),
         cpu_ns=cpu_ns,
         machine=machine if placement.local_rank == 0 else None,
         moments=Moments(*(moment - job.launched_at for moment in moments)),
-        attestation=_attest(group, replica, source, device),
+        parity=parity,
+        attestation=_attest(group, replica, source, device) | {"peak_memory_without_parity": forgotten},
     )
     guard.note("end", config.total_steps)
     # Connections are part of what is attested: nobody closes them while another still looks.
@@ -139,84 +141,33 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     return result
 
 
-def hash_parameters(model: nn.Module) -> str:
-    """SHA-256 over the bytes of every parameter, in the model's order.
+def _prove(
+    job: Job, make_replica: type[Replica], group: Group, training_set: Data, guard: Guard
+) -> list[ParityPass]:
+    """Train a little beside a single process, before anything is measured; not in the control."""
+    if not job.arm.synchronises:
+        return []
 
-    Buffers do not count: running statistics are each rank's own.
-    """
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+    def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
+        return make_replica(model, make_optimizer, group, job.arm.options)
+
+    def note(step_seconds: float) -> None:
+        # Rank 0 may take as many times longer as there are ranks, and the others wait for it.
+        guard.note("parity", expected_seconds=SLACK * job.config.ranks * step_seconds)
+
+    leads = group.rank == 0
+    return [prove(make, training_set, job.config, kind, note, leads=leads) for kind in job.parity]
 
 
 def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guard) -> float:
     """Train up to ``steps``, the first of which is done; return about how long a step takes, in seconds."""
     step_seconds = 0.0
     for done in range(1, steps, _WARM_UP_PIECE):
-        guard.note("warm-up", done, expected_seconds=_SLACK * _WARM_UP_PIECE * step_seconds)
+        guard.note("warm-up", done, expected_seconds=SLACK * _WARM_UP_PIECE * step_seconds)
         piece, begun = min(_WARM_UP_PIECE, steps - done), time.monotonic()
         train(replica, batches, piece)
         step_seconds = (time.monotonic() - begun) / piece
     return step_seconds
-
-
-class Side(NamedTuple):
-    """One of the two that are measured in turns: the arm itself, and its reference."""
-
-    replica: Replica
-    batches: Iterator[Batch]
-
-
-def _reference(config: RunConfig, batches: Iterator[Batch], group: Group) -> Side:
-    """Make a pristine replica that trains on the same batches without any synchronisation.
-
-    It stands beside the arm in the same process, so what the arm's library does in the background
-    slows it down as well.
-    """
-    _, make_replica = backends.load(CONTROL)
-    with _untouched_randomness(group.device):
-        torch.manual_seed(config.seed)
-        model = build_model(config.model).to(group.device)
-        side = Side(make_replica(model, optimizer_maker(config), group, {}), batches)
-        train(*side, min(_WARM_UP_PIECE, config.untimed_steps))
-    return side
-
-
-def _untouched_randomness(device: torch.device) -> AbstractContextManager[None]:
-    """Leave the generators as they are: what the reference drops out must not change what the arm does."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
-
-
-def _timed_blocks(
-    job: Job, sides: dict[Mode, Side], group: Group, guard: Guard, *, step_seconds: float
-) -> Iterator[Block]:
-    """Train the steps that count, block by block; a step is expected to take ``step_seconds``."""
-    config = job.config
-    done = config.untimed_steps
-    order = random.Random(f"{config.seed}/{job.number}")
-    for plan in plan_blocks(config.total_steps - done, order, reference="reference" in sides):
-        guard.note("train", done, expected_seconds=_SLACK * plan.steps * step_seconds)
-        if plan.mode == "training":
-            yield _timed_block(plan, sides["training"], group)
-            done += plan.steps
-        else:
-            with _untouched_randomness(group.device):
-                yield _timed_block(plan, sides["reference"], group)
-
-
-def _timed_block(plan: BlockPlan, side: Side, group: Group) -> Block:
-    clock = PhaseClock(group.device)
-
-    def phased() -> None:
-        clock("begin")
-        train(*side, plan.steps, clock)
-
-    work = phased if plan.phased else partial(train, *side, plan.steps)
-    timing = time_block(work, group.barrier, group.device)
-    return Block(
-        mode=plan.mode, steps=plan.steps, wall_ns=timing.wall_ns, cpu_ns=timing.cpu_ns, phases=clock.read()
-    )
 
 
 def _time_collectives(collectives: Collectives | None, group: Group) -> tuple[list[int], list[int]]:
@@ -275,11 +226,9 @@ def _attest(group: Group, replica: Replica, batches: Batches, device: torch.devi
 def _attest_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
     """Say what the optimizer holds, which is what it steps by."""
     groups = [
-        {name: value for name, value in held.items() if isinstance(value, (bool, int, float, tuple, list))}
+        {name: value for name, value in held.items() if isinstance(value, (bool, int, float, tuple))}
         for held in optimizer.param_groups
     ]
-    for held in groups:
-        held.pop("params", None)
     return {"class": type(optimizer).__name__, "groups": groups}
 
 

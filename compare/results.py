@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -77,6 +77,29 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     ns: list[int]
 
 
+PassKind: TypeAlias = Literal["float64", "float32", "as run"]
+
+
+class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
+    """A short training through the arm, beside a single process that sees all ranks' batches as one."""
+
+    kind: PassKind
+    """In float64 or float32 by plain SGD; ``as run`` in float32 with the run's own optimizer."""
+    steps: int
+    samples_per_rank: int
+    """In a step."""
+    optimizer: str
+    learning_rate: float
+    hash: str
+    """SHA-256 over the parameters' bytes after the last step."""
+    share_of_first_update: float | None
+    """How much of the single process's first update this rank made: 1 is right, 0 is none at all."""
+    differences: list[float | None]
+    """Relative difference of the parameters from the single process's after each step; on ranks other
+    than 0 after the first alone. None where it is not a number."""
+    seconds: float
+
+
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured, ended with, and attests."""
 
@@ -104,6 +127,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     machine: MachineUse | None = None
     """From the first rank of a host."""
     moments: Moments
+    parity: list[ParityPass] = []
+    """Taken before the training; none in the control, whose ranks train apart by declaration."""
     attestation: dict[str, Any]
     """What really ran, read back from the libraries and the kernel."""
 

@@ -11,6 +11,7 @@ from compare.errors import OutputError, RingsideError
 from compare.experiment import next_launch, set_aside_disturbed
 from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
+from compare.parity import check_launch
 from compare.results import RESULTS_FILE, Failure, Run, write_json
 from compare.stats import foreign_share
 
@@ -69,6 +70,7 @@ def carry_out(run: Run, directory: Path, affinity: list[int], observer: Observer
         observer.launch_begins(planned)
         try:
             launch = launch_arm(run, planned, directory, affinity, observer)
+            check_launch(planned.arm, launch.ranks)
         except (RingsideError, KeyboardInterrupt) as error:
             failure = Failure(
                 arm=planned.arm.label,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
+from compare.verdict import FIRST_LOOK, Look, Verdict, judge
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -111,6 +113,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """T_0 / T_S, round by round: 1 is no cost at all."""
     speed_against_baseline: Estimate | None
     """The baseline's step time over this arm's, round by round: above 1 is faster."""
+    verdict: Verdict | None
+    """None for the control, the baseline, and where ranks outnumber cores: then nothing is ranked."""
     accuracy: float
     """On the whole test set. For the control, whose models differ, the mean over its ranks' shards."""
     test_loss: float | None
@@ -125,7 +129,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the busiest host's CPUs that others used while this arm was measured."""
     detail: Detail
     fastest: bool
-    """Its slowest launch beats the quickest one of every other arm that synchronises."""
+    """Every other arm that synchronises is slower: judged as the verdicts are, with this one as baseline."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,11 +147,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(run: Run) -> Summary:
     """Summarise the arms that have at least one finished launch, in the order they were named."""
-    arms = [_summarise_arm(run, arm) for arm in run.config.arms if run.of(arm)]
     oversubscribed = run.config.ranks * run.config.threads_per_rank > run.cores * len(run.hosts)
-    fastest = None if oversubscribed else _fastest(run, arms)
+    found = {} if oversubscribed else verdicts(run, run.config.baseline)
+    fastest = None if oversubscribed else _fastest(run)
     return Summary(
-        arms=[msgspec.structs.replace(arm, fastest=arm.arm == fastest) for arm in arms],
+        arms=[
+            _summarise_arm(run, arm, found.get(arm.label), fastest=arm.label == fastest)
+            for arm in run.config.arms
+            if run.of(arm)
+        ],
         oversubscribed=oversubscribed,
         rounds_taken_again=len(run.set_aside) // len(run.config.arms),
         disturbed_rounds=sorted({launch.round for launch in run.launches if is_disturbed(launch)}),
@@ -254,7 +262,7 @@ def _cores_per_rank(launch: Launch) -> float:
 # ---- one arm ----
 
 
-def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
+def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool) -> ArmSummary:
     launches = run.of(arm)
     steps = [step_seconds(launch) for launch in launches]
     ranks = launches[-1].ranks
@@ -272,6 +280,7 @@ def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
         sync_share=_paired(run, arm, control, lambda own, other: (own - other) / own),
         efficiency=_paired(run, arm, control, lambda own, other: other / own),
         speed_against_baseline=_paired(run, arm, baseline, lambda own, other: other / own),
+        verdict=verdict,
         accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
         test_loss=_mean_loss(ranks, samples),
         final_hash=hashes.pop() if len(hashes) == 1 else None,
@@ -281,7 +290,7 @@ def _summarise_arm(run: Run, arm: Arm) -> ArmSummary:
         ),
         foreign_share=Estimate.of(map(foreign_share, launches)),
         detail=_detail(run, arm, control),
-        fastest=False,
+        fastest=fastest,
     )
 
 
@@ -385,6 +394,52 @@ def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
     ]
 
 
+def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
+    """Judge every arm that synchronises against one of them, over the rounds that all of them have."""
+    rivals = {arm.label: arm for arm in run.config.arms if arm.synchronises}
+    rivals.setdefault(baseline, next(arm for arm in run.config.arms if arm.label == baseline))
+    times = {name: {la.round: step_seconds(la) for la in run.of(arm)} for name, arm in rivals.items()}
+    rounds = sorted(set.intersection(*map(set, times.values())))
+    if not rounds or len(rivals) == 1:
+        return {}
+    ratios = {
+        name: [math.log(times[baseline][r] / own[r]) for r in rounds]
+        for name, own in times.items()
+        if name != baseline
+    }
+    return judge(ratios, looks(run))
+
+
+def looks(run: Run) -> list[Look]:
+    """Return when verdicts were asked for: once at the end or, under a budget, after every round.
+
+    How many rounds a budget allows is told from the clock alone, never from the figures.
+    """
+    done = len(run.launches) // len(run.config.arms)
+    budget = run.config.budget_seconds
+    if budget is None or done < FIRST_LOOK:
+        return [Look(max(1, done), max(1, done))]
+    return [
+        Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, rounds)))
+        for rounds in range(FIRST_LOOK, done + 1)
+    ]
+
+
+def has_time_for_another_round(run: Run) -> bool:
+    """Whether a budget, if there is one, allows one more round after those that are complete."""
+    done = len(run.launches) // len(run.config.arms)
+    return run.config.budget_seconds is None or not done or _rounds_left(run, done) > 0
+
+
+def _rounds_left(run: Run, rounds: int) -> int:
+    """Say how many more rounds fitted into the budget when ``rounds`` were complete."""
+    launches = run.launches[: rounds * len(run.config.arms)]
+    begun = min(launch.started_at for launch in [*run.launches, *run.set_aside])
+    elapsed = max(launch.started_at + launch.seconds for launch in launches) - begun
+    # The mean round, those that were taken again included: they will come again.
+    return max(0, int(((run.config.budget_seconds or 0.0) - elapsed) / (elapsed / rounds)))
+
+
 def _noise(run: Run) -> float | None:
     """Pool what is left of the log step times once arm and round are taken out (a two-way layout).
 
@@ -413,15 +468,13 @@ def _t_quantile(freedom: int) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def _fastest(run: Run, summaries: list[ArmSummary]) -> str | None:
-    """Name the arm that is fastest beyond doubt: in two rounds or more, and no ranges overlapping."""
-    synchronising = {arm.label: arm for arm in run.config.arms if arm.synchronises}
-    candidates = sorted(
-        (s for s in summaries if s.arm in synchronising), key=lambda summary: summary.step_seconds.mean
-    )
-    if len(candidates) < 2 or any(c.step_seconds.n < 2 for c in candidates):  # noqa: PLR2004 -- a comparison takes two
+def _fastest(run: Run) -> str | None:
+    """Name the arm against which every other that synchronises is slower."""
+    times = {
+        arm.label: [step_seconds(la) for la in run.of(arm)] for arm in run.config.arms if arm.synchronises
+    }
+    if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
         return None
-    times = {c.arm: [step_seconds(launch) for launch in run.of(synchronising[c.arm])] for c in candidates}
-    first, *others = candidates
-    clear = all(max(times[first.arm]) < min(times[other.arm]) for other in others)
-    return first.arm if clear else None
+    first = min(times, key=lambda arm: statistics.fmean(times[arm]))
+    others = [verdict for arm, verdict in verdicts(run, first).items() if arm in times]
+    return first if others and all(verdict.kind == "slower" for verdict in others) else None

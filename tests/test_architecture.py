@@ -17,7 +17,14 @@ from backends import BACKENDS
 ROOT = Path(__file__).resolve().parents[1]
 
 # The process on each rank. All other modules are the parent's, or shared with it.
-RANK_SIDE = {"compare.rank", "compare.train", "compare.workload", "compare.measure"}
+RANK_SIDE = {
+    "compare.rank",
+    "compare.train",
+    "compare.workload",
+    "compare.measure",
+    "compare.oracle",
+    "compare.turns",
+}
 # A second or more each to import, or not there at all.
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
 
@@ -304,12 +311,13 @@ def test_importing_the_registry_loads_next_to_nothing():
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("compare.report")])
 def test_reports_see_results_and_statistics_and_nothing_else_of_ours(module):
-    at_run_time = {"compare.results", "compare.stats", "backends"}
+    at_run_time = {"compare.results", "compare.stats", "compare.verdict", "backends"}
     for name, when in imports_of(MODULES[module]):
         ours = module_of(name)
         if ours is None or ours.startswith("compare.report"):
             continue
         by_type = {"compare.arms", "compare.config", "compare.availability", "compare.data"}
+        by_type |= {"compare.parity", "compare.verify"}
         assert ours in (at_run_time | by_type if when == "never" else at_run_time), name
 
 
@@ -319,7 +327,7 @@ def test_launchers_start_nothing(module):
     assert not {name for name, _ in imports_of(tree) if top(name) in {"subprocess", "psutil", "asyncio"}}
 
 
-@pytest.mark.parametrize("module", ["experiment", "stats"])
+@pytest.mark.parametrize("module", ["experiment", "stats", "verdict"])
 def test_what_is_called_pure_does_nothing(module):
     acting = {"os", "pathlib", "subprocess", "socket", "time", "datetime", "tempfile"}
     assert not {

@@ -42,7 +42,14 @@ _PREFIXES = (
 # Parts of them say where a launch stands, who watches over it, or where things are installed: no settings.
 _OF_ONE_LAUNCH = (
     *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "OMPI_MCA_shmem_RUNTIME"),
-    *("HOROVOD_CROSS_", "HOROVOD_GLOO_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK", "HOROVOD_SIZE"),
+    *(
+        "HOROVOD_CROSS_",
+        "HOROVOD_GLOO_",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_LOCAL_",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+    ),
     *("OMPI_MCA_btl_vader_backing_directory", "LC_", "SLURM_"),
 )
 # Some secrets begin like settings: NVIDIA_API_KEY, SLURM_JWT.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from compare.stats import FOREIGN_LIMIT
+from compare.verdict import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ def speed_columns(run: Run) -> list[Column]:
         Column("share", lambda arm: _percent(arm.sync_share)),
         Column("efficiency", lambda arm: _percent(arm.efficiency)),
         Column(f"vs {baseline}", lambda arm: _factor(arm.speed_against_baseline)),
+        Column("verdict", _verdict, is_text=True),
     ]
 
 
@@ -142,7 +144,12 @@ def notes(run: Run, summary: Summary) -> list[str]:
         if run.config.control
         else "Without the control there is no sync cost."
     )
-    return [f"{means} {sync}", *_noise(summary), *_same_training(run, summary)]
+    return [f"{means} {sync}", *_noise(summary), *_unresolved(summary), *_same_training(run, summary)]
+
+
+def _unresolved(summary: Summary) -> list[str]:
+    open_ = {arm.arm: arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.kind == "unresolved"}
+    return [f"{name} is {describe(verdict)}." for name, verdict in open_.items()]
 
 
 def _noise(summary: Summary) -> list[str]:
@@ -215,6 +222,14 @@ def _gigabytes(estimate: Estimate | None) -> str:
 
 def _percent(estimate: Estimate | None) -> str:
     return "–" if estimate is None else f"{estimate.mean:.0%}"
+
+
+def _verdict(arm: ArmSummary) -> str:
+    if arm.verdict is None:
+        return "–"
+    said = describe(arm.verdict)
+    # How many rounds it would take stands under the table.
+    return said.partition(", ")[0] if arm.verdict.kind == "unresolved" else said
 
 
 def _factor(estimate: Estimate | None) -> str:

@@ -11,7 +11,7 @@ from compare.arms import parse_arms
 from compare.config import RunConfig
 from compare.data import DatasetSource
 from compare.hostfile import Host
-from compare.results import Block, Evaluation, Launch, Moments, RankResult, Run
+from compare.results import Block, Evaluation, Launch, Moments, ParityPass, RankResult, Run
 
 INITIAL = "0" * 64
 TRAINED = "abcdef0123456789" * 4
@@ -38,6 +38,22 @@ def a_block(milliseconds: float, **changes: Any) -> Block:
     return Block(**{"steps": 30, "wall_ns": nanoseconds, "cpu_ns": nanoseconds} | changes)
 
 
+def a_pass(**changes: Any) -> ParityPass:
+    """Rank 0's float64 pass of a strategy that is right."""
+    fields: dict[str, Any] = {
+        "kind": "float64",
+        "steps": 20,
+        "samples_per_rank": 4,
+        "optimizer": "sgd",
+        "learning_rate": 0.01,
+        "hash": TRAINED,
+        "share_of_first_update": 1.0,
+        "differences": [2e-16] * 20,
+        "seconds": 0.25,
+    }
+    return ParityPass(**fields | changes)
+
+
 def a_rank(rank: int = 0, *, milliseconds: float | list[float] = 10.0, **changes: Any) -> RankResult:
     """One rank's result; one block of 30 steps for every step time in ``milliseconds``."""
     times = milliseconds if isinstance(milliseconds, list) else [milliseconds]
@@ -59,6 +75,7 @@ def a_rank(rank: int = 0, *, milliseconds: float | list[float] = 10.0, **changes
         "cpu_ns": sum(round(time * 30e6) for time in times),
         "machine": None,
         "moments": Moments(1.0, 1.5, 2.0, 2.25, 2.5),
+        "parity": [a_pass(differences=[2e-16] * (1 if rank else 20))],
         "attestation": {"group": {"transport": "TCP over lo"}, "threads": 1},
     }
     return RankResult(**fields | changes)

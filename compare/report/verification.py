@@ -1,0 +1,101 @@
+"""The table of ``compare verify``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from compare.report.wording import headline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from compare.parity import Gate
+    from compare.verify import ArmVerification, Verification
+
+_SHOWN_STEPS = (1, 5, 10, 20)
+_FIGURES = ("float64", "float32", *(f"step {step}" for step in _SHOWN_STEPS))
+
+
+def renderable(verification: Verification) -> RenderableType:
+    """Build one row an arm, and under them what failed and how to read the figures."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("arm", "ranks", *_FIGURES, "verdict"):
+        table.add_column(heading, justify="right" if heading in _FIGURES else "left", overflow="fold")
+    for arm in verification.arms:
+        table.add_row(*map(Text, _row(arm)), style=None if arm.proven else "red")
+    return Group(
+        Text(headline(verification.run), style="bold"),
+        table,
+        *(Text(said, style="bold yellow") for said in _warnings(verification)),
+        *(Text(said, style="red") for said in _failures(verification)),
+        *(Text(said, style="dim") for said in _notes(verification)),
+    )
+
+
+def _row(arm: ArmVerification) -> list[str]:
+    gates = {gate.name: gate for gate in arm.gates}
+    curve = [_figure(arm.curve[step - 1]) if step <= len(arm.curve) else "–" for step in _SHOWN_STEPS]
+    cells = [_cell(gates.get(name)) for name in ("ranks", "float64", "float32")]
+    return [arm.arm, *cells, *curve, _verdict(arm)]
+
+
+def _cell(gate: Gate | None) -> str:
+    if gate is None:
+        return "–"
+    if gate.outcome == "exempt":
+        return "exempt"
+    if gate.limit is None:
+        return "alike" if gate.outcome == "passed" else "FAILED"
+    return _figure(gate.figure) + ("" if gate.outcome == "passed" else " FAILED")
+
+
+def _figure(difference: float | None) -> str:
+    if difference is None:
+        return "no number"
+    return f"{difference:.0e}" if difference else "0"
+
+
+def _verdict(arm: ArmVerification) -> str:
+    if arm.failure:
+        return "did not run"
+    if not arm.proven:
+        return "NOT the same training"
+    return "exempt" if any(gate.outcome == "exempt" for gate in arm.gates) else "the same training"
+
+
+def _warnings(verification: Verification) -> list[str]:
+    run = verification.run
+    said = [] if run.complete else ["INCOMPLETE: it was ended before every arm had its turn."]
+    if run.dataset.note:
+        said.append(f"{run.dataset.note}.")
+    return said + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
+
+
+def _failures(verification: Verification) -> Iterator[str]:
+    for arm in verification.arms:
+        if arm.failure:
+            yield arm.failure.message
+        for gate in arm.gates:
+            if gate.outcome == "failed":
+                yield f"{gate.what} {gate.found}"
+
+
+def _notes(verification: Verification) -> Iterator[str]:
+    yield "ranks: all start from one model, train, and end bitwise alike."
+    gates = [gate for arm in verification.arms for gate in arm.gates]
+    limits = {gate.name: gate.limit for gate in gates if gate.limit is not None}
+    if limits:
+        allowed = " and ".join(f"{limit:g} in {name}" for name, limit in limits.items())
+        yield (
+            "float64, float32: how far the parameters are, relatively, from those of a single process that "
+            f"sees the samples of all ranks as one batch, after 20 steps of plain SGD; allowed are {allowed}."
+        )
+    yield (
+        f"step 1 to {_SHOWN_STEPS[-1]}: the same in float32 with the run's own optimizer. It is no gate: "
+        "rounding alone grows along the way, and with Adam at once."
+    )

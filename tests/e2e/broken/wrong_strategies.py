@@ -1,0 +1,14 @@
+"""Which fault each arm has, where ``sitecustomize.py`` beside this is on PYTHONPATH."""
+
+from tests.contract.broken import NeverSteps, SkipsAParameter, Sums, Unsharded
+
+FAULTS = {
+    ("torch.distributed", "flat"): Sums,
+    ("torch.distributed", "per_parameter"): SkipsAParameter,
+    ("mpi", "flat"): Unsharded,
+    ("mpi", "per_parameter"): NeverSteps,
+}
+
+
+def choose(model, make_optimizer, group, options):
+    return FAULTS[group.name, options["mode"]](model, make_optimizer, group, options)

@@ -1,0 +1,114 @@
+"""`compare verify`, and the proof in `compare run`: wrong strategies are caught, right ones pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BROKEN = os.pathsep.join([str(Path(__file__).parent / "broken"), str(ROOT)])
+
+SUMS, SKIPS = "manual:mode=flat", "manual:mode=per_parameter"
+UNSHARDED, NEVER_STEPS = "mpi:mode=flat", "mpi:mode=per_parameter"
+
+
+def compare(*arguments, python_path=""):
+    return subprocess.run(
+        [sys.executable, "-m", "compare", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | ({"PYTHONPATH": python_path} if python_path else {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def gates_of(file):
+    arms = json.loads(file.read_text())["arms"]
+    return {arm["arm"]: {gate["name"]: gate for gate in arm["gates"]} for arm in arms}
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory, mnist_dir, requires_backend):
+    """Two ranks through one right strategy and four wrong ones."""
+    requires_backend("mpi")
+    folder = tmp_path_factory.mktemp("broken")
+    done = compare(
+        *("verify", "--backend", f"{SUMS},{SKIPS},{UNSHARDED},{NEVER_STEPS},ddp", "-np", 2),
+        *("--data-dir", mnist_dir, "--output", folder / "run", "--export-json", folder / "out.json"),
+        python_path=BROKEN,
+    )
+    assert done.returncode == 8, done.stdout + done.stderr
+    return done.stdout, gates_of(folder / "out.json")
+
+
+def test_every_arm_is_tried_although_the_first_fails(broken):
+    assert list(broken[1]) == [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, "ddp"]
+
+
+@pytest.mark.parametrize("arm", [SUMS, SKIPS, UNSHARDED, NEVER_STEPS])
+def test_a_wrong_strategy_fails_in_either_precision_by_far(broken, arm):
+    said, gates = broken
+    for name, limit in (("float64", 1e-12), ("float32", 1e-6)):
+        gate = gates[arm][name]
+        assert gate["outcome"] == "failed"
+        assert gate["figure"] > 100 * limit == 100 * gate["limit"]
+    assert f"{arm} does not train what a single process trains" in said
+
+
+def test_only_ranks_that_end_apart_or_stand_still_fail_the_ranks_gate(broken):
+    failed = {arm for arm, gates in broken[1].items() if gates["ranks"]["outcome"] == "failed"}
+    assert failed == {SKIPS, NEVER_STEPS}
+
+
+@pytest.mark.parametrize(
+    ("arm", "meaning"),
+    [
+        (SUMS, "2 times the right one: a sum in the place of the mean"),
+        (SKIPS, "The first update is wrong on rank 1 (by"),
+        (UNSHARDED, "are their shards the parts of every global batch?"),
+        (NEVER_STEPS, "the step does not reach the parameters"),
+    ],
+)
+def test_what_is_wrong_is_told(broken, arm, meaning):
+    assert meaning in broken[1][arm]["float64"]["found"]
+
+
+def test_the_right_one_beside_them_passes(broken):
+    said, gates = broken
+    assert {gate["outcome"] for gate in gates["ddp"].values()} == {"passed"}
+    assert "the same training" in next(line for line in said.splitlines() if line.startswith("ddp "))
+
+
+def test_a_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
+    done = compare(
+        *("run", "--backend", SUMS, "--no-control", "--steps", 10, "--warmup", 1, "--repeats", 1),
+        *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        python_path=BROKEN,
+    )
+    assert done.returncode == 8, done.stderr
+    assert f"{SUMS} does not train what a single process trains" in done.stderr
+    assert "2 times the right one: a sum in the place of the mean" in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_right_strategies_pass_at_any_world_size(tmp_path, mnist_dir, requires_backend, ranks):
+    requires_backend("mpi")
+    done = compare(
+        *("verify", "--backend", "ddp,mpi", "-np", ranks, "--data-dir", mnist_dir),
+        *("--output", tmp_path / "run"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for gates in gates_of(tmp_path / "run" / "verification.json").values():
+        assert {name: gate["outcome"] for name, gate in gates.items()} == {
+            "ranks": "passed",
+            "float64": "passed",
+            "float32": "passed",
+        }
