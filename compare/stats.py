@@ -249,7 +249,8 @@ def _quickest(totals: Sequence[float]) -> list[int]:
     return order[: max(1, len(order) - int(_TRIMMED * len(order)))]
 
 
-def _collective_seconds(launch: Launch) -> float | None:
+def collective_seconds(launch: Launch) -> float | None:
+    """Time of a step's collectives alone: the median over samples of the mean over ranks."""
     calls = list(zip(*(rank.collective_ns for rank in launch.ranks), strict=True))
     return statistics.median(statistics.fmean(call) for call in calls) / 1e9 if calls else None
 
@@ -302,7 +303,7 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
     paired = [launch for launch in launches if launch.round in control_of]
     imbalance = {launch.number: _imbalance_seconds(control_of[launch.round]) for launch in paired}
     changes = [change for launch in launches if (change := _phase_changes(launch))]
-    alone = [(launch, seconds) for launch in launches if (seconds := _collective_seconds(launch))]
+    alone = [(launch, seconds) for launch in launches if (seconds := collective_seconds(launch))]
     last = launches[-1].ranks[0]
     reduced = 2 * (run.config.ranks - 1) / run.config.ranks
     return Detail(

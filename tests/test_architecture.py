@@ -311,7 +311,14 @@ def test_importing_the_registry_loads_next_to_nothing():
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("compare.report")])
 def test_reports_see_results_and_statistics_and_nothing_else_of_ours(module):
-    at_run_time = {"compare.results", "compare.stats", "compare.verdict", "backends"}
+    at_run_time = {
+        "compare.explain",
+        "compare.fairness",
+        "compare.results",
+        "compare.stats",
+        "compare.verdict",
+        "backends",
+    }
     for name, when in imports_of(MODULES[module]):
         ours = module_of(name)
         if ours is None or ours.startswith("compare.report"):
@@ -327,7 +334,7 @@ def test_launchers_start_nothing(module):
     assert not {name for name, _ in imports_of(tree) if top(name) in {"subprocess", "psutil", "asyncio"}}
 
 
-@pytest.mark.parametrize("module", ["experiment", "stats", "verdict"])
+@pytest.mark.parametrize("module", ["experiment", "explain", "fairness", "stats", "verdict"])
 def test_what_is_called_pure_does_nothing(module):
     acting = {"os", "pathlib", "subprocess", "socket", "time", "datetime", "tempfile"}
     assert not {
