@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, str]
     """What each arm attests, by its label; where its ranks or rounds differ, each of them."""
     why: str
-    """What explains it, or what it does to the comparison; empty where all are alike."""
+    """What explains it, or what it does to the comparison; empty where there is nothing to explain."""
 
 
 def compare_conditions(run: Run) -> list[Finding]:
@@ -80,6 +80,8 @@ class _Item(NamedTuple):
     """Whether ranks differ by nature; they are then compared one by one between arms."""
     of_some: bool = False
     """Whether arms that do not have it are none the less alike."""
+    of_shell: bool = False
+    """Whether it stood in the user's shell; it is then told even if nobody read it."""
 
 
 def _attested(*path: str) -> Callable[[RankResult], Any]:
@@ -201,6 +203,7 @@ def _environment(run: Run) -> list[_Item]:
             "stood in the shell, and not every arm reads it; unset it, or declare it as an arm's option",
             (f"env.{name}",),
             of_control=not _readers(name),
+            of_shell=True,
         )
         for name in names
     ]
@@ -230,10 +233,17 @@ def _judge(run: Run, arms: list[Arm], item: _Item) -> Finding | None:
     asked = [arm for arm in arms if item.of_control or arm.synchronises]
     seen = {arm.label: [_per_rank(launch, item) for launch in run.of(arm)] for arm in asked}
     if all(value == ABSENT for rounds in seen.values() for ranks in rounds for value in ranks):
-        return None
+        return _unread(arms, item) if item.of_shell else None
     values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
     kind, why = _classify(asked, seen, item)
     return Finding(item=item.name, role=item.role, kind=kind, values=values, why=why)
+
+
+def _unread(arms: list[Arm], item: _Item) -> Finding:
+    values = {arm.label: ABSENT for arm in arms}
+    return Finding(
+        item=item.name, role=item.role, kind="alike", values=values, why="no arm of this run reads it"
+    )
 
 
 def _per_rank(launch: Launch, item: _Item) -> list[str]:
