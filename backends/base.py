@@ -133,6 +133,8 @@ class Replica(ABC):
 
     model: nn.Module
     """The plain module: its parameters are what is hashed and evaluated."""
+    optimizer: torch.optim.Optimizer
+    """The one that steps."""
     shard: tuple[int, int]
     """(index, count) of the data shard this replica trains on; not always (rank, world size)."""
     phases: tuple[str, ...] = ("forward", "backward", "sync", "step")

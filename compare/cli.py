@@ -43,7 +43,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=_EITHER_SPELLING,
     epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch "
-    "failed, 7 a launch stalled, 8 an arm does not train what it should, 130 interrupted.",
+    "failed, 7 a launch stalled, 8 an arm does not train what it should, 10 --strict found the arms unlike, "
+    "130 interrupted.",
 )
 data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True)
 install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True)
@@ -173,6 +174,9 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the commands of one round, and stop.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with an error if the arms were not measured alike.")
+    ] = False,
     detail: DetailFlag = False,
     verbose: Verbose = False,
 ) -> None:
@@ -218,6 +222,8 @@ def run(
     source = _find_data(choice, data_dir, talk)
     result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
     _finish(console, result, directory, export_json, detail=detail)
+    if strict:
+        _require_alike(result)
 
 
 def _find_data(choice: DatasetChoice, data_dir: Path | None, talk: Console) -> DatasetSource:
@@ -289,6 +295,20 @@ def _finish(console: Console, run: Run, directory: Path, export_json: Path | Non
     console.print()
     console.print(RunTable(run, summary, detail=detail))
     console.print(f"Everything measured is in {directory}", style="dim", markup=False, soft_wrap=True)
+
+
+def _require_alike(run: Run) -> None:
+    from compare.errors import FairnessError
+    from compare.fairness import compare_conditions, unlike
+    from compare.report.wording import said_of
+
+    found = unlike(compare_conditions(run))
+    if found:
+        raise FairnessError(
+            "The arms were not measured alike, which --strict does not allow.",
+            found="\n".join(map(said_of, found)),
+            remedy="Make them alike, or declare the difference as an option of an arm; the results are kept.",
+        )
 
 
 def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...], directory: Path) -> None:

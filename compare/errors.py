@@ -71,3 +71,9 @@ class ParityError(RingsideError):
     """The ranks of an arm did not train one model, or not the one that a single process trains."""
 
     exit_code = 8
+
+
+class FairnessError(RingsideError):
+    """The arms were not measured alike, and ``--strict`` asked for nothing less; results are saved."""
+
+    exit_code = 10

@@ -17,7 +17,7 @@ from compare.availability import environment_bin, find_launcher
 from compare.errors import LaunchError, OutputError, UnavailableError
 from compare.job import Job, LaunchFiles
 from compare.launch import LAUNCHERS
-from compare.launch.environment import SCRATCH, settings
+from compare.launch.environment import SCRATCH, inherited, library_settings, settings
 from compare.launch.request import Command, Request
 from compare.launch.supervise import supervise
 from compare.results import Launch, RankResult, Run, write_json
@@ -180,6 +180,11 @@ def _launch_once(
         launcher=launcher,
         argv=[list(command.argv) for command in commands],
         environment=dict(commands[0].environment),
+        inherited={
+            name: value
+            for name, value in library_settings(inherited(os.environ)).items()
+            if name not in commands[0].environment
+        },
         started_at=began,
         seconds=time.time() - began,
         restarted_because=restarted_because,

@@ -26,6 +26,11 @@ _COLLECTIVE_SAMPLES = 6
 _MOST_CALLS, _BYTES_AT_ONCE = 10, 100_000_000
 """How often a step's collectives follow each other, for a sample of what they take alone."""
 
+_SWEPT_BYTES = (1 << 10, 32 << 10, 1 << 20)
+_LARGEST_SWEPT = 8 << 20
+_SWEEP_SAMPLES, _SWEEP_CALLS = 3, 3
+"""Few calls: the whole sweep is to take less than 0.3 s over a slow loopback."""
+
 
 class BlockPlan(NamedTuple):
     """A block to come."""
@@ -158,6 +163,29 @@ def time_alone(
 
     in_a_row()
     return [time_block(in_a_row, barrier, device).wall_ns // calls for _ in range(_COLLECTIVE_SAMPLES)]
+
+
+def sweep_sizes(message_bytes: list[int]) -> list[int]:
+    """Choose the sizes of a sweep, in bytes: some that are the same for every arm, and a step's own.
+
+    Settled by sizes alone, never by time: every rank must take part in the same collectives.
+    """
+    own = [size for size in {max(message_bytes), sum(message_bytes)} if size <= _LARGEST_SWEPT]
+    return sorted({*_SWEPT_BYTES, *own})
+
+
+def time_repeated(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> list[int]:
+    """Time some calls one after the other, in nanoseconds each; one goes before, untimed.
+
+    A collective waits for all ranks, so that each call begins where the one before has put them in step.
+    """
+
+    def in_a_row() -> None:
+        for _ in range(_SWEEP_CALLS):
+            work()
+
+    work()
+    return [time_block(in_a_row, barrier, device).wall_ns // _SWEEP_CALLS for _ in range(_SWEEP_SAMPLES)]
 
 
 class CPUMeter:

@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,19 @@ import backends
 from backends.base import BackendError
 from compare import data
 from compare.arms import CONTROL
-from compare.measure import CPUMeter, forget_peak_memory, peak_memory_bytes, read_clock, time_alone
+from compare.launch.environment import library_settings
+from compare.measure import (
+    CPUMeter,
+    forget_peak_memory,
+    peak_memory_bytes,
+    read_clock,
+    sweep_sizes,
+    time_alone,
+    time_repeated,
+)
 from compare.oracle import Data, hash_parameters, prove
 from compare.parity import PASSES
-from compare.results import Evaluation, Moments, RankResult
+from compare.results import Evaluation, Moments, RankResult, Sweep
 from compare.train import evaluate, train
 from compare.turns import SLACK, Side, make_reference, take_turns
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
@@ -80,7 +90,8 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     moments.append(time.time() - aside_seconds)
 
     guard.note("warm-up")
-    batches = iter(Batches(images, labels, replica.shard, config))
+    source = Batches(images, labels, replica.shard, config)
+    batches = iter(source)
     train(replica, batches, 1)
     read_clock(device)
     moments.append(time.time() - aside_seconds)
@@ -117,11 +128,12 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         gradient_tensors=sum(1 for _ in model.parameters()),
         message_bytes=message_bytes,
         collective_ns=collective_ns,
+        sweep=_sweep(message_bytes, replica, group),
         cpu_ns=cpu_ns,
         machine=machine if placement.local_rank == 0 else None,
         moments=Moments(*(moment - job.launched_at for moment in moments)),
         parity=parity,
-        attestation=_attest(group, replica, device) | {"peak_memory_without_parity": forgotten},
+        attestation=_attest(group, replica, source, device) | {"peak_memory_without_parity": forgotten},
     )
     guard.note("end", config.total_steps)
     # Connections are part of what is attested: nobody closes them while another still looks.
@@ -170,6 +182,22 @@ def _time_collectives(collectives: Collectives | None, group: Group) -> tuple[li
     return sizes, time_alone(collectives.run, group.barrier, group.device, sum(sizes))
 
 
+def _sweep(message_bytes: list[int], replica: Replica, group: Group) -> list[Sweep]:
+    """Time the group's all-reduce over sizes, where it is what averages the gradients.
+
+    A strategy that names a transport of its own goes past its group, which then says nothing of it.
+    """
+    if not message_bytes or "transport" in replica.attest():
+        return []
+    dtype = next(replica.model.parameters()).dtype
+    found = []
+    for size in sweep_sizes(message_bytes):
+        tensor = torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
+        times = time_repeated(partial(group.all_reduce_, tensor), group.barrier, group.device)
+        found.append(Sweep(message_bytes=tensor.numel() * dtype.itemsize, ns=times))
+    return found
+
+
 def _evaluate(
     model: nn.Module, raw: data.RawDataset, shard: tuple[int, int], device: torch.device
 ) -> Evaluation:
@@ -180,16 +208,32 @@ def _evaluate(
     )
 
 
-def _attest(group: Group, replica: Replica, device: torch.device) -> Facts:
+def _attest(group: Group, replica: Replica, batches: Batches, device: torch.device) -> Facts:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "torch": str(torch.__version__),
+        "environment": library_settings(os.environ),
+        "batch": batches.attest(),
+        "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
+        "optimizer": _attest_optimizer(replica.optimizer),
         "affinity": sorted(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "group": group.attest(),
         "replica": replica.attest() | {"class": type(replica).__name__, "phases": list(replica.phases)},
     }
+
+
+def _attest_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
+    """Say what the optimizer holds, which is what it steps by."""
+    groups = [
+        {name: value for name, value in held.items() if isinstance(value, (bool, int, float, tuple))}
+        for held in optimizer.param_groups
+    ]
+    return {"class": type(optimizer).__name__, "groups": groups}
 
 
 def _device(kind: str, placement: Placement) -> torch.device:

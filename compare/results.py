@@ -70,6 +70,13 @@ class Moments(msgspec.Struct, frozen=True):
     first_step_done: float
 
 
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """An all-reduce of one size, alone, as often as it was timed."""
+
+    message_bytes: int
+    ns: list[int]
+
+
 PassKind: TypeAlias = Literal["float64", "float32", "as run"]
 
 
@@ -113,6 +120,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """What is handed over to be averaged in every step, call by call."""
     collective_ns: list[int]
     """A step's collectives alone, without any training, call by call; empty where they cannot be."""
+    sweep: list[Sweep] = []
+    """The group's all-reduce over sizes; empty where the strategy goes past its group."""
     cpu_ns: int
     """CPU time of this rank while it was measured."""
     machine: MachineUse | None = None
@@ -135,6 +144,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The command lines that were executed."""
     environment: dict[str, str]
     """What was set for the ranks over the user's own environment."""
+    inherited: dict[str, str] = {}
+    """What the user's own environment held of settings for libraries, as it was left standing."""
     started_at: float
     seconds: float
     restarted_because: str = ""

@@ -201,7 +201,8 @@ def _headline(rank: RankResult, mode: Mode) -> list[Block]:
     return [block for block in rank.blocks if block.mode == mode and not block.phases]
 
 
-def _rank_seconds(rank: RankResult, mode: Mode) -> float:
+def rank_seconds(rank: RankResult, mode: Mode) -> float:
+    """Step time of one rank: the median over its blocks."""
     return statistics.median(b.wall_ns / b.steps for b in _headline(rank, mode)) / 1e9
 
 
@@ -210,7 +211,7 @@ def _has_reference(launch: Launch) -> bool:
 
 
 def _imbalance_seconds(launch: Launch) -> float:
-    times = [_rank_seconds(rank, "training") for rank in launch.ranks]
+    times = [rank_seconds(rank, "training") for rank in launch.ranks]
     return max(times) - statistics.fmean(times)
 
 
@@ -248,7 +249,8 @@ def _quickest(totals: Sequence[float]) -> list[int]:
     return order[: max(1, len(order) - int(_TRIMMED * len(order)))]
 
 
-def _collective_seconds(launch: Launch) -> float | None:
+def collective_seconds(launch: Launch) -> float | None:
+    """Time of a step's collectives alone: the median over samples of the mean over ranks."""
     calls = list(zip(*(rank.collective_ns for rank in launch.ranks), strict=True))
     return statistics.median(statistics.fmean(call) for call in calls) / 1e9 if calls else None
 
@@ -301,7 +303,7 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
     paired = [launch for launch in launches if launch.round in control_of]
     imbalance = {launch.number: _imbalance_seconds(control_of[launch.round]) for launch in paired}
     changes = [change for launch in launches if (change := _phase_changes(launch))]
-    alone = [(launch, seconds) for launch in launches if (seconds := _collective_seconds(launch))]
+    alone = [(launch, seconds) for launch in launches if (seconds := collective_seconds(launch))]
     last = launches[-1].ranks[0]
     reduced = 2 * (run.config.ranks - 1) / run.config.ranks
     return Detail(
@@ -348,7 +350,7 @@ def _phase_changes(launch: Launch) -> dict[str, float]:
 def _slowest_rank(launches: list[Launch]) -> int:
     mode: Mode = "reference" if all(map(_has_reference, launches)) else "training"
     ranks = range(len(launches[0].ranks))
-    return max(ranks, key=lambda r: statistics.fmean(_rank_seconds(la.ranks[r], mode) for la in launches))
+    return max(ranks, key=lambda r: statistics.fmean(rank_seconds(la.ranks[r], mode) for la in launches))
 
 
 def _maybe(values: Iterable[float]) -> Estimate | None:

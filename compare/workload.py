@@ -88,6 +88,15 @@ class Batches:
         self._inputs = torch.empty((self._size, PIXELS), dtype=images.dtype, device=images.device)
         self._targets = torch.empty(self._size, dtype=labels.dtype, device=labels.device)
 
+    def attest(self) -> dict[str, object]:
+        """Say what one batch is, as its buffers are."""
+        return {
+            "samples": len(self._inputs),
+            "dtype": str(self._inputs.dtype),
+            "shard": [self._index, self._count],
+            "training_samples": len(self._images),
+        }
+
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         epoch = 0
         while True:

@@ -26,7 +26,7 @@ RANK_SIDE = {
     "compare.turns",
 }
 # From results to what is said of them.
-PURE = ("stats", "verdict", "null")
+PURE = ("stats", "verdict", "null", "fairness", "explain")
 # A second or more each to import, or not there at all.
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
 

@@ -29,6 +29,7 @@ class HorovodReplica(LocalReplica):
         self.distributed = hvd.DistributedOptimizer(
             self.optimizer, named_parameters=model.named_parameters(), op=hvd.Average
         )
+        self.optimizer = self.distributed
 
     def sync(self) -> None:
         self.distributed.synchronize()

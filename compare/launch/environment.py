@@ -39,6 +39,19 @@ _PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
     *("NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
 )
+# Parts of them say where a launch stands, who watches over it, or where things are installed: no settings.
+_OF_ONE_LAUNCH = (
+    *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "OMPI_MCA_shmem_RUNTIME"),
+    *(
+        "HOROVOD_CROSS_",
+        "HOROVOD_GLOO_",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_LOCAL_",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+    ),
+    *("OMPI_MCA_btl_vader_backing_directory", "LC_", "SLURM_"),
+)
 # Some secrets begin like settings: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile("API_?KEY|CREDENTIAL|JWT|PASSW|SECRET|TOKEN")
 # The arm or the run decides these; left over from elsewhere they would contradict it, and some crash Horovod.
@@ -56,6 +69,17 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if (name in _NAMES or (name.startswith(_PREFIXES) and not _SECRET.search(name)))
         and name not in _DECIDED_BY_ARM
+    }
+
+
+def library_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what ``environ`` tells libraries to do otherwise than by default; no secrets, no addresses."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if (name.startswith(_PREFIXES) or name == "LD_PRELOAD")
+        and not name.startswith(_OF_ONE_LAUNCH)
+        and not _SECRET.search(name)
     }
 
 

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from compare.explain import explain
+from compare.fairness import compare_conditions
+
 if TYPE_CHECKING:
     from compare.results import Run
     from compare.stats import Summary
@@ -14,4 +17,8 @@ if TYPE_CHECKING:
 def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
     """Render ``{"summary": …, "run": …}``, always with every detail."""
     del detail
-    return msgspec.json.format(msgspec.json.encode({"summary": summary, "run": run}), indent=1).decode()
+    derived = msgspec.to_builtins(summary) | {
+        "fairness": compare_conditions(run),
+        "why": explain(run, summary),
+    }
+    return msgspec.json.format(msgspec.json.encode({"summary": derived, "run": run}), indent=1).decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compare.report.reasons import FAIRNESS_TITLE, differences, reasons
 from compare.report.wording import (
     COST_TITLE,
     arm_column,
@@ -27,7 +28,10 @@ def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
     parts = [f"**{headline(run)}**", "", *_table(summary, [*speed_columns(run), *outcome_columns()]), ""]
     if detail:
         parts += [f"**{COST_TITLE}**", "", *_table(summary, [*cost_columns(), *collective_columns()]), ""]
-    said = [f"**{text}**" for text in warnings(run, summary)] + notes(run, summary)
+        heading, *rows = differences(run)
+        parts += [f"**{FAIRNESS_TITLE}**", "", *_lines([heading, [":--"] * len(heading), *rows]), ""]
+    said = [f"**{text}**" for text in warnings(run, summary)]
+    said += reasons(run, summary) + notes(run, summary)
     return "\n".join([*parts, *(f"- {text}" for text in said)])
 
 
@@ -38,4 +42,8 @@ def _table(summary: Summary, columns: list[Column]) -> list[str]:
         [":--" if column.is_text else "--:" for column in columns],
         *([column.cell(arm) for column in columns] for arm in summary.arms),
     ]
+    return _lines(rows)
+
+
+def _lines(rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]

@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from compare.report.reasons import FAIRNESS_TITLE, differences, reasons
 from compare.report.wording import (
     COST_TITLE,
     arm_column,
@@ -64,7 +65,11 @@ class RunTable:
         if self.summary.arms and self.detail:
             yield Text(COST_TITLE, style="bold")
             yield from self._side_by_side(console, options, cost_columns(), collective_columns())
+        if self.summary.arms and self.detail:
+            yield Text(FAIRNESS_TITLE, style="bold")
+            yield self._differences()
         yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.summary))
+        yield from (Text(reason) for reason in reasons(self.run, self.summary))
         yield from (Text(note, style="dim") for note in notes(self.run, self.summary))
 
     def _side_by_side(
@@ -73,6 +78,15 @@ class RunTable:
         whole = self._table([*left, *right])
         fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
         yield from [whole] if fits else [self._table(left), self._table(right)]
+
+    def _differences(self) -> Table:
+        heading, *rows = differences(self.run)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in heading:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return table
 
     def _table(self, columns: Sequence[Column]) -> Table:
         columns = [arm_column(), *columns]

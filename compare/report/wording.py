@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from compare.fairness import compare_conditions, unlike
 from compare.null import assess
 from compare.stats import FOREIGN_LIMIT
 from compare.verdict import describe
@@ -11,6 +12,7 @@ from compare.verdict import describe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from compare.fairness import Finding
     from compare.results import Run
     from compare.stats import ArmSummary, Estimate, Summary
 
@@ -119,6 +121,7 @@ def warnings(run: Run, summary: Summary) -> list[str]:
             f"{_count(run.cores, 'core')} wait for each other, so no arm is called fastest."
         )
     said += _disturbances(summary)
+    said += [f"NOT ALIKE: {said_of(finding)}" for finding in unlike(compare_conditions(run))]
     said += [
         f"{arm.arm} diverged: its loss is not a number any more; try a smaller --lr."
         for arm in summary.arms
@@ -130,6 +133,12 @@ def warnings(run: Run, summary: Summary) -> list[str]:
         if launch.restarted_because
     ]
     return said + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
+
+
+def said_of(finding: Finding) -> str:
+    """Say what an item is in every arm, and what that means."""
+    values = "; ".join(f"{arm} {value}" for arm, value in finding.values.items())
+    return f"{finding.item} ({values}): {finding.why}."
 
 
 def notes(run: Run, summary: Summary) -> list[str]:

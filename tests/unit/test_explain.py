@@ -1,0 +1,244 @@
+"""Why synchronising costs what it costs: each cause found where it is made up, and not where it is not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compare.explain import explain, fit_line, split_collectives
+from compare.hostfile import Host
+from compare.report import render
+from compare.results import Sweep
+from compare.stats import summarise
+from tests.unit.factories import a_block, a_launch, a_rank, a_run
+
+JITTER = (0.99, 1.0, 1.02)
+ROUNDS = (1, 2, 3)
+KIB, MB = 1 << 10, 1_000_000
+
+
+def a_sweep(latency, bandwidth, factor=1.0):
+    """An all-reduce that takes ``latency`` seconds and passes ``bandwidth`` bytes a second."""
+    return [
+        Sweep(message_bytes=size, ns=[round(1e9 * factor * (latency + size / bandwidth))] * 3)
+        for size in (KIB, 32 * KIB, 1 << 20)
+    ]
+
+
+def a_measured_launch(
+    arm,
+    round_,
+    *,
+    step=10.0,
+    reference=9.9,
+    alone=0.1,
+    messages=(814_120,),
+    latency=1e-5,
+    bandwidth=1e10,
+    transport="TCP over lo",
+    slower=(0.0, 0.0),
+):
+    """One launch, times in milliseconds; ``slower`` is what each rank computes longer."""
+    factor = JITTER[round_ - 1]
+    ranks = [
+        a_rank(
+            rank,
+            blocks=[
+                a_block(factor * (step + max(slower))),
+                a_block(factor * (reference + slower[rank]), mode="reference"),
+            ],
+            message_bytes=list(messages),
+            collective_ns=[round(alone * factor * 1e6)] * 3,
+            sweep=a_sweep(latency, bandwidth, factor),
+            attestation={"group": {"transport": transport}},
+        )
+        for rank in (0, 1)
+    ]
+    return a_launch(arm, round_, ranks=ranks)
+
+
+def a_control(round_, milliseconds=9.9):
+    blocks = [a_block(milliseconds * JITTER[round_ - 1])]
+    ranks = [a_rank(r, blocks=blocks, message_bytes=[], collective_ns=[]) for r in (0, 1)]
+    return a_launch("none", round_, ranks=ranks)
+
+
+def a_measured_run(arms, *, control=None, rounds=ROUNDS, **changes):
+    launches = [a_control(r, control) for r in rounds] if control else []
+    launches += [a_measured_launch(arm, r, **made) for arm, made in arms.items() for r in rounds]
+    labels = ([] if not control else ["none"]) + list(arms)
+    return a_run({label: [1.0] for label in labels}, launches=launches, **changes)
+
+
+def keys(run):
+    return [(reason.key, reason.arm) for reason in explain(run, summarise(run))]
+
+
+def said(run):
+    return " ".join(render(run, summarise(run), "table").split())
+
+
+# Each has its cause; a quiet arm has none.
+CAUSES = {
+    "little_compute": {"step": 5.0, "reference": 1.0, "alone": 4.0},
+    "latency": {"step": 12.0, "alone": 2.0, "messages": [2500] * 4, "latency": 5e-4},
+    "bandwidth": {"step": 12.0, "alone": 2.0, "messages": [814_120], "bandwidth": 4e8},
+    "straggler": {"slower": (0.0, 3.0)},
+}
+
+
+def test_where_nothing_is_the_matter_nothing_is_said():
+    run = a_measured_run({"ddp": {}, "manual": {}}, control=9.9)
+    assert keys(run) == []
+    assert "Why:" not in said(run)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_is_named_in_the_arm_that_has_it_and_in_no_other(cause):
+    run = a_measured_run({"ddp": CAUSES[cause], "manual": {}})
+    assert (cause, "ddp") in keys(run)
+    assert [arm for _, arm in keys(run) if arm != "ddp"] == []
+
+
+@pytest.mark.parametrize("cause", ["latency", "bandwidth", "straggler"])
+def test_a_cause_brings_no_other_with_it(cause):
+    assert keys(a_measured_run({"ddp": CAUSES[cause]})) == [(cause, "ddp")]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_one_round_proves_nothing(cause):
+    assert keys(a_measured_run({"ddp": CAUSES[cause], "manual": {}}, rounds=(1,))) == []
+
+
+# ---- each sentence, with its evidence ----
+
+
+def test_too_little_compute_tells_what_is_computed_and_what_the_collectives_take():
+    text = said(a_measured_run({"ddp": CAUSES["little_compute"]}))
+    assert "too little compute per step: ddp computes for 1.00 ms" in text
+    assert "its collectives alone take 4.01 ms" in text
+
+
+def test_latency_tells_calls_bytes_and_what_does_not_depend_on_size():
+    text = said(a_measured_run({"ddp": CAUSES["latency"]}))
+    assert "latency of each call: ddp's 4 calls of 0.0025 MB on average take 2.01 ms, of which 2.0" in text
+    assert "do not depend on their size. Fewer, larger messages would help." in text
+
+
+def test_bandwidth_tells_what_grows():
+    text = said(a_measured_run({"ddp": CAUSES["bandwidth"]}))
+    assert "bandwidth: ddp's 1 call of 0.81 MB takes 2.01 ms, of which 2.01 ms grow with their size" in text
+
+
+def test_neither_is_named_where_neither_prevails():
+    even = {"step": 12.0, "alone": 2.0, "messages": [MB], "latency": 1e-3, "bandwidth": 1e9}
+    assert keys(a_measured_run({"ddp": even})) == []
+
+
+def test_no_split_without_a_sweep():
+    """Memory that ranks share is not reached through the group, so the sweep says nothing of it."""
+    launch = a_measured_launch("manual:mode=shared_memory", 1)
+    bare = [msgspec.structs.replace(rank, sweep=[]) for rank in launch.ranks]
+    assert split_collectives(msgspec.structs.replace(launch, ranks=bare)) is None
+
+
+def test_hidden_communication_needs_no_reason():
+    hidden = CAUSES["bandwidth"] | {"step": 9.9}
+    assert keys(a_measured_run({"ddp": hidden})) == []
+
+
+def test_background_tax_is_computing_that_is_slower_beside_the_library():
+    taxed = {"step": 12.0, "reference": 11.9}
+    run = a_measured_run({"horovod": taxed, "manual": {}}, control=9.9)
+    assert keys(run) == [("background", "horovod")]
+    assert "background tax: computing alone takes 11.94 ms beside horovod, 9.93 ms beside nothing" in said(
+        run
+    )
+
+
+def test_background_tax_within_the_noise_is_not_told():
+    launches = [a_control(r, t) for r, t in zip(ROUNDS, (7.0, 9.0, 12.0), strict=True)]
+    launches += [a_measured_launch("ddp", r, step=10.4, reference=10.3) for r in ROUNDS]
+    assert keys(a_run({"none": [1.0], "ddp": [1.0]}, launches=launches)) == []
+
+
+def test_a_straggler_is_named_with_its_rank_and_host():
+    text = said(a_measured_run({"ddp": CAUSES["straggler"]}))
+    assert "straggler: rank 1 on localhost computes for 12.94 ms, 1.50 ms longer than the mean" in text
+
+
+def test_ranks_that_are_slower_in_turn_are_no_straggler():
+    launches = [a_measured_launch("ddp", r, slower=(0, 3) if r % 2 else (3, 0)) for r in ROUNDS]
+    assert keys(a_run({"ddp": [1.0]}, launches=launches)) == []
+
+
+def test_ranks_that_share_cores_are_told_with_both_numbers_and_nothing_else_is():
+    arms = {"ddp": CAUSES["latency"]}
+    run = a_measured_run(arms, cores=1)
+    assert keys(run) == [("oversubscription", "")]
+    assert "Why: oversubscription: 2 ranks × 1 thread on 1 core wait for each other." in said(run)
+    assert ("oversubscription", "") not in keys(a_measured_run(arms, cores=2))
+    assert keys(a_measured_run(arms, cores=1, rounds=(1,))) == [("oversubscription", "")]
+
+
+SHARING = {"transport": "shared memory", "alone": 0.02}
+
+
+def test_tcp_on_one_host_is_named_beside_shared_memory_with_both_bandwidths():
+    run = a_measured_run({"ddp": {}, "mpi": SHARING})
+    assert keys(run) == [("transport", "ddp")]
+    text = said(run)
+    assert "transport: ddp moves 8.12 GB/s over TCP over lo, mpi 40.58 GB/s over shared memory" in text
+
+
+def test_transport_is_no_reason_where_it_makes_no_difference_or_there_is_but_one():
+    assert keys(a_measured_run({"ddp": {}, "manual": {}})) == []
+    assert keys(a_measured_run({"ddp": {}, "mpi": SHARING | {"alone": 0.1}})) == []
+    far = a_measured_run({"ddp": {}, "mpi": SHARING}, hosts=[Host("a", 1), Host("b", 1)])
+    assert keys(far) == []
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_reasons_stand_under_every_table_for_people(form):
+    run = a_measured_run({"ddp": CAUSES["latency"]})
+    assert "latency of each call" in " ".join(render(run, summarise(run), form).split())
+
+
+def test_json_holds_key_arm_and_evidence():
+    run = a_measured_run({"ddp": CAUSES["latency"]})
+    (why,) = msgspec.json.decode(render(run, summarise(run), "json"))["summary"]["why"]
+    assert (why["key"], why["arm"], why["evidence"]["calls"]) == ("latency", "ddp", 4)
+    assert why["evidence"]["fixed_seconds"] == pytest.approx(0.002, rel=0.05)
+
+
+# ---- time over bytes ----
+
+
+@settings(deadline=None)
+@given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11))
+def test_a_line_is_found_again(latency, bandwidth):
+    points = [(size, latency + size / bandwidth) for size in (1e3, 3e4, 1e6)]
+    found, per_byte = fit_line(points)
+    assert found == pytest.approx(latency, rel=1e-3, abs=1e-9)
+    assert per_byte == pytest.approx(1 / bandwidth, rel=1e-3, abs=latency * 1e-9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1e-7, 10)), min_size=1, max_size=5))
+def test_neither_part_of_a_line_is_negative(points):
+    latency, per_byte = fit_line(points)
+    assert latency >= 0
+    assert per_byte >= 0
+
+
+def test_calls_that_a_library_fuses_are_not_counted_one_by_one():
+    """Four requests that travel as one message pay one latency, not four."""
+    fused = a_measured_launch("horovod", 2, alone=2.0, messages=[MB // 4] * 4, latency=1e-3, bandwidth=1e9)
+    assert split_collectives(fused).fixed_seconds == pytest.approx(0.001, rel=0.01)
+
+
+def test_large_messages_that_pass_slower_than_the_sweep_are_not_taken_for_latency():
+    wide = a_measured_launch("ddp", 2, alone=160.0, messages=[80 * MB], latency=2e-4, bandwidth=1e9)
+    assert split_collectives(wide).fixed_seconds == pytest.approx(2e-4, rel=0.01)

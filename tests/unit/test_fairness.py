@@ -1,0 +1,285 @@
+"""What could make arms unlike: found where it is, declared where somebody said so, silent where there is none."""
+
+from __future__ import annotations
+
+import copy
+
+import msgspec
+import pytest
+
+from compare.fairness import compare_conditions, unlike
+from compare.launch.environment import library_settings
+from compare.report import render
+from compare.stats import summarise
+from tests.unit.factories import a_launch, a_rank, a_run
+
+SHARED = {
+    "device": "cpu",
+    "threads": 1,
+    "interop_threads": 2,
+    "matmul_precision": "highest",
+    "affinity": [0, 1],
+    "python": "3.11.7",
+    "torch": "2.13.0",
+    "malloc": {"MALLOC_TRIM_THRESHOLD_": "1"},
+    "environment": {"OMP_NUM_THREADS": "1"},
+    "parameter_dtypes": ["torch.float32"],
+    "optimizer": {"class": "SGD", "groups": [{"lr": 0.01, "momentum": 0}]},
+}
+GROUPS = {
+    "none": {"library": "none", "transport": "none", "versions": {}},
+    "ddp": {
+        "library": "torch.distributed gloo",
+        "transport": "TCP over lo",
+        "versions": {"torch": "2.13.0"},
+    },
+    "horovod": {
+        "library": "Horovod 0.28.1",
+        "transport": "TCP over lo",
+        "controller": "gloo",
+        "fusion_bytes": 134_217_728,
+        "cycle_milliseconds": 1.0,
+        "versions": {"torch": "2.13.0", "horovod": "0.28.1"},
+    },
+    "mpi": {"library": "Open MPI v4.1.8", "transport": "shared memory", "versions": {"torch": "2.13.0"}},
+}
+REPLICAS = {
+    "none": {"reduce_op": "none"},
+    "ddp": {"reduce_op": "mean", "bucket_bytes": [814_120], "comm_hook": "none"},
+    "horovod": {"reduce_op": "average", "compression": "none"},
+    "mpi": {"reduce_op": "sum, then divided by the number of ranks"},
+}
+
+
+def attested(arm, rank):
+    backend = arm.partition(":")[0]
+    batch = {"samples": 64, "dtype": "torch.float32", "shard": [rank, 2], "training_samples": 60_000}
+    own = {"group": GROUPS[backend], "replica": REPLICAS[backend], "batch": batch}
+    return copy.deepcopy(SHARED | own)
+
+
+def a_fair_run(*arms, change=lambda arm, round_, rank, facts: None, inherited=None, **fields):
+    """Two rounds of the arms; ``change`` may alter what a rank attests, or give its other fields."""
+
+    def result(arm, round_, rank):
+        facts = attested(arm, rank)
+        other = change(arm, round_, rank, facts) or {}
+        return a_rank(rank, milliseconds=5.0, attestation=facts, **other)
+
+    launches = [
+        a_launch(arm, r, ranks=[result(arm, r, 0), result(arm, r, 1)], inherited=inherited or {})
+        for arm in arms
+        for r in (1, 2)
+    ]
+    return a_run({arm: [5.0, 5.0] for arm in arms}, launches=launches, **fields)
+
+
+def found(run):
+    return {finding.item: finding for finding in compare_conditions(run)}
+
+
+def names_of_unlike(run):
+    return [finding.item for finding in unlike(compare_conditions(run))]
+
+
+EVERY_ARM = ("none", "ddp", "horovod", "mpi")
+
+
+def test_where_everything_is_alike_nothing_is_found():
+    assert names_of_unlike(a_fair_run(*EVERY_ARM)) == []
+    assert all(f.kind == "alike" for f in compare_conditions(a_fair_run("ddp", "ddp:static_graph=true")))
+
+
+def test_everything_that_ranks_attest_is_in_the_answer():
+    assert set(found(a_fair_run(*EVERY_ARM))) >= {
+        *("threads", "affinity", "transport", "buckets in bytes", "fusion in bytes", "cycle time in ms"),
+        *("reduce op", "optimizer", "batch size per rank", "shard", "parameter dtypes", "compression"),
+        *("malloc settings", "python", "torch", "version of horovod"),
+    }
+
+
+def test_what_makes_a_backend_itself_is_declared_and_transport_is_a_confounder():
+    items = found(a_fair_run(*EVERY_ARM))
+    assert {n for n, f in items.items() if f.kind == "declared"} == {
+        *("transport", "library", "controller", "buckets in bytes", "fusion in bytes", "cycle time in ms"),
+    }
+    assert items["transport"].role == "confounder"
+    assert items["fusion in bytes"].role == "compared"
+    assert items["transport"].values["mpi"] == "shared memory"
+    assert items["transport"].values["none"] == "–"
+
+
+CONDITIONS = {
+    "threads": ("threads", 2),
+    "affinity": ("affinity", [0]),
+    "malloc settings": ("malloc", {}),
+    "optimizer": ("optimizer", {"class": "SGD", "groups": [{"lr": 0.02, "momentum": 0}]}),
+    "parameter dtypes": ("parameter_dtypes", ["torch.float16"]),
+    "torch": ("torch", "2.12.0"),
+    "python": ("python", "3.12.1"),
+    "device": ("device", "NVIDIA H200"),
+}
+
+
+@pytest.mark.parametrize("item", CONDITIONS)
+@pytest.mark.parametrize("where", ["arm", "rank", "round"])
+def test_a_condition_that_differs_is_found_wherever_it_does(item, where):
+    key, value = CONDITIONS[item]
+
+    def change(arm, round_, rank, facts):
+        if arm == "mpi" and (
+            where == "arm" or (where == "rank" and rank == 1) or (where == "round" and round_ == 2)
+        ):
+            facts[key] = value
+
+    run = a_fair_run(*EVERY_ARM, change=change)
+    assert names_of_unlike(run) == [item]
+    finding = found(run)[item]
+    if where != "arm":
+        assert f"{where} " in finding.values["mpi"]
+        assert "mpi differ among themselves" in finding.why
+
+
+def test_a_batch_or_a_shard_that_differs_is_found():
+    def larger(arm, round_, rank, facts):
+        facts["batch"]["samples"] = 128 if arm == "ddp" else 64
+
+    def unsharded(arm, round_, rank, facts):
+        facts["batch"]["shard"] = [0, 1] if arm == "ddp" else [rank, 2]
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=larger)) == ["batch size per rank"]
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=unsharded)) == ["shard"]
+
+
+def test_other_first_parameters_are_found():
+    def change(arm, round_, rank, facts):
+        return {"initial_hash": "1" * 64} if arm == "mpi" else None
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["initial parameters"]
+
+
+def test_versions_that_differ_between_ranks_are_found():
+    def change(arm, round_, rank, facts):
+        if arm == "horovod" and rank == 1:
+            facts["group"]["versions"]["horovod"] = "0.27.0"
+
+    run = a_fair_run(*EVERY_ARM, change=change)
+    assert names_of_unlike(run) == ["version of horovod"]
+    assert found(run)["version of horovod"].values["horovod"] == "rank 0: 0.28.1, rank 1: 0.27.0"
+
+
+def test_a_version_that_differs_between_arms_is_found():
+    def change(arm, round_, rank, facts):
+        if arm == "mpi":
+            facts["group"]["versions"]["torch"] = "2.11.0"
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["version of torch"]
+
+
+def test_a_sum_is_no_mean():
+    def change(arm, round_, rank, facts):
+        if arm == "mpi":
+            facts["replica"]["reduce_op"] = "sum"
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["reduce op"]
+
+
+def test_compression_that_no_option_declares_is_found():
+    def change(arm, round_, rank, facts):
+        if arm == "horovod":
+            facts["replica"]["compression"] = "FP16Compressor"
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["compression"]
+
+
+def test_buckets_that_differ_between_rounds_of_one_arm_are_found():
+    def change(arm, round_, rank, facts):
+        if arm == "ddp":
+            facts["replica"]["bucket_bytes"] = [round_]
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["buckets in bytes"]
+
+
+# ---- what stood in the shell ----
+
+
+def shell(**variables):
+    def change(arm, round_, rank, facts):
+        facts["environment"] |= variables
+
+    return {"change": change, "inherited": variables}
+
+
+def test_a_setting_of_one_library_alone_is_found():
+    run = a_fair_run(*EVERY_ARM, **shell(HOROVOD_FUSION_THRESHOLD="0"))
+    assert names_of_unlike(run) == ["HOROVOD_FUSION_THRESHOLD"]
+    values = found(run)["HOROVOD_FUSION_THRESHOLD"].values
+    assert values == {"none": "–", "ddp": "–", "horovod": "0", "mpi": "–"}
+
+
+def test_a_setting_that_every_arm_reads_is_alike():
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2"))) == []
+    assert found(a_fair_run(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2")))["MALLOC_ARENA_MAX"].kind == "alike"
+    run = a_fair_run("none", "horovod", **shell(HOROVOD_FUSION_THRESHOLD="0"))
+    assert names_of_unlike(run) == []
+
+
+def test_a_setting_that_no_arm_reads_is_harmless():
+    run = a_fair_run(*EVERY_ARM, **shell(NCCL_ALGO="Ring"))
+    assert names_of_unlike(run) == []
+    assert found(run)["NCCL_ALGO"].why == "no arm of this run reads it"
+
+
+def test_a_setting_that_a_launcher_lost_is_found():
+    def change(arm, round_, rank, facts):
+        if arm != "mpi":
+            facts["environment"]["MALLOC_ARENA_MAX"] = "2"
+
+    run = a_fair_run(*EVERY_ARM, change=change, inherited={"MALLOC_ARENA_MAX": "2"})
+    assert names_of_unlike(run) == ["MALLOC_ARENA_MAX"]
+
+
+def test_what_is_recorded_of_an_environment_holds_no_secret_and_no_address():
+    environ = {
+        "NCCL_ALGO": "Ring",
+        "TORCH_API_KEY": "hunter2",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:4",
+        "OMPI_MCA_orte_precondition_transports": "f1c6-4a6e",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "OMPI_MCA_btl": "tcp,self",
+        "HOME": "/root",
+    }
+    assert library_settings(environ) == {"NCCL_ALGO": "Ring", "OMPI_MCA_btl": "tcp,self"}
+
+
+# ---- where it is shown ----
+
+
+def two_threads(arm, round_, rank, facts):
+    facts["threads"] = 2 if arm == "mpi" else 1
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_what_is_unlike_is_said_under_the_table(form):
+    run = a_fair_run(*EVERY_ARM, change=two_threads)
+    text = " ".join(render(run, summarise(run), form).split())
+    assert "NOT ALIKE: threads (none 1; ddp 1; horovod 1; mpi 2)" in text
+    fair = a_fair_run(*EVERY_ARM)
+    assert "NOT ALIKE" not in render(fair, summarise(fair), form)
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_the_detail_lists_what_was_not_alike_and_why(form):
+    run = a_fair_run(*EVERY_ARM, change=two_threads)
+    text = " ".join(render(run, summarise(run), form, detail=True).split())
+    assert "What was not alike" in text
+    for said in ("threads", "transport", "confounder", "fusion in bytes", "horovod: 134217728"):
+        assert said in text
+    assert "What was not alike" not in render(run, summarise(run), form)
+
+
+def test_json_holds_every_finding():
+    run = a_fair_run(*EVERY_ARM, change=two_threads)
+    read = msgspec.json.decode(render(run, summarise(run), "json"))["summary"]["fairness"]
+    assert {f["item"]: f["kind"] for f in read} == {f.item: f.kind for f in compare_conditions(run)}
