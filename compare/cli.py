@@ -112,7 +112,9 @@ def run(
         ),
     ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")] = None,
-    model: Annotated[str, typer.Option(help="mlp, convnet or wide.")] = "mlp",
+    model: Annotated[
+        str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")
+    ] = "mlp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
     lr: Annotated[
         float | None,

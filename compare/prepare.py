@@ -174,7 +174,8 @@ def allowed_cpus() -> list[int]:
 
 def default_output(config: RunConfig) -> Path:
     """Name a folder for a run, by its time and what it is."""
-    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}"
+    model = config.model.replace(":", "-")  # scp and rsync take what stands before a colon for a host
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{model}-np{config.ranks}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 

@@ -77,7 +77,7 @@ def test_a_number_that_no_library_could_hold_is_refused_by_its_flag(flag, field)
 @pytest.mark.parametrize(
     ("field", "value", "right"),
     [
-        ("model", "resnet", "mlp or convnet or wide"),
+        ("model", "resnet", "mlp or wide or convnet, or widths of your own: mlp:784-4096-10"),
         ("optimizer", "lion", "sgd or adam or adamw"),
         ("device", "tpu", "auto or cpu or cuda"),
         ("baseline", "mpi", "none or ddp"),
@@ -85,6 +85,33 @@ def test_a_number_that_no_library_could_hold_is_refused_by_its_flag(flag, field)
 )
 def test_a_wrong_name_is_answered_with_the_right_ones(field, value, right):
     assert refusal(**{field: value}).remedy == f"Use {right}."
+
+
+@pytest.mark.parametrize("model", ["mlp:784-10", "mlp:784-4096-10", "mlp:784-1-2-3-10"])
+def test_a_model_may_have_widths_of_its_own(model):
+    assert a_config(model=model).model == model
+
+
+@pytest.mark.parametrize(
+    ("model", "right"),
+    [
+        ("mlp:", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784-0-10", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784--10", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784-1e3-10", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784-²-10", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784-256-10\n", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:256-10", "784 as the first width and 10 as the last"),
+        ("mlp:784-256", "784 as the first width and 10 as the last"),
+        ("mlp:784-1000000-1000000-10", "these make 1000794000000"),
+        ("wide:784-10", "mlp or wide or convnet"),
+    ],
+)
+def test_widths_that_make_no_model_are_answered_with_the_right_ones(model, right):
+    error = refusal(model=model)
+    assert error.what == f"--model cannot be {model}."
+    assert right in error.remedy
 
 
 def test_a_draft_has_no_arms_yet_and_so_no_baseline():

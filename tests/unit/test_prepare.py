@@ -279,10 +279,11 @@ def test_what_is_read_only_is_refused(tmp_path, monkeypatch, exists):
     assert caught.value.found == f"{path if exists else tmp_path} is read-only."
 
 
-def test_a_runs_folder_is_named_by_time_and_what_it_is():
-    name = prepare.default_output(a_config(model="wide", ranks=3))
+@pytest.mark.parametrize(("model", "shown"), [("wide", "wide"), ("mlp:784-64-10", "mlp-784-64-10")])
+def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
+    name = prepare.default_output(a_config(model=model, ranks=3))
     assert name.parent == Path("runs")
-    assert name.name.endswith("-wide-np3")
+    assert name.name.endswith(f"-{shown}-np3")
     assert ":" not in name.name
 
 

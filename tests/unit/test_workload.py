@@ -134,7 +134,7 @@ def test_the_raw_images_are_left_alone():
 # ---- models ----
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "mlp:784-10", "mlp:784-5-7-10"])
 def test_every_model_maps_pixels_to_logits(name):
     model = build_model(name)
     loss = loss_function(model(torch.randn(3, PIXELS)), torch.tensor([0, 1, 2]))
@@ -150,6 +150,8 @@ def test_every_model_maps_pixels_to_logits(name):
         # The network of pytorch/examples' mnist/main.py.
         ("convnet", 1_199_882, 8),
         ("wide", 784 * 4096 + 4096 + 4096 * 4096 + 4096 + 4096 * 10 + 10, 6),
+        ("mlp:784-10", 784 * 10 + 10, 2),
+        ("mlp:784-20-30-10", 784 * 20 + 20 + 20 * 30 + 30 + 30 * 10 + 10, 6),
     ],
 )
 def test_every_model_has_as_many_parameters_as_it_should(name, parameters, tensors):
@@ -162,6 +164,15 @@ def test_every_model_has_as_many_parameters_as_it_should(name, parameters, tenso
 def test_the_gradients_weigh_what_the_help_says(name, megabytes):
     size_bytes = sum(p.numel() * p.element_size() for p in build_model(name).parameters())
     assert size_bytes / 1e6 == pytest.approx(megabytes, rel=1e-3)
+
+
+def test_a_name_is_short_for_its_widths():
+    torch.manual_seed(7)
+    named = build_model("mlp")
+    torch.manual_seed(7)
+    written = build_model("mlp:784-256-10")
+    assert str(named) == str(written)
+    assert all(map(torch.equal, named.parameters(), written.parameters()))
 
 
 def test_the_convnet_drops_only_where_it_should():
