@@ -1,4 +1,4 @@
-"""The grammar of arms: ``backend:option=value:option=value``, commas between arms.
+"""The grammar of arms: ``backend:option=value:option=value``, commas between arms, sweeps in braces.
 
 What a backend is called and which options it takes stands in the registry; this module only reads
 text, so that every wrong name or value is answered with the right ones.
@@ -7,6 +7,9 @@ text, so that every wrong name or value is answered with the right ones.
 from __future__ import annotations
 
 import difflib
+import itertools
+import math
+import re
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -21,6 +24,12 @@ OptionValue: TypeAlias = bool | float | str
 
 CONTROL = "none"
 """The backend that does not communicate: what step time is compared with to give sync cost."""
+
+_MOST_IN_A_SWEEP = 1000
+# A backslash takes its meaning from what follows it.
+_PLAIN = r"(?:\\.|\\$|[^\\{}])*"
+_SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
+_BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
 
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -59,10 +68,14 @@ class Arm(msgspec.Struct, frozen=True):
 def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
     """Read arms, each text holding one or several parted by commas.
 
+    Braces make a sweep: ``ddp:bucket_cap_mb={1,5,25}`` is three arms, and two pairs of braces in one arm
+    are every combination, the last one varying first.
+
     Raises:
-        UsageError: an unknown backend, option or value, or the same arm twice.
+        UsageError: an unknown backend, option or value, braces that do not fit, or the same arm twice.
     """
-    arms = tuple(parse_arm(text.strip()) for joined in texts for text in joined.split(",") if text.strip())
+    written = [text.strip() for joined in texts for text in _split(joined, ",")]
+    arms = tuple(parse_arm(one) for text in written if text for one in _expand(text))
     for arm in arms:
         if arms.count(arm) > 1:
             raise UsageError(
@@ -74,12 +87,12 @@ def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
 
 
 def parse_arm(text: str) -> Arm:
-    """Read one arm.
+    """Read one arm, without braces.
 
     Raises:
         UsageError: an unknown backend, option or value.
     """
-    name, *settings = text.split(":")
+    name, *settings = _split(text, ":")
     name = name.strip()
     if name not in BACKENDS:
         raise _unknown("backend", name, BACKENDS, text)
@@ -91,6 +104,43 @@ def parse_arm(text: str) -> Arm:
             raise UsageError(f"{text}: {option.name} is set twice.", remedy="Name each option once.")
         given[option.name] = value
     return Arm(name, given)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Cut a text where a separator stands neither in braces nor behind a backslash."""
+    parts, depth, escaped = [""], 0, False
+    for character in text:
+        if character == separator and not depth and not escaped:
+            parts.append("")
+            continue
+        if not escaped:
+            depth += (character == "{") - (character == "}")
+        escaped = character == "\\" and not escaped
+        parts[-1] += character
+    return parts
+
+
+def _expand(text: str) -> list[str]:
+    """Write out a sweep as its arms."""
+    if not _BALANCED.fullmatch(text):
+        raise UsageError(
+            f"{text}: the braces do not fit.",
+            found="Each { needs one }, and there are none inside others.",
+            remedy="Write a sweep as ddp:bucket_cap_mb={1,5,25}; quote it, or the shell expands it first.",
+        )
+    plain_and_swept = _SWEEP.split(text)
+    choices = [
+        [value.strip() for value in _split(part, ",")] if index % 2 else [part]
+        for index, part in enumerate(plain_and_swept)
+    ]
+    if not all(value for values in choices[1::2] for value in values):
+        raise UsageError(
+            f"{text}: a value of the sweep is empty.", remedy="Write every value between commas: {1,5,25}."
+        )
+    count = math.prod(map(len, choices))
+    if count > _MOST_IN_A_SWEEP:
+        raise UsageError(f"{text} is {count} arms.", remedy=f"Sweep over at most {_MOST_IN_A_SWEEP} at once.")
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
 def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[Option, OptionValue]:

@@ -90,6 +90,65 @@ def test_no_arms_are_no_error_here():
     assert parse_arms([]) == ()
 
 
+# ---- sweeps ----
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("ddp:bucket_cap_mb={1,5}", ["ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=5"]),
+        ("mpi,ddp:bucket_cap_mb={1, 5},none", ["mpi", "ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=5", "none"]),
+        ("ddp:bucket_cap_mb={7}", ["ddp:bucket_cap_mb=7"]),
+        (
+            "ddp:bucket_cap_mb={1,5}:static_graph={false,true}",
+            [
+                "ddp:bucket_cap_mb=1:static_graph=false",
+                "ddp:bucket_cap_mb=1:static_graph=true",
+                "ddp:bucket_cap_mb=5:static_graph=false",
+                "ddp:bucket_cap_mb=5:static_graph=true",
+            ],
+        ),
+        ("{manual,mpi}:mode={flat,per-parameter}", [
+            "manual:mode=flat", "manual:mode=per_parameter", "mpi:mode=flat", "mpi:mode=per_parameter",
+        ]),
+        ("ddp:bucket_cap_mb=1{0,5}", ["ddp:bucket_cap_mb=10", "ddp:bucket_cap_mb=15"]),
+    ],
+)  # fmt: skip
+def test_braces_are_a_sweep(text, labels):
+    assert [arm.label for arm in parse_arms([text])] == labels
+
+
+@pytest.mark.parametrize(
+    "text", ["ddp:bucket_cap_mb={1,5", "ddp:bucket_cap_mb=1}", "ddp:bucket_cap_mb={1,{5,6}}", "}ddp{", "{"]
+)
+def test_braces_that_do_not_fit_are_shown_whole(text):
+    assert f"{text}: the braces do not fit." in refusal(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["ddp:bucket_cap_mb={}", "ddp:bucket_cap_mb={1,,5}", "ddp:bucket_cap_mb={1, }"]
+)
+def test_a_sweep_with_a_hole_is_refused(text):
+    assert "a value of the sweep is empty" in refusal(text)
+
+
+def test_a_wrong_value_in_a_sweep_is_named_alone():
+    assert "ddp:bucket_cap_mb=big: bucket_cap_mb cannot be 'big'." in refusal("ddp:bucket_cap_mb={1,big}")
+
+
+def test_a_value_twice_in_a_sweep_is_an_arm_named_twice():
+    assert "named twice" in refusal("ddp:bucket_cap_mb={1,1.0}")
+
+
+def test_a_sweep_nobody_will_wait_for_is_refused_before_it_is_written_out():
+    assert "is 10000000000 arms" in refusal("ddp:bucket_cap_mb=" + "{0,1,2,3,4,5,6,7,8,9}" * 10)
+
+
+def test_the_baseline_is_one_arm_and_no_sweep():
+    with pytest.raises(UsageError, match=r"cannot be '\{1,5\}'"):
+        parse_arm("ddp:bucket_cap_mb={1,5}")
+
+
 # ---- what a slip is answered with ----
 
 
@@ -216,7 +275,41 @@ def test_commas_and_repeated_flags_mean_the_same(arms, cut):
     assert parse_arms([",".join(labels[:cut]), ",".join(labels[cut:])]) == repeated
 
 
-PIECES = ("bucket_cap_mb", "mode", "static-graph", "flat", "true", "1e400", "²", ":", "=", ",", " ", "-", "_")
+@untimed
+@given(
+    st.lists(POSITIVE, min_size=1, max_size=5, unique=True),
+    st.permutations([False, True]),
+    st.lists(st.sampled_from(["mpi", "manual", "horovod"]), max_size=3, unique=True),
+)
+def test_a_sweep_is_every_combination_in_the_order_written(sizes, switches, others):
+    swept = (
+        f"ddp:bucket_cap_mb={{{','.join(map(repr, sizes))}}}"
+        f":static_graph={{{','.join(str(on).lower() for on in switches)}}}"
+    )
+    arms = parse_arms([",".join([*others, swept])])
+    combinations = [{"bucket_cap_mb": size, "static_graph": on} for size in sizes for on in switches]
+    assert [arm.backend for arm in arms[: len(others)]] == others
+    assert [arm.given for arm in arms[len(others) :]] == combinations
+
+
+PIECES = (
+    "bucket_cap_mb",
+    "mode",
+    "static-graph",
+    "flat",
+    "true",
+    "1e400",
+    "²",
+    ":",
+    "=",
+    ",",
+    " ",
+    "-",
+    "_",
+    "{",
+    "}",
+    "\\",
+)
 NEARLY = st.lists(st.sampled_from([*BACKENDS, *PIECES]), max_size=10).map("".join)
 
 
