@@ -6,12 +6,14 @@ backend is one entry here, and one file where its group or its strategy is new.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from backends.base import Group, OptionValue, Replica
+    from collections.abc import Mapping
+
+    from backends.base import Group, Options, OptionValue, Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,10 @@ class Option:
     summary: str
     choices: tuple[str, ...] = ()
     """What a ``choice`` may be; empty for the other kinds."""
+    strategies: Mapping[str, str] = field(default_factory=dict)
+    """Choices that take another strategy than the backend's own: ``module:class`` of the Replica."""
+    needs: tuple[str, str] | None = None
+    """It means something only where this other option has this value, and is refused elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,10 @@ class Backend:
 _PROCESS_GROUP = Option(
     "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
 )
-_BUCKET_MB = Option("bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce")
+_BUCKET_MB = Option(
+    "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
+)
+_AVERAGING = "backends.strategies.averaging:AveragingReplica"
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
@@ -91,7 +100,7 @@ BACKENDS: dict[str, Backend] = {
             name="manual",
             summary="torch.distributed.all_reduce of every gradient, by hand",
             group="backends.groups.torch_group:TorchGroup",
-            strategy="backends.strategies.averaging:AveragingReplica",
+            strategy=_AVERAGING,
             launcher="torchrun",
             libraries=(),
             options=(
@@ -116,13 +125,23 @@ BACKENDS: dict[str, Backend] = {
             install="compare install horovod",
             options=(
                 Option("controller", "choice", "gloo", "who negotiates and carries tensors", ("gloo", "mpi")),
+                Option(
+                    "mode",
+                    "choice",
+                    "optimizer",
+                    "DistributedOptimizer, or hvd.allreduce by hand: one call per parameter, one for all, or "
+                    "during backward",
+                    ("optimizer", "per_parameter", "flat", "overlap"),
+                    strategies=dict.fromkeys(("per_parameter", "flat", "overlap"), _AVERAGING),
+                ),
+                _BUCKET_MB,
             ),
         ),
         Backend(
             name="mpi",
             summary="MPI_Allreduce of every gradient through mpi4py",
             group="backends.groups.mpi_group:MPIGroup",
-            strategy="backends.strategies.averaging:AveragingReplica",
+            strategy=_AVERAGING,
             launcher="mpirun",
             libraries=("mpi4py",),
             install="pip install 'ringside[mpi]'",
@@ -141,15 +160,18 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-def load(name: str) -> tuple[type[Group], type[Replica]]:
-    """Import a backend's group and strategy.
+def load(name: str, options: Options) -> tuple[type[Group], type[Replica]]:
+    """Import a backend's group, and the strategy that the arm's options choose.
 
     Raises:
         ImportError: its library is missing, or was built for another torch.
         KeyError: there is no backend of that name.
     """
     backend = BACKENDS[name]
-    return _attribute(backend.group), _attribute(backend.strategy)
+    strategy = backend.strategy
+    for option in backend.options:
+        strategy = option.strategies.get(str(options[option.name]), strategy)
+    return _attribute(backend.group), _attribute(strategy)
 
 
 def _attribute(path: str) -> Any:

@@ -103,7 +103,24 @@ def parse_arm(text: str) -> Arm:
         if option.name in given:
             raise UsageError(f"{text}: {option.name} is set twice.", remedy="Name each option once.")
         given[option.name] = value
-    return Arm(name, given)
+    arm = Arm(name, given)
+    _require_needed(arm, text)
+    return arm
+
+
+def _require_needed(arm: Arm, text: str) -> None:
+    """Refuse an option that would do nothing beside the others."""
+    for option in BACKENDS[arm.backend].options:
+        if option.name not in arm.given or option.needs is None:
+            continue
+        other, value = option.needs
+        has = _spell(arm.options[other])
+        if has != value:
+            raise UsageError(
+                f"{text}: {option.name} does nothing here.",
+                found=f"It belongs to {other}={value}, and this arm has {other}={has}.",
+                remedy=f"Leave {option.name} out, or write {other}={value}.",
+            )
 
 
 def _split(text: str, separator: str) -> list[str]:

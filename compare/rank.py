@@ -48,7 +48,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     torch.set_num_threads(config.threads_per_rank)
     _assert_alike(job)
     device = _device(config.device, placement)
-    make_group, make_replica = backends.load(job.arm.backend)
+    make_group, make_replica = backends.load(job.arm.backend, job.arm.options)
 
     guard.note("data")
     raw = data.load(Path(job.dataset.directory))

@@ -40,6 +40,7 @@ class HorovodReplica(LocalReplica):
         names = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
         compression = self.distributed._compression.__name__  # noqa: SLF001 -- read back, not assumed
         return {
+            "mode": "optimizer",
             "reduce_op": names.get(self.distributed.op, str(self.distributed.op)),
             "backward_passes_per_step": self.distributed.backward_passes_per_step,
             "compression": "none" if compression == "NoneCompressor" else compression,

@@ -53,7 +53,7 @@ def observe(launch: Launch, placement: Placement, record: RankRecord, save: Call
     torch.set_num_threads(1)
     for meeting in launch.meetings:
         arm = parse_arm(meeting.arm)
-        make_group, _ = backends.load(arm.backend)
+        make_group, _ = backends.load(arm.backend, arm.options)
         if launch.refusals:
             record.refusals |= _refusals(make_group, placement, arm)
         group = make_group.join(placement, CPU, arm.options, JOIN_SECONDS)
@@ -201,7 +201,7 @@ def _refusal(attempt: Callable[[], object]) -> str:
 
 def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
     arm = parse_arm(member.arm)
-    _, make_replica = backends.load(arm.backend)
+    _, make_replica = backends.load(arm.backend, arm.options)
     if member.strategy:
         make_replica = _broken(member.strategy)
     rank, world = group.rank, group.world_size

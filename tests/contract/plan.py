@@ -16,7 +16,11 @@ from compare.arms import Arm, parse_arm
 
 WORLDS = (1, 2, 3)
 
-SMALL_BUCKETS = ("ddp:bucket_cap_mb=0.01", "manual:mode=overlap:bucket_mb=0.01")
+SMALL_BUCKETS = (
+    "ddp:bucket_cap_mb=0.01",
+    "manual:mode=overlap:bucket_mb=0.01",
+    "horovod:mode=overlap:bucket_mb=0.01",
+)
 """With the buckets of the registry's defaults the small model of these tests would fit into one."""
 
 NOT_VARIED = {

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backends import BACKENDS
+from backends import BACKENDS, load
+from backends.strategies.averaging import AveragingReplica
 from compare.arms import Arm, parse_arm, parse_arms
 from compare.errors import UsageError
 
@@ -26,7 +27,10 @@ def values_of(option):
 def arms_of(draw):
     backend = draw(st.sampled_from(list(BACKENDS.values())))
     options = draw(st.permutations(backend.options))[: draw(st.integers(0, len(backend.options)))]
-    return Arm(backend.name, {option.name: draw(values_of(option)) for option in options})
+    given_ = {option.name: draw(values_of(option)) for option in options}
+    known = {option.name: option for option in backend.options}
+    needed = [known[name].needs for name in given_ if known[name].needs]
+    return Arm(backend.name, given_ | dict(needed))
 
 
 def refusal(text):
@@ -65,6 +69,7 @@ def test_the_four_backends_of_a_first_comparison():
         ("manual:mode=overlap", "manual", {"mode": "overlap"}),
         ("horovod:controller=gloo", "horovod", {"controller": "gloo"}),
         ("horovod:controller=mpi", "horovod", {"controller": "mpi"}),
+        ("horovod:mode=flat", "horovod", {"mode": "flat"}),
         (" mpi : mode = flat ", "mpi", {"mode": "flat"}),
     ],
 )
@@ -74,8 +79,8 @@ def test_an_arm_is_read(text, backend, given_):
 
 
 def test_what_was_not_given_is_the_default():
-    arm = parse_arm("manual:bucket_mb=4")
-    assert arm.options == {"mode": "flat", "bucket_mb": 4.0, "process_group": "auto"}
+    arm = parse_arm("manual:mode=overlap")
+    assert arm.options == {"mode": "overlap", "bucket_mb": 1.0, "process_group": "auto"}
 
 
 def test_only_the_control_does_not_synchronise():
@@ -216,6 +221,33 @@ def test_a_wrong_value_is_answered_with_the_right_ones(text, right):
 )
 def test_an_option_without_a_value_is_answered_with_an_example(text, right):
     assert f"Write {right}." in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "other", "has"),
+    [
+        ("manual:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=flat"),
+        ("manual:bucket_mb=4:mode=per_parameter", "bucket_mb", "mode=overlap", "mode=per_parameter"),
+        ("horovod:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=optimizer"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(text, option, other, has):
+    said = refusal(text)
+    assert f"{text}: {option} does nothing here." in said
+    assert f"It belongs to {other}, and this arm has {has}." in said
+
+
+def test_every_option_that_needs_another_names_a_choice_that_there_is():
+    for backend in BACKENDS.values():
+        choices = {option.name: option.choices for option in backend.options}
+        for option in backend.options:
+            assert option.needs is None or option.needs[1] in choices[option.needs[0]]
+            assert set(option.strategies) <= set(option.choices)
+
+
+@pytest.mark.parametrize("arm", ["manual", "manual:mode=overlap"])
+def test_without_a_choice_of_its_own_the_strategy_is_the_backends(arm):
+    assert load("manual", parse_arm(arm).options)[1] is AveragingReplica
 
 
 @pytest.mark.parametrize("text", ["manual:mode=flat:mode=overlap", "ddp:bucket-cap-mb=1:bucket_cap_mb=1"])
