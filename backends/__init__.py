@@ -21,13 +21,20 @@ class Option:
     """One setting of a backend, as written in an arm: ``backend:name=value``."""
 
     name: str
-    kind: Literal["choice", "number", "switch"]
+    kind: Literal["choice", "number", "count", "switch"]
     default: OptionValue
     summary: str
     choices: tuple[str, ...] = ()
     """What a ``choice`` may be; empty for the other kinds."""
+    least: int = 1
+    """The smallest that a ``count`` may be."""
     strategies: Mapping[str, str] = field(default_factory=dict)
     """Choices that take another strategy than the backend's own: ``module:class`` of the Replica."""
+    lossy: Mapping[str, float] = field(default_factory=dict)
+    """Choices that change the arithmetic on purpose, each with how far an averaged gradient may be from the
+    mean, relative to the largest number in its tensor."""
+    cuda_only: tuple[str, ...] = ()
+    """Choices that the library refuses on the CPU."""
     needs: tuple[str, str] | None = None
     """It means something only where this other option has this value, and is refused elsewhere."""
 
@@ -61,6 +68,11 @@ _PROCESS_GROUP = Option(
 _BUCKET_MB = Option(
     "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
 )
+# Half precision keeps 11 bits, bfloat16 8: one rounding on the way in and one for every addition.
+_FP16 = 2.0**-8
+_BF16 = 2.0**-5
+# A low rank keeps the directions that matter most, and adds what it left out to the next step's gradient.
+_LOW_RANK = 2.0
 _AVERAGING = "backends.strategies.averaging:AveragingReplica"
 
 BACKENDS: dict[str, Backend] = {
@@ -93,6 +105,30 @@ BACKENDS: dict[str, Backend] = {
                 ),
                 Option(
                     "static_graph", "switch", default=False, summary="promise that the graph never changes"
+                ),
+                Option(
+                    "comm_hook",
+                    "choice",
+                    "none",
+                    "what travels in the place of gradients: rounded ones, or matrices of a low rank",
+                    ("none", "fp16", "bf16", "powersgd"),
+                    lossy={"fp16": _FP16, "bf16": _BF16, "powersgd": _LOW_RANK},
+                    cuda_only=("bf16",),
+                ),
+                Option(
+                    "powersgd_rank",
+                    "count",
+                    1,
+                    "rank of the matrices that travel",
+                    needs=("comm_hook", "powersgd"),
+                ),
+                Option(
+                    "powersgd_start",
+                    "count",
+                    10,
+                    "first step that is compressed; within the warm-up, or both kinds of steps are timed",
+                    least=2,  # DDP settles its buckets in the second step, and PowerSGD remembers them
+                    needs=("comm_hook", "powersgd"),
                 ),
             ),
         ),
@@ -135,6 +171,15 @@ BACKENDS: dict[str, Backend] = {
                     strategies=dict.fromkeys(("per_parameter", "flat", "overlap"), _AVERAGING),
                 ),
                 _BUCKET_MB,
+                Option(
+                    "compression",
+                    "choice",
+                    "none",
+                    "fp16 halves what travels and rounds it",
+                    ("none", "fp16"),
+                    lossy={"fp16": _FP16},
+                    needs=("mode", "optimizer"),
+                ),
             ),
         ),
         Backend(

@@ -31,6 +31,8 @@ _PLAIN = r"(?:\\.|\\$|[^\\{}])*"
 _SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
 _BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
 
+_COUNT = re.compile(r"[0-9]{1,9}")
+
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -63,6 +65,31 @@ class Arm(msgspec.Struct, frozen=True):
     def synchronises(self) -> bool:
         """Whether the ranks of this arm train one model together."""
         return BACKENDS[self.backend].synchronises
+
+    @property
+    def exact(self) -> bool:
+        """Whether averaged gradients are the mean, but for the order of additions."""
+        return self.gradient_tolerance == 0
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """How far an averaged gradient may be from the mean by the arm's own choice; 0 for exact arms.
+
+        Relative to the largest number in its tensor.
+        """
+        chosen = self.options
+        return sum(
+            option.lossy.get(str(chosen[option.name]), 0.0) for option in BACKENDS[self.backend].options
+        )
+
+    @property
+    def cuda_only(self) -> tuple[str, ...]:
+        """What of its choices cannot run on the CPU, as a user writes it."""
+        return tuple(
+            f"{option.name}={self.options[option.name]}"
+            for option in BACKENDS[self.backend].options
+            if self.options[option.name] in option.cuda_only
+        )
 
 
 def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
@@ -180,6 +207,8 @@ def _parse_value(option: Option, value: str, text: str) -> OptionValue:
         number = _positive(value)
         if number is not None:
             return number
+    if option.kind == "count" and _COUNT.fullmatch(value) and int(value) >= option.least:
+        return int(value)
     raise UsageError(
         f"{text}: {option.name} cannot be {value!r}.",
         found=f"{option.name}: {option.summary}.",
@@ -210,6 +239,7 @@ def _allowed(option: Option) -> str:
         "choice": " or ".join(option.choices),
         "switch": "true or false",
         "number": "a number above 0",
+        "count": f"a whole number from {option.least}",
     }[option.kind]
 
 

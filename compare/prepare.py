@@ -95,6 +95,12 @@ def choose_arms(
                     found="It averages in host memory.",
                     remedy="Use --device cpu, or leave it out.",
                 )
+            if device != "cuda" and arm.cuda_only:
+                raise UnavailableError(
+                    f"{arm.label} cannot run on the CPU.",
+                    found=f"torch has {' and '.join(arm.cuda_only)} for CUDA alone.",
+                    remedy="Use --device cuda, or another choice.",
+                )
         return named, {}
     arms, left_out = [], {}
     for name, availability in survey.backends.items():

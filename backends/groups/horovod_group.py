@@ -78,7 +78,7 @@ class HorovodGroup(Group):
 
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
         # Horovod remembers by name what was negotiated, and a tensor without one gets a new one every time:
-        # 0.5 ms more a call on two ranks. Ranks start and wait in one order, so a number means the same on all.
+        # 0.5 ms more a call on two ranks. Ranks start and wait in one order: a number means the same on all.
         number = next(n for n in count() if n not in self._in_flight)
         self._in_flight.add(number)
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"ringside.{number}.{tensor.numel()}")

@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
+from backends.base import BackendError
 from backends.strategies.local import LocalReplica
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
     from backends.base import Facts, Group, MakeOptimizer, Options
 
 DEFAULT_CAP_MB = 25
+_HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
+"""What DDP calls its hooks, and what the option does."""
 
 
 class DDPReplica(LocalReplica):
@@ -34,6 +38,7 @@ class DDPReplica(LocalReplica):
             gradient_as_bucket_view=bool(options["gradient_as_bucket_view"]),
             static_graph=bool(options["static_graph"]),
         )
+        self._power = _register_hook(self.wrapped, options)
         super().__init__(model, make_optimizer, group, options)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -41,6 +46,7 @@ class DDPReplica(LocalReplica):
 
     def attest(self) -> Facts:
         seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- the only place where DDP tells its buckets
+        hook = str(seen.get("comm_hook") or "none")
         return {
             "reduce_op": "mean",
             "bucket_cap_bytes": seen["bucket_cap_bytes"],
@@ -48,8 +54,46 @@ class DDPReplica(LocalReplica):
             "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
             # The logger names it only where it is set.
             "static_graph": bool(seen.get("static_graph")),
-            "comm_hook": seen.get("comm_hook") or "none",
+            "comm_hook": _HOOKS.get(hook, hook),
+            **(_attest_power(self._power) if self._power else {}),
         }
+
+
+def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerSGDState | None:
+    """Put another message in the place of the gradients, as the arm asks.
+
+    Raises:
+        BackendError: torch refuses it here.
+    """
+    kind = options["comm_hook"]
+    if kind == "none":
+        return None
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if kind == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None,
+            matrix_approximation_rank=int(options["powersgd_rank"]),
+            start_powerSGD_iter=int(options["powersgd_start"]),
+        )
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return state
+    try:
+        wrapped.register_comm_hook(None, getattr(default_hooks, f"{kind}_compress_hook"))
+    except TypeError as error:
+        raise BackendError(f"torch refuses comm_hook={kind} here: {error}; use another choice") from None
+    return None
+
+
+def _attest_power(state: PowerSGDState) -> Facts:
+    rate, before, after = state.compression_stats()
+    return {
+        "powersgd_rank": state.matrix_approximation_rank,
+        "powersgd_start": state.start_powerSGD_iter,
+        "compression_rate": round(rate, 3),
+        "elements_before_compression": before,
+        "elements_after_compression": after,
+    }
 
 
 def _sizes(text: str | None) -> list[int]:

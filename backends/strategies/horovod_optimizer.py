@@ -25,7 +25,10 @@ class HorovodReplica(LocalReplica):
         # The optimizer is fresh on every rank, so its state is the same already. Horovod's
         # broadcast_optimizer_state would take a step with zero gradients and move Adam's trajectory.
         self.distributed = hvd.DistributedOptimizer(
-            self.optimizer, named_parameters=model.named_parameters(), op=hvd.Average
+            self.optimizer,
+            named_parameters=model.named_parameters(),
+            compression=getattr(hvd.Compression, str(options["compression"])),
+            op=hvd.Average,
         )
 
     def sync(self) -> None:
@@ -43,5 +46,5 @@ class HorovodReplica(LocalReplica):
             "mode": "optimizer",
             "reduce_op": names.get(self.distributed.op, str(self.distributed.op)),
             "backward_passes_per_step": self.distributed.backward_passes_per_step,
-            "compression": "none" if compression == "NoneCompressor" else compression,
+            "compression": {"NoneCompressor": "none", "FP16Compressor": "fp16"}.get(compression, compression),
         }

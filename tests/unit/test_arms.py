@@ -18,9 +18,12 @@ POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infin
 
 
 def values_of(option):
-    return {"choice": st.sampled_from(option.choices or ("",)), "switch": st.booleans(), "number": POSITIVE}[
-        option.kind
-    ]
+    return {
+        "choice": st.sampled_from(option.choices or ("",)),
+        "switch": st.booleans(),
+        "number": POSITIVE,
+        "count": st.integers(option.least, 10**9 - 1),
+    }[option.kind]
 
 
 @st.composite
@@ -28,9 +31,13 @@ def arms_of(draw):
     backend = draw(st.sampled_from(list(BACKENDS.values())))
     options = draw(st.permutations(backend.options))[: draw(st.integers(0, len(backend.options)))]
     given_ = {option.name: draw(values_of(option)) for option in options}
-    known = {option.name: option for option in backend.options}
-    needed = [known[name].needs for name in given_ if known[name].needs]
-    return Arm(backend.name, given_ | dict(needed))
+    needs = {option.name: option.needs for option in backend.options if option.needs}
+    given_ |= dict(needs[name] for name in given_ if name in needs)
+    # Two of them may have needed what cannot both be.
+    kept = {
+        name: value for name, value in given_.items() if name not in needs or needs[name] in given_.items()
+    }
+    return Arm(backend.name, kept)
 
 
 def refusal(text):
@@ -81,6 +88,25 @@ def test_an_arm_is_read(text, backend, given_):
 def test_what_was_not_given_is_the_default():
     arm = parse_arm("manual:mode=overlap")
     assert arm.options == {"mode": "overlap", "bucket_mb": 1.0, "process_group": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("text", "tolerance"),
+    [
+        ("ddp", 0),
+        ("none", 0),
+        ("ddp:comm_hook=none", 0),
+        ("ddp:comm_hook=fp16", 2**-8),
+        ("ddp:comm_hook=bf16", 2**-5),
+        ("ddp:comm_hook=powersgd:powersgd_rank=4", 2),
+        ("horovod:compression=none", 0),
+        ("horovod:compression=fp16", 2**-8),
+    ],
+)
+def test_an_arm_says_how_far_from_the_mean_its_gradients_may_be(text, tolerance):
+    arm = parse_arm(text)
+    assert arm.gradient_tolerance == tolerance
+    assert arm.exact is (tolerance == 0)
 
 
 def test_only_the_control_does_not_synchronise():
@@ -199,6 +225,11 @@ def test_a_backend_without_options_says_so():
         ("ddp:bucket_cap_mb=-1", "a number above 0"),
         ("ddp:bucket_cap_mb=nan", "a number above 0"),
         ("ddp:bucket_cap_mb=inf", "a number above 0"),
+        ("ddp:comm_hook=fp8", "none or fp16 or bf16 or powersgd"),
+        ("ddp:powersgd_rank=0", "a whole number from 1"),
+        ("ddp:powersgd_rank=1.5", "a whole number from 1"),
+        ("ddp:powersgd_rank=²", "a whole number from 1"),
+        ("ddp:powersgd_start=1", "a whole number from 2"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_right_ones(text, right):
@@ -229,6 +260,9 @@ def test_an_option_without_a_value_is_answered_with_an_example(text, right):
         ("manual:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=flat"),
         ("manual:bucket_mb=4:mode=per_parameter", "bucket_mb", "mode=overlap", "mode=per_parameter"),
         ("horovod:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=optimizer"),
+        ("horovod:mode=flat:compression=fp16", "compression", "mode=optimizer", "mode=flat"),
+        ("ddp:powersgd_rank=2", "powersgd_rank", "comm_hook=powersgd", "comm_hook=none"),
+        ("ddp:comm_hook=fp16:powersgd_start=2", "powersgd_start", "comm_hook=powersgd", "comm_hook=fp16"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(text, option, other, has):
@@ -242,7 +276,7 @@ def test_every_option_that_needs_another_names_a_choice_that_there_is():
         choices = {option.name: option.choices for option in backend.options}
         for option in backend.options:
             assert option.needs is None or option.needs[1] in choices[option.needs[0]]
-            assert set(option.strategies) <= set(option.choices)
+            assert {*option.strategies, *option.lossy, *option.cuda_only} <= set(option.choices)
 
 
 @pytest.mark.parametrize("arm", ["manual", "manual:mode=overlap"])
