@@ -35,6 +35,8 @@ class Option:
     mean, relative to the largest number in its tensor."""
     cuda_only: tuple[str, ...] = ()
     """Choices that the library refuses on the CPU."""
+    accumulates: bool = True
+    """False for a switch that, switched on, rules out gradient accumulation."""
     needs: tuple[str, str] | None = None
     """It means something only where this other option has this value, and is refused elsewhere."""
 
@@ -104,7 +106,11 @@ BACKENDS: dict[str, Backend] = {
                     summary="gradients live in the buckets",
                 ),
                 Option(
-                    "static_graph", "switch", default=False, summary="promise that the graph never changes"
+                    "static_graph",
+                    "switch",
+                    default=False,
+                    summary="promise that the graph never changes",
+                    accumulates=False,
                 ),
                 Option(
                     "comm_hook",
@@ -196,9 +202,11 @@ BACKENDS: dict[str, Backend] = {
                     "mode",
                     "choice",
                     "flat",
-                    "one call per parameter, or one for all",
-                    ("per_parameter", "flat"),
+                    "one call per parameter, one for all, or MPI_Iallreduce during backward, where MPI only "
+                    "moves on when it is called",
+                    ("per_parameter", "flat", "overlap"),
                 ),
+                _BUCKET_MB,
             ),
         ),
     )

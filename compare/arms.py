@@ -18,7 +18,7 @@ from backends import BACKENDS, Backend, Option
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 OptionValue: TypeAlias = bool | float | str
 
@@ -85,11 +85,16 @@ class Arm(msgspec.Struct, frozen=True):
     @property
     def cuda_only(self) -> tuple[str, ...]:
         """What of its choices cannot run on the CPU, as a user writes it."""
-        return tuple(
-            f"{option.name}={self.options[option.name]}"
-            for option in BACKENDS[self.backend].options
-            if self.options[option.name] in option.cuda_only
-        )
+        return self._settings(lambda option, value: value in option.cuda_only)
+
+    @property
+    def never_accumulates(self) -> tuple[str, ...]:
+        """What of it rules out gradient accumulation, as a user writes it."""
+        return self._settings(lambda option, value: value is True and not option.accumulates)
+
+    def _settings(self, which: Callable[[Option, OptionValue], bool]) -> tuple[str, ...]:
+        settings = ((option, self.options[option.name]) for option in BACKENDS[self.backend].options)
+        return tuple(f"{option.name}={_spell(value)}" for option, value in settings if which(option, value))
 
 
 def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:

@@ -120,7 +120,10 @@ def run(
         float | None,
         typer.Option(show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples per rank and step.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Samples per rank and pass.")] = 64,
+    accumulate: Annotated[
+        int, typer.Option(help="Passes per step; gradients add up and are averaged after the last.")
+    ] = 1,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
@@ -182,6 +185,7 @@ def run(
         optimizer=optimizer,
         learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
         batch_size_per_rank=batch_size,
+        accumulate=accumulate,
         epochs=epochs,
         steps=steps,
         warmup_steps=warmup,

@@ -40,6 +40,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float = 0.01
     """As given, whatever the number of ranks: never scaled."""
     batch_size_per_rank: int = 64
+    """Samples per forward pass on each rank."""
+    accumulate: int = 1
+    """Forward and backward passes per step, of which only the last communicates."""
     epochs: int = 1
     steps: int | None = None
     """Training steps instead of epochs."""
@@ -61,6 +64,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value in (
             ("-np/--num-proc", self.ranks),
             ("--batch-size", self.batch_size_per_rank),
+            ("--accumulate", self.accumulate),
             ("--repeats", self.rounds),
             ("--threads", self.threads_per_rank),
             ("--epochs", self.epochs),
@@ -82,8 +86,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self.global_batch_size <= TRAIN_COUNT,
             "--batch-size",
             self.batch_size_per_rank,
-            f"a batch of which {self.ranks} ranks find theirs among {TRAIN_COUNT} training samples",
+            f"a batch of which {self.ranks} ranks find {self._theirs()} among {TRAIN_COUNT} training samples",
         )
+        self._require_arms_that_accumulate()
         if self.total_steps <= self.untimed_steps:
             raise UsageError(
                 "There would be nothing left to time.",
@@ -95,10 +100,23 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             not self.baseline or self.baseline in labels, "--baseline", self.baseline, " or ".join(labels)
         )
 
+    def _theirs(self) -> str:
+        return "theirs" if self.accumulate == 1 else f"{self.accumulate} each"
+
+    def _require_arms_that_accumulate(self) -> None:
+        for arm in self.arms:
+            if self.accumulate > 1 and arm.never_accumulates:
+                raise UsageError(
+                    f"{arm.label} cannot accumulate gradients.",
+                    found=f"--accumulate {self.accumulate} needs passes that do not communicate; with "
+                    f"{' and '.join(arm.never_accumulates)} there are none.",
+                    remedy="Leave out one of them.",
+                )
+
     @property
     def global_batch_size(self) -> int:
         """Samples that all ranks together train on in one step."""
-        return self.ranks * self.batch_size_per_rank
+        return self.ranks * self.batch_size_per_rank * self.accumulate
 
     @property
     def steps_per_epoch(self) -> int:

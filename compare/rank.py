@@ -63,6 +63,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     torch.manual_seed(config.seed)
     model = build_model(config.model).to(device)
     replica = make_replica(model, optimizer_maker(config), group, job.arm.options)
+    replica.accumulate(config.accumulate)
     initial_hash = hash_parameters(model)
     # From here on the ranks may differ in what they drop out, but not from one run to the next.
     torch.manual_seed(config.seed + 1 + placement.rank)

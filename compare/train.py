@@ -23,9 +23,12 @@ _EVALUATION_BATCH = 1000
 
 def train(replica: Replica, batches: Iterator[Batch], steps: int) -> None:
     """Take ``steps`` training steps. Nothing is printed, copied to the host or allocated on the way."""
-    for inputs, targets in islice(batches, steps):
-        loss = loss_function(replica.forward(inputs), targets)
-        replica.backward(loss)
+    passes = replica.passes_per_step
+    for _ in range(steps):
+        for inputs, targets in islice(batches, passes):
+            loss = loss_function(replica.forward(inputs), targets)
+            # Gradients of the passes add up; they shall be those of the mean over all samples of the step.
+            replica.backward(loss if passes == 1 else loss / passes)
         replica.sync()
         replica.step()
 

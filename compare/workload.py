@@ -72,7 +72,7 @@ class Batches:
 
     Each epoch is a fresh permutation, the same on every rank because its seed is: rank r of n takes
     the r-th of the n equal parts of every global batch, so that together the shards are exactly the
-    batches of a single process.
+    batches of a single process. Where a step has several passes, a part is cut once more, in that order.
 
     The tensors that come out are overwritten by the next step: persistent buffers cost no allocation.
     """
@@ -83,6 +83,7 @@ class Batches:
         self._images, self._labels = images, labels
         self._index, self._count = shard
         self._size = config.batch_size_per_rank
+        self._passes = config.accumulate
         self._seed = config.seed
         self._inputs = torch.empty((self._size, PIXELS), dtype=images.dtype, device=images.device)
         self._targets = torch.empty(self._size, dtype=labels.dtype, device=labels.device)
@@ -97,9 +98,11 @@ class Batches:
             epoch += 1
 
     def _shard_of(self, epoch: int) -> torch.Tensor:
-        """Indices of this shard's samples, shape (steps per epoch, batch size)."""
+        """Indices of this shard's samples, shape (passes per epoch, batch size)."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order = torch.randperm(len(self._images), generator=generator)
-        steps = len(order) // (self._size * self._count)
-        cut = order[: steps * self._count * self._size].view(steps, self._count, self._size)
-        return cut[:, self._index].contiguous().to(self._images.device)
+        part = self._passes * self._size
+        steps = len(order) // (part * self._count)
+        cut = order[: steps * self._count * part].view(steps, self._count, part)
+        mine = cut[:, self._index].contiguous().view(steps * self._passes, self._size)
+        return mine.to(self._images.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
@@ -10,6 +11,8 @@ from backends.base import BackendError
 from backends.strategies.local import LocalReplica
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -38,11 +41,32 @@ class DDPReplica(LocalReplica):
             gradient_as_bucket_view=bool(options["gradient_as_bucket_view"]),
             static_graph=bool(options["static_graph"]),
         )
+        self._static_graph = bool(options["static_graph"])
+        self._passes_done = 0
         self._power = _register_hook(self.wrapped, options)
         super().__init__(model, make_optimizer, group, options)
 
+    def accumulate(self, passes: int) -> None:
+        if passes > 1 and self._static_graph:
+            # torch 2.13 fails an assertion of its own in the first step.
+            raise BackendError(
+                "DDP cannot accumulate gradients with static_graph=true: leave out one of them"
+            )
+        super().accumulate(passes)
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.wrapped(inputs)
+        with self._in_pass():
+            return self.wrapped(inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        with self._in_pass():
+            super().backward(loss)
+        self._passes_done += 1
+
+    def _in_pass(self) -> AbstractContextManager[None]:
+        """Keep DDP from communicating in every pass of a step but the last; forward must know, too."""
+        last = (self._passes_done + 1) % self.passes_per_step == 0
+        return nullcontext() if last else self.wrapped.no_sync()
 
     def attest(self) -> Facts:
         seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- the only place where DDP tells its buckets

@@ -31,6 +31,11 @@ class HorovodReplica(LocalReplica):
             op=hvd.Average,
         )
 
+    def accumulate(self, passes: int) -> None:
+        super().accumulate(passes)
+        # It adds up gradients and divides by ranks, not by passes: as the seam has it.
+        self.distributed.set_backward_passes_per_step(passes)
+
     def sync(self) -> None:
         self.distributed.synchronize()
 

@@ -61,7 +61,8 @@ def headline(run: Run) -> str:
             f"{config.model} on {dataset_name(run)}",
             f"{_count(config.ranks, 'rank')} × {_count(config.threads_per_rank, 'thread')}",
             config.device,
-            f"batch {config.batch_size_per_rank} per rank",
+            f"batch {config.batch_size_per_rank} per rank"
+            + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
             f"{config.optimizer} lr {config.learning_rate:g}",
             length,
         ]

@@ -20,6 +20,7 @@ SMALL_BUCKETS = (
     "ddp:bucket_cap_mb=0.01",
     "manual:mode=overlap:bucket_mb=0.01",
     "horovod:mode=overlap:bucket_mb=0.01",
+    "mpi:mode=overlap:bucket_mb=0.01",
 )
 """With the buckets of the registry's defaults the small model of these tests would fit into one."""
 

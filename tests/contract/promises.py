@@ -129,6 +129,11 @@ def twenty_float32_steps_equal_a_single_process(ranks: Replicas) -> None:
     _require_equal_training(ranks, "sgd float32", FLOAT32)
 
 
+def twenty_steps_of_three_passes_equal_a_single_process(ranks: Replicas) -> None:
+    if not parse_arm(ranks[0].arm).never_accumulates:
+        _require_equal_training(ranks, "three passes float64", FLOAT64)
+
+
 def all_ranks_end_bitwise_equal(ranks: Replicas) -> None:
     for name in ranks[0].trainings:
         assert len({r.trainings[name].ended for r in ranks}) == 1, name
@@ -216,6 +221,7 @@ OF_A_REPLICA = (
     twenty_steps_of_sgd_equal_a_single_process,
     twenty_steps_of_adam_equal_a_single_process,
     twenty_float32_steps_equal_a_single_process,
+    twenty_steps_of_three_passes_equal_a_single_process,
     all_ranks_end_bitwise_equal,
 )
 

@@ -77,6 +77,7 @@ def test_the_four_backends_of_a_first_comparison():
         ("horovod:controller=gloo", "horovod", {"controller": "gloo"}),
         ("horovod:controller=mpi", "horovod", {"controller": "mpi"}),
         ("horovod:mode=flat", "horovod", {"mode": "flat"}),
+        ("mpi:mode=overlap", "mpi", {"mode": "overlap"}),
         (" mpi : mode = flat ", "mpi", {"mode": "flat"}),
     ],
 )
@@ -216,8 +217,7 @@ def test_a_backend_without_options_says_so():
     [
         ("ddp:process_group=mpi", "auto or nccl or gloo"),
         ("manual:mode=fast", "per_parameter or flat or overlap or shared_memory"),
-        # Averaging over MPI has no call that could overlap with the backward pass.
-        ("mpi:mode=overlap", "per_parameter or flat"),
+        ("mpi:mode=shared_memory", "per_parameter or flat or overlap"),
         ("horovod:controller=nccl", "gloo or mpi"),
         ("ddp:static_graph=maybe", "true or false"),
         ("ddp:bucket_cap_mb=big", "a number above 0"),

@@ -64,6 +64,7 @@ def test_a_wrong_value_is_refused_by_its_flag(flag, field, value):
         ("--repeats", "rounds"),
         ("--threads", "threads_per_rank"),
         ("--epochs", "epochs"),
+        ("--accumulate", "accumulate"),
         ("--steps", "steps"),
         ("--seed", "seed"),
         ("--timeout", "launch_timeout_seconds"),
@@ -125,6 +126,22 @@ def test_a_global_batch_must_fit_into_the_training_set():
     assert "60000" in refusal(ranks=2, batch_size_per_rank=30_001).remedy
 
 
+def test_a_step_of_several_passes_has_a_batch_so_many_times_as_large():
+    config = a_config(ranks=2, batch_size_per_rank=16, accumulate=4, epochs=1, steps=None)
+    assert config.global_batch_size == 128
+    assert config.total_steps == 468
+    assert "4 each" in refusal(ranks=2, batch_size_per_rank=10_000, accumulate=4).remedy
+
+
+def test_ddp_with_a_static_graph_does_not_accumulate():
+    assert a_config("none,ddp:static_graph=false", accumulate=2).accumulate == 2
+    assert a_config("none,ddp:static_graph=true", accumulate=1).accumulate == 1
+    with pytest.raises(UsageError) as caught:
+        a_config("none,ddp:static_graph=true", accumulate=2)
+    assert caught.value.what == "ddp:static_graph=true cannot accumulate gradients."
+    assert "static_graph=true" in caught.value.found
+
+
 @pytest.mark.parametrize(("steps", "warmup"), [(10, 30), (10, 10), (1, 1), (1, 0)])
 def test_there_must_be_something_left_to_time(steps, warmup):
     # The first step is never timed: libraries build their buffers in it.
@@ -158,12 +175,13 @@ def test_the_control_is_found_where_there_is_one():
 
 def test_a_config_is_the_same_after_a_journey_as_json():
     config = a_config(
-        "none,ddp:bucket_cap_mb=0.1:static_graph=true,manual:mode=overlap,horovod:controller=mpi",
+        "none,ddp:bucket_cap_mb=0.1:gradient_as_bucket_view=true,manual:mode=overlap,horovod:controller=mpi",
         ranks=3,
         model="convnet",
         optimizer="adamw",
         learning_rate=3e-4,
         batch_size_per_rank=17,
+        accumulate=3,
         epochs=2,
         steps=None,
         warmup_steps=5,

@@ -66,3 +66,19 @@ def test_powersgd_attests_its_rank_and_what_it_left_out(group):
 def test_a_hook_that_torch_refuses_on_the_cpu_is_an_error_with_its_reason(group):
     with pytest.raises(BackendError, match=r"comm_hook=bf16 here: BF16 .* required CUDA"):
         replica_of(group, comm_hook="bf16")
+
+
+def test_a_static_graph_is_refused_where_gradients_accumulate(group):
+    """Should torch learn it, this fails, and the refusal can go."""
+    replica = replica_of(group, static_graph=True)
+    replica.accumulate(1)
+    with pytest.raises(BackendError, match="static_graph=true"):
+        replica.accumulate(2)
+    with pytest.raises(RuntimeError, match="INTERNAL ASSERT"):
+        _pass_without_and_with_communication(replica.wrapped)
+
+
+def _pass_without_and_with_communication(wrapped):
+    with wrapped.no_sync():
+        wrapped(BATCH[0]).sum().backward()
+    wrapped(BATCH[0]).sum().backward()
