@@ -1,5 +1,8 @@
 """The grammar of arms: ``backend:option=value:option=value``, commas between arms, sweeps in braces.
 
+``env.NAME=value`` in the place of an option sets a variable in the environment of the arm's ranks alone. In
+any value a colon, a comma, a brace or a backslash stands behind a backslash.
+
 What a backend is called and which options it takes stands in the registry; this module only reads
 text, so that every wrong name or value is answered with the right ones.
 """
@@ -16,6 +19,7 @@ import msgspec
 
 from backends import BACKENDS, Backend, Option
 from compare.errors import UsageError
+from compare.launch.environment import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,12 +29,16 @@ OptionValue: TypeAlias = bool | float | str
 CONTROL = "none"
 """The backend that does not communicate: what step time is compared with to give sync cost."""
 
+_ENVIRONMENT = "env."
+"""What begins so is no option of the backend, but a variable of its ranks' environment."""
+
 _MOST_IN_A_SWEEP = 1000
 # A backslash takes its meaning from what follows it.
 _PLAIN = r"(?:\\.|\\$|[^\\{}])*"
 _SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
 _BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
 
+_SPECIAL = re.compile(r"[\\:,{}]")
 _COUNT = re.compile(r"[0-9]{1,9}")
 
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -59,7 +67,19 @@ class Arm(msgspec.Struct, frozen=True):
     @property
     def options(self) -> dict[str, OptionValue]:
         """Every option of the backend: the defaults, and over them what was given."""
-        return {option.name: option.default for option in BACKENDS[self.backend].options} | self.given
+        return {
+            option.name: self.given.get(option.name, option.default)
+            for option in BACKENDS[self.backend].options
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is set in the environment of this arm's ranks alone."""
+        return {
+            name.removeprefix(_ENVIRONMENT): str(value)
+            for name, value in self.given.items()
+            if name.startswith(_ENVIRONMENT)
+        }
 
     @property
     def synchronises(self) -> bool:
@@ -131,10 +151,10 @@ def parse_arm(text: str) -> Arm:
     backend = BACKENDS[name]
     given: dict[str, OptionValue] = {}
     for setting in settings:
-        option, value = _parse_setting(backend, setting, text)
-        if option.name in given:
-            raise UsageError(f"{text}: {option.name} is set twice.", remedy="Name each option once.")
-        given[option.name] = value
+        key, value = _parse_setting(backend, setting, text)
+        if key in given:
+            raise UsageError(f"{text}: {key} is set twice.", remedy="Name each option once.")
+        given[key] = value
     arm = Arm(name, given)
     _require_needed(arm, text)
     return arm
@@ -192,15 +212,37 @@ def _expand(text: str) -> list[str]:
     return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
-def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[Option, OptionValue]:
+def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, OptionValue]:
     key, equals, value = setting.partition("=")
-    key = key.strip().replace("-", "_")
+    key, value = key.strip(), re.sub(r"\\(.)", r"\1", value.strip())
+    if key.startswith(_ENVIRONMENT):
+        return key, _parse_variable(backend, key.removeprefix(_ENVIRONMENT), value, text)
+    key = key.replace("-", "_")
     options = {option.name: option for option in backend.options}
     if key not in options:
         raise _unknown(f"option of {backend.name}", key, options, text)
-    if not equals or not value.strip():
+    if not equals or not value:
         raise UsageError(f"{text}: {key} has no value.", remedy=f"Write {key}={_example(options[key])}.")
-    return options[key], _parse_value(options[key], value.strip(), text)
+    return key, _parse_value(options[key], value, text)
+
+
+def _parse_variable(backend: Backend, name: str, value: str, text: str) -> str:
+    """Read a variable of the ranks' environment."""
+    reason = refusal_of(name)
+    if not backend.synchronises:
+        reason = "the control is one and the same for every arm"
+    if reason:
+        raise UsageError(
+            f"{text}: an arm cannot set {name or 'a variable without a name'}.",
+            found=f"{reason[0].upper()}{reason[1:]}.",
+            remedy="Leave it out; what libraries read may be set, as in ddp:env.NCCL_ALGO=Ring.",
+        )
+    if not value or not value.isprintable():
+        raise UsageError(
+            f"{text}: env.{name} has no value that can be printed.",
+            remedy=f"Write env.{name}=VALUE; colons, commas and braces in it behind a backslash each.",
+        )
+    return value
 
 
 def _parse_value(option: Option, value: str, text: str) -> OptionValue:
@@ -256,4 +298,4 @@ def _spell(value: OptionValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     # Every digit: a label is read back as its arm, and two arms never share one.
-    return value if isinstance(value, str) else repr(value).removesuffix(".0")
+    return _SPECIAL.sub(r"\\\g<0>", value) if isinstance(value, str) else repr(value).removesuffix(".0")

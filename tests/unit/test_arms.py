@@ -14,6 +14,12 @@ from compare.errors import UsageError
 # Nothing here is about time, and a busy machine is no failure.
 untimed = settings(deadline=None)
 
+# Whatever can be printed, and most of what has a meaning in the grammar.
+VALUES = (
+    st.text(st.sampled_from("aZ0 =:,{}\\²") | st.characters(categories=["L", "N", "P", "S"]), min_size=1)
+    .map(str.strip)
+    .filter(bool)
+)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
 
 
@@ -37,6 +43,11 @@ def arms_of(draw):
     kept = {
         name: value for name, value in given_.items() if name not in needs or needs[name] in given_.items()
     }
+    if backend.synchronises:
+        variables = draw(
+            st.dictionaries(st.sampled_from(["NCCL_ALGO", "OMPI_MCA_coll", "X"]), VALUES, max_size=2)
+        )
+        kept |= {f"env.{name}": value for name, value in variables.items()}
     return Arm(backend.name, kept)
 
 
@@ -181,6 +192,73 @@ def test_the_baseline_is_one_arm_and_no_sweep():
         parse_arm("ddp:bucket_cap_mb={1,5}")
 
 
+# ---- an environment of its own ----
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "label"),
+    [
+        ("ddp:env.NCCL_ALGO=Ring", {"NCCL_ALGO": "Ring"}, "ddp:env.NCCL_ALGO=Ring"),
+        (
+            r"mpi:mode=flat:env.UCX_NET_DEVICES=mlx5_0\:1\,mlx5_1\:1",
+            {"UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1"},
+            r"mpi:mode=flat:env.UCX_NET_DEVICES=mlx5_0\:1\,mlx5_1\:1",
+        ),
+        ("mpi:env.OMPI_MCA_coll_tuned_priority= 90", {"OMPI_MCA_coll_tuned_priority": "90"}, None),
+        ("ddp:env.A=x=y:env.B_2=true", {"A": "x=y", "B_2": "true"}, "ddp:env.A=x=y:env.B_2=true"),
+        (r"ddp:env.A=\{1\}\\", {"A": "{1}\\"}, r"ddp:env.A=\{1\}\\"),
+    ],
+)
+def test_an_arm_may_set_variables_of_its_own(text, environment, label):
+    (arm,) = parse_arms([text])
+    assert arm.environment == environment
+    assert not {name for name in arm.options if "env" in name}, "a backend is not told of them"
+    assert arm.label == label or label is None
+    assert parse_arms([arm.label]) == (arm,)
+
+
+def test_a_sweep_goes_over_variables_too():
+    arms = parse_arms(["ddp:env.NCCL_ALGO={Ring,Tree}"])
+    assert [arm.environment for arm in arms] == [{"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "capital letters") for name in ("nccl_algo", "1A", "_A", "A-B", "", "A B", "É")),
+        *((name, "secret") for name in ("HF_TOKEN", "NVIDIA_API_KEY", "SLURM_JWT", "MY_PASSWORD")),
+        *(
+            (name, "alike for every arm")
+            for name in (
+                *("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "PATH", "PYTHONPATH", "GLOO_SOCKET_IFNAME"),
+                *("HOROVOD_CONTROLLER", "OMP_PROC_BIND", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"),
+                *("RINGSIDE_LAUNCH", "RINGSIDE_SCRATCH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PMIX_RANK"),
+                *("OMPI_COMM_WORLD_RANK", "OMPI_MCA_btl_vader_backing_directory", "TORCHELASTIC_RUN_ID"),
+            )
+        ),
+    ],
+)
+def test_a_variable_that_is_not_the_arms_to_set_is_refused(name, reason):
+    said = refusal(f"ddp:env.{name}=1")
+    assert f"an arm cannot set {name or 'a variable without a name'}." in said
+    assert reason in said
+
+
+def test_the_control_has_no_environment_of_its_own():
+    assert "one and the same for every arm" in refusal("none:env.NCCL_ALGO=Ring")
+
+
+@pytest.mark.parametrize("value", ["", " ", "a\nb", "\x1b[0m"])
+def test_a_value_that_cannot_be_printed_is_refused(value):
+    assert "no value that can be printed" in refusal(
+        f"ddp:env.A={value}x"[: -1 if not value.strip() else None]
+    )
+
+
+def test_a_variable_set_twice_is_refused():
+    assert "env.A is set twice" in refusal("ddp:env.A=1:env.A=2")
+
+
 # ---- what a slip is answered with ----
 
 
@@ -316,6 +394,7 @@ def test_an_arm_repeated_in_another_flag_is_refused():
 @given(arms_of())
 @example(Arm("ddp", {"bucket_cap_mb": 0.1234567891}))
 @example(Arm("ddp", {"bucket_cap_mb": 1e22}))
+@example(Arm("ddp", {"env.A": "\\"}))
 def test_a_label_reads_back_as_its_arm(arm):
     read = parse_arm(arm.label)
     assert read == arm
