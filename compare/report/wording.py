@@ -118,13 +118,25 @@ def _why_incomplete(run: Run) -> str:
 
 
 def _same_training(run: Run, summary: Summary) -> list[str]:
-    synchronising = {arm.label for arm in run.config.arms if arm.synchronises}
-    hashes = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in synchronising}
+    """Hold exact arms against each other; of the others say that they differ on purpose."""
+    exact = {arm.label for arm in run.config.arms if arm.synchronises and arm.exact}
+    lossy = {arm.label for arm in run.config.arms if not arm.exact}
+    hashes = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in exact}
+    everybody = "every arm" if len(hashes) > 1 else "the arm"
+    said = _of_exact(hashes, ", ".join(hashes) if lossy else everybody)
+    return said + [
+        f"{arm.arm} changes the arithmetic by its own choice: its ranks ended bitwise alike, with parameters "
+        f"of their own ({_short(arm.final_hash)})."
+        for arm in summary.arms
+        if arm.arm in lossy
+    ]
+
+
+def _of_exact(hashes: dict[str, str | None], whose: str) -> list[str]:
     first = next(iter(hashes.values()), None)
     if not hashes:
         return []
     if first is not None and set(hashes.values()) == {first}:
-        whose = "every arm" if len(hashes) > 1 else "the arm"
         return [f"All ranks of {whose} ended with bitwise the same parameters ({first[:_HASH_DIGITS]})."]
     return [
         "In every launch the ranks ended bitwise alike, but the arms did not: "
