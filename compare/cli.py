@@ -76,7 +76,7 @@ NumProc = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
-Model = Annotated[str, typer.Option(help="mlp, convnet or wide.")]
+Model = Annotated[str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
 LearningRate = Annotated[
     float | None,
@@ -84,7 +84,10 @@ LearningRate = Annotated[
         "--lr", show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."
     ),
 ]
-BatchSize = Annotated[int, typer.Option(help="Samples per rank and step.")]
+BatchSize = Annotated[int, typer.Option(help="Samples per rank and pass.")]
+Accumulate = Annotated[
+    int, typer.Option(help="Passes per step; gradients add up and are averaged after the last.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")]
 Dataset = Annotated[str, typer.Option(help="auto, mnist or digits.")]
@@ -138,6 +141,7 @@ def run(
     optimizer: Optimizer = "sgd",
     lr: LearningRate = None,
     batch_size: BatchSize = 64,
+    accumulate: Accumulate = 1,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
@@ -201,6 +205,7 @@ def run(
         optimizer=optimizer,
         learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
         batch_size_per_rank=batch_size,
+        accumulate=accumulate,
         epochs=epochs,
         steps=steps,
         warmup_steps=warmup,

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 LOOPBACK = "lo"
 """The interface of every arm on one machine: no port is open to anybody else."""
 
+_LONGEST_NAME = 100
+"""Bytes of an arm's label in a folder's name: a whole name may have 255, and the number makes it unique."""
+
 _PORT_TAKEN = ("EADDRINUSE", "address already in use")
 
 
@@ -132,17 +135,18 @@ def commands_for(
         module="compare.worker",
         arguments=(str(job_file),),
         port=_free_port(),
-        environment=alike | dict(own_settings or {}),
+        environment=alike | dict(own_settings or {}) | arm.environment,
         interface=LOOPBACK,
         options=arm.options,
+        exported=tuple(arm.environment),
     )
     return LAUNCHERS[name].commands(request)
 
 
 def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
     """Say where the files of a launch lie in a run's folder."""
-    name = "".join(c if c.isalnum() or c in "-=." else "_" for c in planned.arm.label)
-    return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name}")
+    name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.arm.label)
+    return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name[:_LONGEST_NAME]}")
 
 
 def _launch_once(

@@ -186,6 +186,7 @@ def _follow(
     steps = _FEW_STEPS if brief and sum(p.numel() for p in model.parameters()) > _LARGE else STEPS
     oracle = _Oracle(copy.deepcopy(model), optimizer_maker(config), batches((0, 1), _combined(config)))
     replica = make_replica(model, optimizer_maker(config))
+    replica.accumulate(config.accumulate)
     own = batches(replica.shard, config)
     differences: list[float] = []
     share, seconds = math.nan, 0.0
@@ -215,8 +216,10 @@ def _shortened(config: RunConfig, kind: PassKind) -> RunConfig:
 
 
 def _combined(config: RunConfig) -> RunConfig:
-    """Let one rank see what all see in a step."""
-    return msgspec.structs.replace(config, ranks=1, batch_size_per_rank=config.global_batch_size)
+    """Let one rank see in a single pass what all see in a step."""
+    return msgspec.structs.replace(
+        config, ranks=1, accumulate=1, batch_size_per_rank=config.global_batch_size
+    )
 
 
 @contextmanager

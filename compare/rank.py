@@ -62,7 +62,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     torch.set_num_threads(config.threads_per_rank)
     _assert_alike(job)
     device = _device(config.device, placement)
-    make_group, make_replica = backends.load(job.arm.backend)
+    make_group, make_replica = backends.load(job.arm.backend, job.arm.options)
 
     guard.note("data")
     raw = data.load(Path(job.dataset.directory))
@@ -84,6 +84,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     torch.manual_seed(config.seed)
     model = build_model(config.model).to(device)
     replica = make_replica(model, optimizer_maker(config), group, job.arm.options)
+    replica.accumulate(config.accumulate)
     initial_hash = hash_parameters(model)
     # From here on the ranks may differ in what they drop out, but not from one run to the next.
     torch.manual_seed(config.seed + 1 + placement.rank)
@@ -103,7 +104,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     if job.arm.synchronises:
         guard.note("reference", config.untimed_steps)
         again = iter(Batches(images, labels, replica.shard, config))
-        _, make_control = backends.load(CONTROL)
+        _, make_control = backends.load(CONTROL, {})
         sides["reference"] = make_reference(make_control, config, again, group)
     meter = CPUMeter()
     blocks = list(take_turns(job, sides, group, guard, step_seconds=step_seconds))

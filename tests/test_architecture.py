@@ -239,7 +239,8 @@ def test_only_a_rank_loads_a_backend():
 
 def test_the_registry_names_classes_that_there_are():
     for backend in BACKENDS.values():
-        for path in (backend.group, backend.strategy):
+        chosen = [path for option in backend.options for path in option.strategies.values()]
+        for path in (backend.group, backend.strategy, *chosen):
             module, _, name = path.partition(":")
             assert name in {node.name for node in MODULES[module].body if isinstance(node, ast.ClassDef)}, (
                 path

@@ -98,7 +98,8 @@ def headline(run: Run) -> str:
             f"{config.model} on {dataset_name(run)}",
             f"{_count(config.ranks, 'rank')} × {_count(config.threads_per_rank, 'thread')}",
             config.device,
-            f"batch {config.batch_size_per_rank} per rank",
+            f"batch {config.batch_size_per_rank} per rank"
+            + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
             f"{config.optimizer} lr {config.learning_rate:g}",
             length,
         ]
@@ -168,10 +169,10 @@ def _against_itself(run: Run) -> list[str]:
     found = assess(run)
     if found is None:
         return []
+    comparisons = f"{_count(len(found.verdicts), 'comparison')} of {_count(found.rounds_each, 'round')}"
+    rate = f"{found.rate:.1%} (95 % interval {found.low:.1%}–{found.high:.1%})"
     said = [
-        f"{found.arm} against itself: {found.false_differences} of "
-        f"{_count(len(found.verdicts), 'comparison')} of {_count(found.rounds_each, 'round')} saw a "
-        f"difference ({found.rate:.1%}, 95 % interval {found.low:.1%}–{found.high:.1%})."
+        f"{found.arm} against itself: {found.false_differences} of {comparisons} saw a difference, {rate}."
     ]
     for rate, how in (
         (found.fixed, "of that length"),
@@ -220,13 +221,25 @@ def _why_incomplete(run: Run) -> str:
 
 
 def _same_training(run: Run, summary: Summary) -> list[str]:
-    synchronising = {arm.label for arm in run.config.arms if arm.synchronises}
-    hashes = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in synchronising}
+    """Hold exact arms against each other; of the others say that they differ on purpose."""
+    exact = {arm.label for arm in run.config.arms if arm.synchronises and arm.exact}
+    lossy = {arm.label for arm in run.config.arms if not arm.exact}
+    hashes = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in exact}
+    everybody = "every arm" if len(hashes) > 1 else "the arm"
+    said = _of_exact(hashes, ", ".join(hashes) if lossy else everybody)
+    return said + [
+        f"{arm.arm} changes the arithmetic by its own choice: its ranks ended bitwise alike, with parameters "
+        f"of their own ({_short(arm.final_hash)})."
+        for arm in summary.arms
+        if arm.arm in lossy
+    ]
+
+
+def _of_exact(hashes: dict[str, str | None], whose: str) -> list[str]:
     first = next(iter(hashes.values()), None)
     if not hashes:
         return []
     if first is not None and set(hashes.values()) == {first}:
-        whose = "every arm" if len(hashes) > 1 else "the arm"
         return [f"All ranks of {whose} ended with bitwise the same parameters ({first[:_HASH_DIGITS]})."]
     return [
         "In every launch the ranks ended bitwise alike, but the arms did not: "
@@ -237,7 +250,9 @@ def _same_training(run: Run, summary: Summary) -> list[str]:
 
 def _as_in_one_process(run: Run) -> list[str]:
     """Say how near to a single process the launches were, as rank 0 found; the others had its very hash."""
-    passes = [p for launch in run.launches for p in launch.ranks[0].parity if p.kind == "float64"]
+    exact = {arm.label for arm in run.config.arms if arm.exact}
+    launches = [launch for launch in run.launches if launch.arm in exact]
+    passes = [p for launch in launches for p in launch.ranks[0].parity if p.kind == "float64"]
     ends = [end for end in (taken.differences[-1] for taken in passes) if end is not None]
     if not ends:
         return []

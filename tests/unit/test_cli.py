@@ -132,7 +132,7 @@ def carried_out(monkeypatch):
         ("--backend ddp --lr nan", USAGE, ["--lr cannot be nan"]),
         ("--backend ddp --timeout inf", USAGE, ["--timeout cannot be inf"]),
         ("--backend ddp --seed -1", USAGE, ["--seed cannot be -1"]),
-        ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or convnet or wide"]),
+        ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
         ("--backend ddp --optimizer lion", USAGE, ["--optimizer cannot be lion", "sgd or adam or adamw"]),
         ("--backend ddp --device tpu", USAGE, ["--device cannot be tpu", "cpu or cuda"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "mnist or digits"]),
@@ -445,6 +445,7 @@ def test_the_backends_are_listed_with_their_options_and_the_reason_why_one_is_no
         for option in backend.options:
             assert f"{backend.name}:{option.name}=" in said
     assert "mpi4py is not installed" in said
+    assert "env.NCCL_ALGO=Ring" in said
 
 
 # ---- help ----

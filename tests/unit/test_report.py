@@ -304,6 +304,17 @@ def test_the_detail_fits_its_terminal_and_still_shows_everything(width):
 
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_an_arm_that_rounds_on_purpose_does_not_hide_that_the_others_trained_one_model(form):
+    run = a_run({"ddp": [5.0], "mpi": [6.0], "ddp:comm_hook=fp16": []})
+    other = [a_rank(rank, final_hash="9" * 64, milliseconds=6.0) for rank in range(2)]
+    run = msgspec.structs.replace(run, launches=[*run.launches, a_launch("ddp:comm_hook=fp16", ranks=other)])
+    text = unfolded(shown(run, form))
+    assert "All ranks of ddp, mpi ended with bitwise the same parameters (abcdef012345)" in text
+    assert "ddp:comm_hook=fp16 changes the arithmetic by its own choice" in text
+    assert "of their own (999999999999)" in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
 def test_it_is_said_whether_the_arms_trained_the_same_model(form):
     assert "bitwise the same parameters (abcdef012345)" in unfolded(shown(a_run(MEASURED), form))
     other = [a_rank(rank, final_hash="9" * 64, milliseconds=6.0) for rank in range(2)]
