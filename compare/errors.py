@@ -71,3 +71,9 @@ class ParityError(RingsideError):
     """The ranks of an arm did not train the same model, or did not train at all."""
 
     exit_code = 8
+
+
+class HostError(RingsideError):
+    """A host cannot be reached, lets nobody in, or cannot do what it is asked."""
+
+    exit_code = 9
