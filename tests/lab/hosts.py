@@ -144,9 +144,15 @@ class Machine:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if _namespace(process.pid, "pid") == mine and process.pid != self._pid:
+                if _namespace(process.pid, "pid") != mine or process.pid == self._pid:
+                    continue
+                if process.status() != psutil.STATUS_ZOMBIE and process.name() != "sshd":
                     found.append(process)
-        return [p for p in found if p.status() != psutil.STATUS_ZOMBIE and p.name() != "sshd"]
+        return found
+
+    def command_lines(self) -> list[str]:
+        """Return the command lines of ``processes``, of those that have not ended meanwhile."""
+        return _command_lines(self.processes())
 
     def limit_rate(self, rate: str) -> None:
         """Let the link carry so much in each direction: ``1gbit``, ``100mbit``."""
@@ -283,6 +289,8 @@ class Lab:
         _end_processes(self.folder)
         for process in self.started:
             process.wait()
+            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+                pipe.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -348,7 +356,7 @@ def traces(folder: Path | None = None) -> Left:
     """Look for what labs leave behind; processes and folders only those of ``folder``, where it is given."""
     folders = Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if folder is None else [folder]
     return Left(
-        processes=[f"{p.pid} {' '.join(p.cmdline())}" for p in _processes(folder)],
+        processes=_command_lines(_processes(folder)),
         mounts=[line for line in Path("/proc/self/mounts").read_text().splitlines() if PREFIX in line],
         interfaces=sorted(os.listdir("/sys/class/net")),  # noqa: PTH208 -- names alone
         namespaces=network_namespaces(p.pid for p in _processes(folder)),
@@ -392,6 +400,14 @@ def _processes(folder: Path | None) -> list[psutil.Process]:
                 continue
             if folder is None or mark == str(folder):
                 found.append(process)
+    return found
+
+
+def _command_lines(processes: list[psutil.Process]) -> list[str]:
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.append(" ".join(process.cmdline()))
     return found
 
 

@@ -127,8 +127,8 @@ def test_all_processes_of_a_launch_end_on_all_hosts(make_lab):
         host.start(["setsid", "sleep", "321"], environment={MARKER: "/runs/one"})
         host.start(["setsid", "sleep", "654"], environment={MARKER: "/runs/other"})
     for host in lab.hosts:
-        while len(host.processes()) < 2:
+        while sorted(host.command_lines()) != ["sleep 321", "sleep 654"]:
             time.sleep(0.02)
     ask(lab, what="end", hosts="n1\nn2", mark="/runs/one")
     for host in lab.hosts:
-        assert [p.cmdline()[-1] for p in host.processes()] == ["654"]
+        assert host.command_lines() == ["sleep 654"]

@@ -138,7 +138,7 @@ def test_a_host_that_is_stopped_takes_its_processes_along(make_lab):
     lab = make_lab(2)
     victim, survivor = lab.hosts
     sleeper = victim.start(["setsid", "sleep", "321"])
-    until(lambda: any("321" in p.cmdline() for p in victim.processes()))
+    until(lambda: "sleep 321" in victim.command_lines())
     pids = [p.pid for p in victim.processes()]
     victim.stop()
     sleeper.wait(timeout=5)
