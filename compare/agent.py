@@ -176,9 +176,7 @@ def _carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
     except RingsideError as error:
         return Refused(what=error.what, found=error.found, remedy=error.remedy)
     except OSError as error:
-        return Refused(
-            what=f"{begin.directory} could not be used.", found=f"{error.filename}: {error.strerror}"
-        )
+        return Refused(what=f"{begin.directory} could not be used.", found=str(error))
     else:
         seconds = time.monotonic() - began
         return Ended(status=ending.status, seconds=seconds, timed_out=ending.timed_out)

@@ -226,6 +226,21 @@ def trouble(answer: Answer) -> HostError | None:
     return HostError(f"{name}: a command failed with status {answer.status}.", found=said, remedy=remedy)
 
 
+@contextmanager
+def enough_files(hosts: int) -> Iterator[int]:
+    """Allow this process the open files that so many hosts need; yield for how many at once they suffice."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _SPARE_FILES + _FILES_PER_HOST * hosts
+    unlimited = resource.RLIM_INFINITY  # which is -1
+    allowed = needed if soft == unlimited else max(soft, needed)
+    allowed = allowed if hard == unlimited else min(allowed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    try:
+        yield max(1, min(hosts, (allowed - _SPARE_FILES) // _FILES_PER_HOST))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 _SSH_TROUBLES = (
     # What ssh says, what that means, what to do. The first that fits counts.
     (
@@ -326,7 +341,7 @@ def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: f
         command="named by _build_cmd",
         stderr=True,
     )
-    with _files_for(len(commands)) as fan_out:
+    with enough_files(len(commands)) as fan_out:
         task.set_info("fanout", fan_out)
         try:
             task.schedule(worker)
@@ -344,18 +359,3 @@ def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: f
         _Outcome(status, said[worker.SNAME_STDOUT][number], said[worker.SNAME_STDERR][number], seconds)
         for number, (status, seconds) in enumerate(ended)
     ]
-
-
-@contextmanager
-def _files_for(hosts: int) -> Iterator[int]:
-    """Allow this process the open files that so many hosts need; yield for how many at once they suffice."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _SPARE_FILES + _FILES_PER_HOST * hosts
-    unlimited = resource.RLIM_INFINITY  # which is -1
-    allowed = needed if soft == unlimited else max(soft, needed)
-    allowed = allowed if hard == unlimited else min(allowed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    try:
-        yield max(1, min(hosts, (allowed - _SPARE_FILES) // _FILES_PER_HOST))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

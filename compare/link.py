@@ -11,9 +11,11 @@ import os
 import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compare import __version__
 from compare.channel import (
     Alive,
     Begin,
@@ -29,11 +31,11 @@ from compare.channel import (
 )
 from compare.errors import HostError, OutputError
 from compare.guard import LEASE_SECONDS
-from compare.host import Answer, command, python_command, trouble
+from compare.host import Answer, command, enough_files, python_command, trouble
 from compare.results import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
     from compare.channel import Message
@@ -156,6 +158,12 @@ class Link:
         match message:
             case Ready():
                 self.ready = message
+                if message.version != __version__:
+                    self._refused = HostError(
+                        f"Host {self.host.name} has another version of Ringside.",
+                        found=f"{message.version} there, {__version__} here.",
+                        remedy="Install the same version on every host.",
+                    )
             case Alive(at):
                 ahead = at - time.time()
                 # The message that was quickest on its way tells most.
@@ -207,6 +215,18 @@ class Link:
             found=stderr.decode(errors="replace").strip(),
             remedy="Was this program suspended (Ctrl-Z), or the machine? Run again, and let it run.",
         )
+
+
+@contextmanager
+def linked(hosts: Sequence[Host], *, python: str, reach: Reach) -> Iterator[list[Link]]:
+    """Link to all hosts at once for as long as the block lasts; a host that fails is told by ``tick``."""
+    with enough_files(len(hosts)):
+        links: list[Link] = []
+        try:
+            links.extend(Link(host, python=python, reach=reach) for host in hosts)
+            yield links
+        finally:
+            close_all(links)
 
 
 def close_all(links: Sequence[Link]) -> None:

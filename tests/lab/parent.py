@@ -14,7 +14,7 @@ from compare.errors import HostError
 from compare.host import Reach
 from compare.hostfile import parse_hostfile
 from compare.job import LaunchFiles
-from compare.link import Link, close_all
+from compare.link import linked
 
 RANK = Path(__file__).with_name("rank.py")
 
@@ -28,7 +28,16 @@ def main(text):
     hosts = parse_hostfile(asked["hosts"], "hosts.txt")
     files = LaunchFiles(Path(asked["mirrored"]))
     files.directory.mkdir(parents=True)
-    links = [Link(host, python=asked.get("python", sys.executable), reach=Reach()) for host in hosts]
+    with linked(hosts, python=asked.get("python", sys.executable), reach=Reach()) as links:
+        begin(links, asked, files)
+        try:
+            watch(links)
+        except HostError as error:
+            say(error=str(error))
+    say(closed=True)
+
+
+def begin(links, asked, files):
     for number, link in enumerate(links):
         directory = f"{asked['mark']}-files"
         link.begin(
@@ -42,12 +51,6 @@ def main(text):
             ),
             files,
         )
-    try:
-        watch(links)
-    except HostError as error:
-        say(error=str(error))
-    close_all(links)
-    say(closed=True)
 
 
 def watch(links):

@@ -81,6 +81,21 @@ def test_an_agent_says_what_it_is(link):
     assert abs(link.clock_ahead_seconds) < 0.5
 
 
+def test_another_version_is_refused(link, monkeypatch):
+    monkeypatch.setattr(linking, "__version__", "99.0")
+    with pytest.raises(HostError, match="another version") as raised:
+        tick_until(link, lambda: False)
+    assert raised.value.found == f"{__version__} there, 99.0 here."
+
+
+def test_many_links_are_opened_and_closed_together():
+    hosts = [HERE] * 8
+    with linking.linked(hosts, python=sys.executable, reach=Reach()) as links:
+        for link in links:
+            tick_until(link, lambda link=link: link.ready)
+    assert [link._process.returncode for link in links] == [0] * 8
+
+
 def test_everything_comes_back_and_nothing_stays(link, mark, files):
     link.begin(a_launch(mark, "0", "0.5"), files)
     seen = set()
