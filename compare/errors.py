@@ -73,6 +73,12 @@ class ParityError(RingsideError):
     exit_code = 8
 
 
+class HostError(RingsideError):
+    """A host cannot be reached, lets nobody in, or cannot do what it is asked."""
+
+    exit_code = 9
+
+
 class FairnessError(RingsideError):
     """The arms were not measured alike, and ``--strict`` asked for nothing less; results are saved."""
 

@@ -170,10 +170,9 @@ def _against_itself(run: Run) -> list[str]:
     if found is None:
         return []
     comparisons = f"{_count(len(found.verdicts), 'comparison')} of {_count(found.rounds_each, 'round')}"
-    rate = f"{found.rate:.1%} (95 % interval {found.low:.1%}–{found.high:.1%})"
-    said = [
-        f"{found.arm} against itself: {found.false_differences} of {comparisons} saw a difference, {rate}."
-    ]
+    share = f"{found.rate:.1%} (95 % interval {found.low:.1%}–{found.high:.1%})"
+    saw = f"{found.false_differences} of {comparisons} saw a difference"
+    said = [f"{found.arm} against itself: {saw}, {share}."]
     for rate, how in (
         (found.fixed, "of that length"),
         (found.sequential, "looked at after every round, ended as soon as settled"),
