@@ -43,8 +43,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=_EITHER_SPELLING,
     epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch "
-    "failed, 7 a launch stalled, 8 an arm does not train what it should, 9 a host cannot be used, 10 --strict "
-    "found the arms unlike, 130 interrupted.",
+    "failed, 7 a launch stalled, 8 an arm does not train what it should, 9 a host cannot be used, "
+    "10 --strict found the arms unlike, 130 interrupted.",
 )
 data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True)
 install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True)
