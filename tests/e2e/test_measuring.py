@@ -1,7 +1,8 @@
 """A known delay in the ranks of real launches comes back in the figures that it belongs to, and in no others.
 
 Every launch is measured with and without the delay in turns (``injected/sitecustomize.py``), and told apart
-again by its raw samples; the intervals over the rounds hold 99.9 %, so that a noisy machine is no failure.
+again by its raw samples; the intervals over the rounds hold 99.9 %, so that noise is no failure. The arm is
+the quietest that there is: ranks that poll lose whole time slices where others want their cores.
 """
 
 import json
@@ -16,12 +17,13 @@ import pytest
 import scipy.stats
 
 from compare.results import read_run
-from compare.stats import summarise
+from compare.stats import foreign_share, summarise
 
-ROUNDS = 5
+ARM = "manual:mode=shared_memory"
+ROUNDS, FEWEST = 5, 4
 # 28 blocks of 30 steps after the warm-up; what others disturb meanwhile is measured again.
 LENGTH = ("--repeats", str(ROUNDS), "--max-reruns", "5", "--warmup", "30", "--steps", "870", "--threads", "1")
-# Ranks that do the same work still wait for each other now and then; a straggler takes that waiting over.
+# A delay does more than to delay: caches grow cold, and ranks that were late by turns wait no more.
 TOLERANCE_SECONDS = 0.0003
 
 
@@ -74,14 +76,18 @@ def _half(blocks, delayed):
 
 
 def changes(run, figure):
-    """How much a figure of the arm grew by the delay, in every round, in seconds."""
+    """How much a figure of the arm grew by the delay, in seconds, in every round that nobody disturbed."""
+    rounds = sorted(set(range(1, ROUNDS + 1)) - set(summarise(run).disturbed_rounds))
+    if len(rounds) < FEWEST:
+        others = ", ".join(f"{foreign_share(launch):.0%}" for launch in run.launches)
+        pytest.skip(f"too busy to measure on: others used {others} of the CPUs, launch by launch")
 
     def of(round_, *, delayed):
         launches = [launch for launch in run.launches if launch.round == round_]
         summary = summarise(half(msgspec.structs.replace(run, launches=launches), delayed=delayed))
         return figure(summary.arms[-1]).mean
 
-    return [of(round_, delayed=True) - of(round_, delayed=False) for round_ in range(1, ROUNDS + 1)]
+    return [of(round_, delayed=True) - of(round_, delayed=False) for round_ in rounds]
 
 
 def assert_raised_by(seconds, changed):
@@ -93,19 +99,19 @@ def assert_raised_by(seconds, changed):
 @pytest.fixture(scope="module")
 def slow_sync(tmp_path_factory, mnist_dir, requires_backend):
     """2 ms more in every rank's synchronisation."""
-    requires_backend("mpi")
+    requires_backend("manual")
     injected = {"change": "slow sync", "seconds": 0.002}
     folder = tmp_path_factory.mktemp("sync")
-    return a_run(folder, mnist_dir, "mpi", *LENGTH, injected=injected)
+    return a_run(folder, mnist_dir, ARM, *LENGTH, injected=injected)
 
 
 @pytest.fixture(scope="module")
 def straggler(tmp_path_factory, mnist_dir, requires_backend):
     """3 ms more in what one of two ranks computes."""
-    requires_backend("mpi")
+    requires_backend("manual")
     injected = {"change": "slow computing", "seconds": 0.003}
     folder = tmp_path_factory.mktemp("straggler")
-    return a_run(folder, mnist_dir, "mpi", *LENGTH, injected=injected)
+    return a_run(folder, mnist_dir, ARM, *LENGTH, injected=injected)
 
 
 @pytest.mark.slow
@@ -154,36 +160,29 @@ def test_the_ranks_of_a_delayed_run_have_trained_alike(slow_sync, straggler):
         launch.ranks[rank].final_hash
         for run in (slow_sync, straggler)
         for launch in run.launches
-        if launch.arm == "mpi"
+        if launch.arm == ARM
         for rank in (0, 1)
     }
     assert len(hashes) == 1
 
 
+MLP = ("--model", "mlp", "--steps", "200")
+CONVNET = ("--model", "convnet", "--steps", "24", "--batch-size", "16")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model",
-    [("--model", "mlp", "--steps", "200"), ("--model", "convnet", "--steps", "24", "--batch-size", "16")],
-    ids=["mlp", "convnet with dropout"],
+    ("backend", "model"),
+    [("ddp", MLP), ("ddp", CONVNET), ("horovod", CONVNET), ("mpi", CONVNET)],
+    ids=["ddp, mlp", "ddp, dropout", "horovod, dropout", "mpi, dropout"],
 )
-@pytest.mark.parametrize("backend", ["ddp", "horovod", "mpi"])
 def test_the_reference_beside_an_arm_does_not_change_its_training(
     tmp_path, mnist_dir, requires_backend, backend, model
 ):
     """Neither its batches nor what it drops out, to the last bit."""
     requires_backend(backend)
-    arguments = (
-        "--no-control",
-        "--repeats",
-        "1",
-        "--max-reruns",
-        "0",
-        "--warmup",
-        "4",
-        "--threads",
-        "1",
-        *model,
-    )
+    length = ("--repeats", "1", "--max-reruns", "0", "--warmup", "4", *model)
+    arguments = ("--no-control", "--threads", "1", *length)
     found = {}
     for name, injected in (("beside", None), ("alone", {"change": "no reference"})):
         folder = tmp_path / name
