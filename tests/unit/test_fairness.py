@@ -1,4 +1,4 @@
-"""What could make arms unlike: found where it is, declared where somebody said so, silent where there is none."""
+"""What could make arms unlike: found where it is, declared where options say so, and else nothing is said."""
 
 from __future__ import annotations
 
