@@ -80,7 +80,7 @@ def test_tcp_on_one_host_is_named_beside_shared_memory(slowed):
     seen = {reason.arm: reason.evidence for reason in reasons if reason.key == "transport"}
     assert {"manual", "manual:mode=per_parameter"} <= set(seen)
     assert {evidence["other_arm"] for evidence in seen.values()} == {"mpi"}
-    assert "over shared memory" in text
+    assert "by shared memory" in text
 
 
 def test_enough_compute_and_even_ranks_are_no_reason(slowed):
