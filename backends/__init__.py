@@ -6,12 +6,14 @@ backend is one entry here, and one file where its group or its strategy is new.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from backends.base import Group, OptionValue, Replica
+    from collections.abc import Mapping
+
+    from backends.base import Group, Options, OptionValue, Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,24 @@ class Option:
     """One setting of a backend, as written in an arm: ``backend:name=value``."""
 
     name: str
-    kind: Literal["choice", "number", "switch"]
+    kind: Literal["choice", "number", "count", "switch"]
     default: OptionValue
     summary: str
     choices: tuple[str, ...] = ()
     """What a ``choice`` may be; empty for the other kinds."""
+    least: int = 1
+    """The smallest that a ``count`` may be."""
+    strategies: Mapping[str, str] = field(default_factory=dict)
+    """Choices that take another strategy than the backend's own: ``module:class`` of the Replica."""
+    lossy: Mapping[str, float] = field(default_factory=dict)
+    """Choices that change the arithmetic on purpose, each with how far an averaged gradient may be from the
+    mean, relative to the largest number in its tensor."""
+    cuda_only: tuple[str, ...] = ()
+    """Choices that the library refuses on the CPU."""
+    accumulates: bool = True
+    """False for a switch that, switched on, rules out gradient accumulation."""
+    needs: tuple[str, str] | None = None
+    """It means something only where this other option has this value, and is refused elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,15 @@ class Backend:
 _PROCESS_GROUP = Option(
     "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
 )
-_BUCKET_MB = Option("bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce")
+_BUCKET_MB = Option(
+    "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
+)
+# Half precision keeps 11 bits, bfloat16 8: one rounding on the way in and one for every addition.
+_FP16 = 2.0**-8
+_BF16 = 2.0**-5
+# A low rank keeps the directions that matter most, and adds what it left out to the next step's gradient.
+_LOW_RANK = 2.0
+_AVERAGING = "backends.strategies.averaging:AveragingReplica"
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
@@ -83,7 +106,35 @@ BACKENDS: dict[str, Backend] = {
                     summary="gradients live in the buckets",
                 ),
                 Option(
-                    "static_graph", "switch", default=False, summary="promise that the graph never changes"
+                    "static_graph",
+                    "switch",
+                    default=False,
+                    summary="promise that the graph never changes",
+                    accumulates=False,
+                ),
+                Option(
+                    "comm_hook",
+                    "choice",
+                    "none",
+                    "what travels in the place of gradients: rounded ones, or matrices of a low rank",
+                    ("none", "fp16", "bf16", "powersgd"),
+                    lossy={"fp16": _FP16, "bf16": _BF16, "powersgd": _LOW_RANK},
+                    cuda_only=("bf16",),
+                ),
+                Option(
+                    "powersgd_rank",
+                    "count",
+                    1,
+                    "rank of the matrices that travel",
+                    needs=("comm_hook", "powersgd"),
+                ),
+                Option(
+                    "powersgd_start",
+                    "count",
+                    10,
+                    "first step that is compressed; within the warm-up, or both kinds of steps are timed",
+                    least=2,  # DDP settles its buckets in the second step, and PowerSGD remembers them
+                    needs=("comm_hook", "powersgd"),
                 ),
             ),
         ),
@@ -91,7 +142,7 @@ BACKENDS: dict[str, Backend] = {
             name="manual",
             summary="torch.distributed.all_reduce of every gradient, by hand",
             group="backends.groups.torch_group:TorchGroup",
-            strategy="backends.strategies.averaging:AveragingReplica",
+            strategy=_AVERAGING,
             launcher="torchrun",
             libraries=(),
             options=(
@@ -116,13 +167,32 @@ BACKENDS: dict[str, Backend] = {
             install="compare install horovod",
             options=(
                 Option("controller", "choice", "gloo", "who negotiates and carries tensors", ("gloo", "mpi")),
+                Option(
+                    "mode",
+                    "choice",
+                    "optimizer",
+                    "DistributedOptimizer, or hvd.allreduce by hand: one call per parameter, one for all, or "
+                    "during backward",
+                    ("optimizer", "per_parameter", "flat", "overlap"),
+                    strategies=dict.fromkeys(("per_parameter", "flat", "overlap"), _AVERAGING),
+                ),
+                _BUCKET_MB,
+                Option(
+                    "compression",
+                    "choice",
+                    "none",
+                    "fp16 halves what travels and rounds it",
+                    ("none", "fp16"),
+                    lossy={"fp16": _FP16},
+                    needs=("mode", "optimizer"),
+                ),
             ),
         ),
         Backend(
             name="mpi",
             summary="MPI_Allreduce of every gradient through mpi4py",
             group="backends.groups.mpi_group:MPIGroup",
-            strategy="backends.strategies.averaging:AveragingReplica",
+            strategy=_AVERAGING,
             launcher="mpirun",
             libraries=("mpi4py",),
             install="pip install 'ringside[mpi]'",
@@ -132,24 +202,29 @@ BACKENDS: dict[str, Backend] = {
                     "mode",
                     "choice",
                     "flat",
-                    "one call per parameter, or one for all",
-                    ("per_parameter", "flat"),
+                    "one call per parameter, one for all, or MPI_Iallreduce during backward, where MPI only "
+                    "moves on when it is called",
+                    ("per_parameter", "flat", "overlap"),
                 ),
+                _BUCKET_MB,
             ),
         ),
     )
 }
 
 
-def load(name: str) -> tuple[type[Group], type[Replica]]:
-    """Import a backend's group and strategy.
+def load(name: str, options: Options) -> tuple[type[Group], type[Replica]]:
+    """Import a backend's group, and the strategy that the arm's options choose.
 
     Raises:
         ImportError: its library is missing, or was built for another torch.
         KeyError: there is no backend of that name.
     """
     backend = BACKENDS[name]
-    return _attribute(backend.group), _attribute(backend.strategy)
+    strategy = backend.strategy
+    for option in backend.options:
+        strategy = option.strategies.get(str(options[option.name]), strategy)
+    return _attribute(backend.group), _attribute(strategy)
 
 
 def _attribute(path: str) -> Any:

@@ -128,6 +128,8 @@ class Group(ABC):
 class Replica(ABC):
     """One rank's trainable copy of the model. ``forward``, ``backward``, ``sync``, ``step``, in turn.
 
+    With ``passes_per_step`` above 1 there are so many of the first two, in turn, before the others.
+
     The replica makes the optimizer: sharding strategies never train one that was made before them.
     """
 
@@ -139,12 +141,24 @@ class Replica(ABC):
     """(index, count) of the data shard this replica trains on; not always (rank, world size)."""
     phases: tuple[str, ...] = ("forward", "backward", "sync", "step")
     """The phases that can be timed apart."""
+    passes_per_step: int = 1
+    """Forward and backward passes whose gradients add up before they are averaged, set by ``accumulate``."""
 
     @abstractmethod
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         """Take over ``model``, start every rank from rank 0's parameters, and make the optimizer."""
+
+    def accumulate(self, passes: int) -> None:
+        """Take so many passes to a step, and communicate only in the last; to be called before the first.
+
+        Gradients add up: it is for the caller to divide the losses by ``passes``.
+
+        Raises:
+            BackendError: the library cannot leave out communication in the others.
+        """
+        self.passes_per_step = passes
 
     @abstractmethod
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

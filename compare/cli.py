@@ -20,7 +20,9 @@ from compare.errors import DataError, OutputError, RingsideError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from compare.arms import Arm
     from compare.config import RunConfig
+    from compare.data import DatasetChoice, DatasetSource
     from compare.hostfile import Host
     from compare.results import Run
     from compare.verify import Verification
@@ -41,8 +43,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=_EITHER_SPELLING,
     epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch "
-    "failed, 7 a launch stalled, 8 the ranks trained different models, 9 --strict found the arms unlike, "
-    "130 interrupted.",
+    "failed, 7 a launch stalled, 8 an arm does not train what it should, 9 a host cannot be used, "
+    "10 --strict found the arms unlike, 130 interrupted.",
 )
 data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True)
 install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True)
@@ -55,6 +57,7 @@ DataDir = Annotated[
         "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
     ),
 ]
+ExportJson = Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")]
 DetailFlag = Annotated[bool, typer.Option("--detail", help="Show as well where the cost goes.")]
 
 Backends = Annotated[
@@ -73,7 +76,7 @@ NumProc = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
-Model = Annotated[str, typer.Option(help="mlp, convnet or wide.")]
+Model = Annotated[str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
 LearningRate = Annotated[
     float | None,
@@ -81,7 +84,10 @@ LearningRate = Annotated[
         "--lr", show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."
     ),
 ]
-BatchSize = Annotated[int, typer.Option(help="Samples per rank and step.")]
+BatchSize = Annotated[int, typer.Option(help="Samples per rank and pass.")]
+Accumulate = Annotated[
+    int, typer.Option(help="Passes per step; gradients add up and are averaged after the last.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")]
 Dataset = Annotated[str, typer.Option(help="auto, mnist or digits.")]
@@ -135,6 +141,7 @@ def run(
     optimizer: Optimizer = "sgd",
     lr: LearningRate = None,
     batch_size: BatchSize = 64,
+    accumulate: Accumulate = 1,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
@@ -165,7 +172,7 @@ def run(
         Path | None,
         typer.Option(show_default="runs/<time>-<model>-np<ranks>", help="Folder for results and logs."),
     ] = None,
-    export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None,
+    export_json: ExportJson = None,
     timeout: Timeout = 300.0,
     stall: Stall = 30.0,
     dry_run: Annotated[
@@ -178,19 +185,14 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Run the same training through every arm, and print them side by side."""
-    from compare import data, prepare
-    from compare.arms import parse_arms
+    from compare import prepare
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
     from compare.run import create_directory
 
     _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
-    named = parse_arms(backend or [])
-    if backend and not named:
-        raise UsageError(
-            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
-        )
+    named = _named(backend)
     choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
     ranks = sum(host.slots for host in hosts)
@@ -203,6 +205,7 @@ def run(
         optimizer=optimizer,
         learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
         batch_size_per_rank=batch_size,
+        accumulate=accumulate,
         epochs=epochs,
         steps=steps,
         warmup_steps=warmup,
@@ -221,15 +224,33 @@ def run(
         _print_commands(console, config, hosts, directory)
         return
     directory = create_directory(directory)
-    source = data.resolve(
-        choice,
-        data_dir or data.default_root(),
-        progress=lambda said: talk.print(said, style="dim", markup=False),
-    )
+    source = _find_data(choice, data_dir, talk)
     result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
     _finish(console, result, directory, export_json, detail=detail)
     if strict:
         _require_alike(result)
+
+
+def _find_data(choice: DatasetChoice, data_dir: Path | None, talk: Console) -> DatasetSource:
+    from compare import data
+
+    return data.resolve(
+        choice,
+        data_dir or data.default_root(),
+        progress=lambda said: talk.print(said, style="dim", markup=False),
+    )
+
+
+def _named(backend: list[str] | None) -> tuple[Arm, ...]:
+    """Read the arms that were named; none where that was left open."""
+    from compare.arms import parse_arms
+
+    named = parse_arms(backend or [])
+    if backend and not named:
+        raise UsageError(
+            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
+        )
+    return named
 
 
 def _end_in_good_order() -> None:
@@ -310,6 +331,84 @@ def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...]
 
 
 @app.command(context_settings=_EITHER_SPELLING)
+def aa(
+    *,
+    backend: Annotated[str, typer.Option(help="The arm that is compared with itself.")],
+    comparisons: Annotated[int, typer.Option(min=1, help="How often.")] = 10,
+    repeats: Annotated[int, typer.Option(min=2, help="Rounds of each comparison.")] = 3,
+    num_proc: NumProc = None,
+    hostfile: Hostfile = None,
+    model: Model = "mlp",
+    optimizer: Optimizer = "sgd",
+    lr: LearningRate = None,
+    batch_size: BatchSize = 64,
+    steps: Annotated[int, typer.Option(help="Training steps of a launch.")] = 150,
+    warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
+    max_reruns: Annotated[
+        int, typer.Option(help="Rounds that may be taken again because others used the machine.")
+    ] = 10,
+    seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+    dataset: Dataset = "auto",
+    data_dir: DataDir = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(show_default="runs/<time>-<model>-np<ranks>-aa", help="Folder for results and logs."),
+    ] = None,
+    export_json: ExportJson = None,
+    timeout: Timeout = 300.0,
+    stall: Stall = 30.0,
+    verbose: Verbose = False,
+) -> None:
+    """Compare an arm with itself: how often would this tool see a difference where there is none?"""
+    import msgspec
+
+    from compare import prepare
+    from compare.arms import parse_arms
+    from compare.availability import survey
+    from compare.config import OPTIMIZERS, RunConfig
+    from compare.null import twins
+    from compare.run import create_directory
+
+    _end_in_good_order()
+    console, talk = _console(), _console(stderr=True)
+    arms = parse_arms([backend])
+    if len(arms) != 1:
+        raise UsageError(f"--backend {backend} names {len(arms)} arms.", remedy="Name one, such as ddp.")
+    choice = prepare.choose_dataset(dataset)
+    hosts = prepare.choose_hosts(hostfile, num_proc)
+    ranks = sum(host.slots for host in hosts)
+    if export_json:
+        prepare.require_writable(export_json, to_be_made=output)
+    draft = RunConfig(
+        arms=arms,
+        ranks=ranks,
+        model=model,
+        optimizer=optimizer,
+        learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+        batch_size_per_rank=batch_size,
+        steps=steps,
+        warmup_steps=warmup,
+        rounds=comparisons * repeats,
+        comparisons=comparisons,
+        max_reruns=max_reruns,
+        seed=seed,
+        device=device,
+        threads_per_rank=prepare.default_threads(ranks) if threads is None else threads,
+        launch_timeout_seconds=timeout,
+        stall_seconds=stall,
+    )
+    config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
+    first, second = twins(config.arms[0])
+    config = msgspec.structs.replace(config, arms=(first, second), baseline=first.label)
+    directory = create_directory(output or prepare.default_output(config, purpose="-aa"))
+    source = _find_data(choice, data_dir, talk)
+    result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
+    _finish(console, result, directory, export_json, detail=False)
+
+
+@app.command(context_settings=_EITHER_SPELLING)
 def verify(
     *,
     backend: Backends = None,
@@ -336,8 +435,7 @@ def verify(
     verbose: Verbose = False,
 ) -> None:
     """Prove, launching every arm once, that all train what a single process would."""
-    from compare import data, parity, prepare
-    from compare.arms import parse_arms
+    from compare import parity, prepare
     from compare.availability import survey
     from compare.config import OPTIMIZERS, RunConfig
     from compare.report.verification import renderable
@@ -346,13 +444,14 @@ def verify(
 
     _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
+    named = _named(backend)
     choice = prepare.choose_dataset(dataset)
     hosts = prepare.choose_hosts(hostfile, num_proc)
     ranks = sum(host.slots for host in hosts)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
     draft = RunConfig(
-        arms=parse_arms(backend or []),
+        arms=named,
         ranks=ranks,
         model=model,
         optimizer=optimizer,
@@ -369,11 +468,7 @@ def verify(
     )
     config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
     directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
-    source = data.resolve(
-        choice,
-        data_dir or data.default_root(),
-        progress=lambda said: talk.print(said, style="dim", markup=False),
-    )
+    source = _find_data(choice, data_dir, talk)
     verification = _verify(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
     if export_json:
         write_json(export_json, verification)

@@ -68,12 +68,18 @@ class StalledError(LaunchError):
 
 
 class ParityError(RingsideError):
-    """The ranks of an arm did not train the same model, or did not train at all."""
+    """The ranks of an arm did not train one model, or not the one that a single process trains."""
 
     exit_code = 8
+
+
+class HostError(RingsideError):
+    """A host cannot be reached, lets nobody in, or cannot do what it is asked."""
+
+    exit_code = 9
 
 
 class FairnessError(RingsideError):
     """The arms were not measured alike, and ``--strict`` asked for nothing less; results are saved."""
 
-    exit_code = 9
+    exit_code = 10

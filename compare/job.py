@@ -10,7 +10,7 @@ import msgspec
 from compare.arms import Arm
 from compare.config import RunConfig
 from compare.data import DatasetSource
-from compare.results import PassKind
+from compare.parity import Proof
 
 Stage = Literal[
     "start",
@@ -40,8 +40,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs that every rank must be allowed to use: no launcher may have bound it to fewer."""
     number: int
     """Which launch of the run it is: decides the order of blocks within it."""
-    parity: tuple[PassKind, ...] = ("float64",)
-    """The passes beside a single process that come before the training."""
+    proof: Proof = "brief"
+    """What every rank trains beside a single process, before its training."""
     launched_at: float
     """Unix time just before the launcher was started."""
 

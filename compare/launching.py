@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from compare.config import RunConfig
     from compare.experiment import Planned
     from compare.hostfile import Host
-    from compare.results import PassKind
+    from compare.parity import Proof
 
 LOOPBACK = "lo"
 """The interface of every arm on one machine: no port is open to anybody else."""
+
+_LONGEST_NAME = 100
+"""Bytes of an arm's label in a folder's name: a whole name may have 255, and the number makes it unique."""
 
 _PORT_TAKEN = ("EADDRINUSE", "address already in use")
 
@@ -67,7 +70,7 @@ def launch_arm(
     affinity: list[int],
     observer: Observer,
     *,
-    parity: tuple[PassKind, ...] = ("float64",),
+    proof: Proof = "brief",
 ) -> Launch:
     """Launch an arm, and once again where another process took the port in the meantime.
 
@@ -77,8 +80,8 @@ def launch_arm(
         directory: the run's folder.
         affinity: the CPUs that every rank may use.
         observer: told how far it has come.
-        parity: the passes beside a single process that every rank takes before the training. How they
-            went is in what comes back; nothing is judged here.
+        proof: what every rank trains beside a single process, before its training. How that went is in
+            what comes back; nothing is judged here.
 
     Raises:
         LaunchError: a rank failed, died or stalled; named with what it said.
@@ -87,14 +90,14 @@ def launch_arm(
     """
     files = launch_files(directory, planned)
     try:
-        return _launch_once(run, planned, files, affinity, observer, parity=parity)
+        return _launch_once(run, planned, files, affinity, observer, proof=proof)
     except LaunchError:
         if not _port_was_taken(files, run.config):
             raise
     reason = "another process took its port before it could"
     observer.launch_restarts(planned, reason)
     again = LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
-    return _launch_once(run, planned, again, affinity, observer, parity=parity, restarted_because=reason)
+    return _launch_once(run, planned, again, affinity, observer, proof=proof, restarted_because=reason)
 
 
 def commands_for(
@@ -132,17 +135,18 @@ def commands_for(
         module="compare.worker",
         arguments=(str(job_file),),
         port=_free_port(),
-        environment=alike | dict(own_settings or {}),
+        environment=alike | dict(own_settings or {}) | arm.environment,
         interface=LOOPBACK,
         options=arm.options,
+        exported=tuple(arm.environment),
     )
     return LAUNCHERS[name].commands(request)
 
 
 def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
     """Say where the files of a launch lie in a run's folder."""
-    name = "".join(c if c.isalnum() or c in "-=." else "_" for c in planned.arm.label)
-    return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name}")
+    name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.arm.label)
+    return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name[:_LONGEST_NAME]}")
 
 
 def _launch_once(
@@ -152,7 +156,7 @@ def _launch_once(
     affinity: list[int],
     observer: Observer,
     *,
-    parity: tuple[PassKind, ...],
+    proof: Proof,
     restarted_because: str = "",
 ) -> Launch:
     launcher = BACKENDS[planned.arm.backend].launcher
@@ -164,7 +168,7 @@ def _launch_once(
         dataset=run.dataset,
         affinity=affinity,
         number=planned.number,
-        parity=parity,
+        proof=proof,
         launched_at=began,
     )
     _write_job(files, job)

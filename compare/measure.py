@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 BLOCK_STEPS = 30
 """Steps in a block: long enough to swallow the clock's own cost, short enough for many blocks."""
-
-
 REFERENCE_BLOCKS = 14
 """At most so many blocks of the reference: enough to cancel drift, whatever the length of the training."""
 _COLLECTIVE_SAMPLES = 6
@@ -56,7 +54,7 @@ def plan_blocks(steps: int, order: random.Random, *, reference: bool) -> list[Bl
     """
     sizes = split_into_blocks(steps)
     middle = len(sizes) // 2 if len(sizes) > 1 else None
-    referred = _spread(len(sizes), REFERENCE_BLOCKS) | {middle} if reference else set()
+    referred = _spread(len(sizes), REFERENCE_BLOCKS - 1) | {middle} if reference else set()
     plans = []
     for index, size in enumerate(sizes):
         pair = [BlockPlan("training", size, phased=index == middle)]

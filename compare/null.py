@@ -83,8 +83,10 @@ def _looks_after_every_round(recorded: int) -> list[Look]:
 
 
 def _simulated(run: Run, looks: list[Look], experiments: int) -> NullRate | None:
-    first, second = ({la.round: step_seconds(la) for la in run.of(arm)} for arm in run.config.arms)
-    rounds = [[first[r], second[r]] for r in sorted(first) if r in second]
+    both = [
+        [step_seconds(la) for la in run.launches if la.round == r] for r in range(1, run.config.rounds + 1)
+    ]
+    rounds = [times for times in both if len(times) == len(run.config.arms)]
     if not looks or len(rounds) < looks[-1].rounds:
         return None
     return simulate_null(rounds, looks, experiments=experiments, seed=run.config.seed)

@@ -102,6 +102,12 @@ def choose_arms(
                     found="It averages in host memory.",
                     remedy="Use --device cpu, or leave it out.",
                 )
+            if device != "cuda" and arm.cuda_only:
+                raise UnavailableError(
+                    f"{arm.label} cannot run on the CPU.",
+                    found=f"torch has {' and '.join(arm.cuda_only)} for CUDA alone.",
+                    remedy="Use --device cuda, or another choice.",
+                )
         return named, {}
     arms, left_out = [], {}
     for name, availability in survey.backends.items():
@@ -181,7 +187,8 @@ def allowed_cpus() -> list[int]:
 
 def default_output(config: RunConfig, *, purpose: str = "") -> Path:
     """Name a folder for a run, by its time and what it is."""
-    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{config.model}-np{config.ranks}{purpose}"
+    model = config.model.replace(":", "-")  # scp and rsync take what stands before a colon for a host
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{model}-np{config.ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 

@@ -8,7 +8,7 @@ import platform
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -27,6 +27,7 @@ from compare.measure import (
     time_repeated,
 )
 from compare.oracle import Data, hash_parameters, prove
+from compare.parity import PASSES
 from compare.results import Evaluation, Moments, RankResult, Sweep
 from compare.train import evaluate, train
 from compare.turns import SLACK, Side, make_reference, take_turns
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from backends.base import Collectives, Facts, Group, MakeOptimizer, Placement, Replica
     from compare.guard import Guard
     from compare.job import Job
-    from compare.results import ParityPass
+    from compare.results import Block, MachineUse, ParityPass
     from compare.train import Batch
     from compare.turns import Sides
 
@@ -61,7 +62,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     torch.set_num_threads(config.threads_per_rank)
     _assert_alike(job)
     device = _device(config.device, placement)
-    make_group, make_replica = backends.load(job.arm.backend)
+    make_group, make_replica = backends.load(job.arm.backend, job.arm.options)
 
     guard.note("data")
     raw = data.load(Path(job.dataset.directory))
@@ -83,6 +84,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     torch.manual_seed(config.seed)
     model = build_model(config.model).to(device)
     replica = make_replica(model, optimizer_maker(config), group, job.arm.options)
+    replica.accumulate(config.accumulate)
     initial_hash = hash_parameters(model)
     # From here on the ranks may differ in what they drop out, but not from one run to the next.
     torch.manual_seed(config.seed + 1 + placement.rank)
@@ -95,20 +97,10 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     read_clock(device)
     moments.append(time.time() - aside_seconds)
 
-    step_seconds = _warm_up(replica, batches, config.untimed_steps, guard)
-    # Before there is a reference: it takes memory that this arm does not need.
-    peak = max(earlier_peak, peak_memory_bytes())
-    sides: Sides = {"training": Side(replica, batches)}
-    if job.arm.synchronises:
-        guard.note("reference", config.untimed_steps)
-        again = iter(Batches(images, labels, replica.shard, config))
-        _, make_control = backends.load(CONTROL)
-        sides["reference"] = make_reference(make_control, config, again, group)
-    meter = CPUMeter()
-    blocks = list(take_turns(job, sides, group, guard, step_seconds=step_seconds))
-    machine, cpu_ns = meter.read()
+    again = Batches(images, labels, replica.shard, config)
+    timed = _timed(job, Side(replica, batches), iter(again), group, guard)
     final_hash = hash_parameters(model)
-    guard.note("collectives", config.total_steps, expected_seconds=SLACK * _ALONE_STEPS * step_seconds)
+    guard.note("collectives", config.total_steps, expected_seconds=SLACK * _ALONE_STEPS * timed.step_seconds)
     message_bytes, collective_ns = _time_collectives(replica.collectives(), group)
 
     guard.note("test", config.total_steps)
@@ -117,19 +109,19 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         local_rank=placement.local_rank,
         host=placement.host,
         pid=os.getpid(),
-        blocks=blocks,
+        blocks=timed.blocks,
         initial_hash=initial_hash,
         final_hash=final_hash,
         evaluation=_evaluate(model, raw, replica.shard, device),
-        peak_memory_bytes=peak,
+        peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         gradient_tensors=sum(1 for _ in model.parameters()),
         message_bytes=message_bytes,
         collective_ns=collective_ns,
         sweep=_sweep(message_bytes, replica, group),
-        cpu_ns=cpu_ns,
-        machine=machine if placement.local_rank == 0 else None,
+        cpu_ns=timed.cpu_ns,
+        machine=timed.machine if placement.local_rank == 0 else None,
         moments=Moments(*(moment - job.launched_at for moment in moments)),
         parity=parity,
         attestation=_attest(group, replica, source, device) | {"peak_memory_without_parity": forgotten},
@@ -156,7 +148,10 @@ def _prove(
         guard.note("parity", expected_seconds=SLACK * job.config.ranks * step_seconds)
 
     leads = group.rank == 0
-    return [prove(make, training_set, job.config, kind, note, leads=leads) for kind in job.parity]
+    return [
+        prove(make, training_set, job.config, kind, note, leads=leads, brief=job.proof == "brief")
+        for kind in PASSES[job.proof]
+    ]
 
 
 def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guard) -> float:
@@ -168,6 +163,31 @@ def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guar
         train(replica, batches, piece)
         step_seconds = (time.monotonic() - begun) / piece
     return step_seconds
+
+
+class _Timed(NamedTuple):
+    blocks: list[Block]
+    step_seconds: float
+    """As the warm-up promised."""
+    peak_memory_bytes: int
+    machine: MachineUse
+    cpu_ns: int
+
+
+def _timed(job: Job, own: Side, batches: Iterator[Batch], group: Group, guard: Guard) -> _Timed:
+    """Warm up, then train the steps that count; ``batches`` are the reference's, the same as the arm's."""
+    config = job.config
+    step_seconds = _warm_up(own.replica, own.batches, config.untimed_steps, guard)
+    peak = peak_memory_bytes()  # before there is a reference: it takes memory that this arm does not need
+    sides: Sides = {"training": own}
+    if job.arm.synchronises:
+        guard.note("reference", config.untimed_steps)
+        _, make_control = backends.load(CONTROL, {})
+        sides["reference"] = make_reference(make_control, config, batches, group)
+    meter = CPUMeter()
+    blocks = list(take_turns(job, sides, group, guard, step_seconds=step_seconds))
+    machine, cpu_ns = meter.read()
+    return _Timed(blocks, step_seconds, peak, machine, cpu_ns)
 
 
 def _time_collectives(collectives: Collectives | None, group: Group) -> tuple[list[int], list[int]]:

@@ -32,11 +32,14 @@ def train(
     ``on_phase`` is told the name of every phase that has just ended; fetching the batch is part of
     ``forward``.
     """
-    for inputs, targets in islice(batches, steps):
-        loss = loss_function(replica.forward(inputs), targets)
-        on_phase("forward")
-        replica.backward(loss)
-        on_phase("backward")
+    passes = replica.passes_per_step
+    for _ in range(steps):
+        for inputs, targets in islice(batches, passes):
+            loss = loss_function(replica.forward(inputs), targets)
+            on_phase("forward")
+            # Gradients of the passes add up; they shall be those of the mean over all samples of the step.
+            replica.backward(loss if passes == 1 else loss / passes)
+            on_phase("backward")
         replica.sync()
         on_phase("sync")
         replica.step()

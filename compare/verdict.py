@@ -211,8 +211,8 @@ def simulate_null(
     experiments, not for another record.
 
     Args:
-        recorded: for each round, in order, step seconds of its launches, all of one and the same arm; at
-            least ``arms + 1`` of them.
+        recorded: for each round, in order, step seconds of its launches in the order of time, all of one and
+            the same arm; at least ``arms + 1`` of them.
         looks: as for `judge`; a single one is an experiment of fixed length.
         arms: how many are compared with the baseline.
         experiments: how many to try.
@@ -395,7 +395,11 @@ def _null_log_ratios(
     random = np.random.default_rng(seed)
     start = random.integers(len(recorded), size=(experiments, 1))
     drawn = np.log(seconds)[(start + np.arange(rounds)) % len(recorded)]
-    dealt = random.permuted(drawn, axis=-1)
+    # As a run deals them: anew for every two rounds, of which the second is the first in reverse.
+    places = np.broadcast_to(np.arange(width), (experiments, (rounds + 1) // 2, width))
+    places = np.repeat(random.permuted(places, axis=-1), 2, axis=1)[:, :rounds]
+    places[:, 1::2] = width - 1 - places[:, 1::2]
+    dealt = np.take_along_axis(drawn, places, axis=-1)
     return dealt[..., :1] - dealt[..., 1 : arms + 1]
 
 

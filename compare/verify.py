@@ -12,7 +12,7 @@ from compare.experiment import Planned
 from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
 from compare.parity import Gate, judge, pass_of
-from compare.results import Failure, PassKind, Run, write_json
+from compare.results import Failure, Run, write_json
 from compare.run import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from compare.results import Launch
 
 VERIFICATION_FILE = "verification.json"
-
-_KINDS: tuple[PassKind, ...] = ("float64", "float32", "as run")
 
 
 class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +86,7 @@ def verify(run: Run, directory: Path, affinity: list[int], observer: Verificatio
         began = time.monotonic()
         launches = verification.run.launches
         try:
-            launch = launch_arm(run, planned, directory, affinity, observer, parity=_KINDS)
+            launch = launch_arm(run, planned, directory, affinity, observer, proof="whole")
         except LaunchError as error:
             failure = Failure(arm=arm.label, round=1, kind=type(error).__name__, message=str(error))
             found = ArmVerification(arm=arm.label, failure=failure, seconds=time.monotonic() - began)
@@ -110,7 +108,7 @@ def _judged(planned: Planned, launch: Launch) -> ArmVerification:
     as_run = pass_of(launch.ranks[0], "as run")
     return ArmVerification(
         arm=planned.arm.label,
-        gates=judge(planned.arm, launch.ranks, _KINDS),
+        gates=judge(planned.arm, launch.ranks, "whole"),
         curve=as_run.differences if as_run else [],
         seconds=launch.seconds,
     )

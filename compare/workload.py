@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+from compare.config import CLASSES, PIXELS, layer_widths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -14,8 +17,6 @@ if TYPE_CHECKING:
 
     from compare.config import RunConfig
 
-PIXELS = 784
-CLASSES = 10
 # Mean and standard deviation of MNIST's training pixels, as every tutorial has them.
 MEAN, DEVIATION = 0.1307, 0.3081
 
@@ -26,18 +27,13 @@ def build_model(name: str, *, dropout: bool = True) -> nn.Module:
     """Build a model that maps (batch, 784) pixels to (batch, 10) logits.
 
     Args:
-        name: ``mlp`` (784-256-10), ``convnet`` (the network of pytorch/examples' mnist) or ``wide``
-            (784-4096-4096-10: 80 MB of float32 gradients).
+        name: ``mlp`` (784-256-10), ``wide`` (784-4096-4096-10: 80 MB of float32 gradients), ``mlp:`` and
+            widths of your own, or ``convnet`` (the network of pytorch/examples' mnist).
         dropout: whether the convnet drops; parity needs it not to.
+
+    Raises:
+        ValueError: there is no such model.
     """
-    if name == "mlp":
-        return nn.Sequential(nn.Linear(PIXELS, 256), nn.ReLU(), nn.Linear(256, CLASSES))
-    if name == "wide":
-        return nn.Sequential(
-            *(nn.Linear(PIXELS, 4096), nn.ReLU()),
-            *(nn.Linear(4096, 4096), nn.ReLU()),
-            nn.Linear(4096, CLASSES),
-        )
     if name == "convnet":
         return nn.Sequential(
             nn.Unflatten(1, (1, 28, 28)),
@@ -47,7 +43,10 @@ def build_model(name: str, *, dropout: bool = True) -> nn.Module:
             *(nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5 if dropout else 0.0)),
             nn.Linear(128, CLASSES),
         )
-    raise ValueError(name)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(layer_widths(name)):
+        layers += [nn.ReLU(), nn.Linear(inputs, outputs)]
+    return nn.Sequential(*layers[1:])
 
 
 def optimizer_maker(config: RunConfig) -> Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]:
@@ -73,7 +72,7 @@ class Batches:
 
     Each epoch is a fresh permutation, the same on every rank because its seed is: rank r of n takes
     the r-th of the n equal parts of every global batch, so that together the shards are exactly the
-    batches of a single process.
+    batches of a single process. Where a step has several passes, a part is cut once more, in that order.
 
     The tensors that come out are overwritten by the next step: persistent buffers cost no allocation.
     """
@@ -84,6 +83,7 @@ class Batches:
         self._images, self._labels = images, labels
         self._index, self._count = shard
         self._size = config.batch_size_per_rank
+        self._passes = config.accumulate
         self._seed = config.seed
         self._inputs = torch.empty((self._size, PIXELS), dtype=images.dtype, device=images.device)
         self._targets = torch.empty(self._size, dtype=labels.dtype, device=labels.device)
@@ -107,9 +107,11 @@ class Batches:
             epoch += 1
 
     def _shard_of(self, epoch: int) -> torch.Tensor:
-        """Indices of this shard's samples, shape (steps per epoch, batch size)."""
+        """Indices of this shard's samples, shape (passes per epoch, batch size)."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order = torch.randperm(len(self._images), generator=generator)
-        steps = len(order) // (self._size * self._count)
-        cut = order[: steps * self._count * self._size].view(steps, self._count, self._size)
-        return cut[:, self._index].contiguous().to(self._images.device)
+        part = self._passes * self._size
+        steps = len(order) // (part * self._count)
+        cut = order[: steps * self._count * part].view(steps, self._count, part)
+        mine = cut[:, self._index].contiguous().view(steps * self._passes, self._size)
+        return mine.to(self._images.device)

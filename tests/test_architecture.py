@@ -25,6 +25,8 @@ RANK_SIDE = {
     "compare.oracle",
     "compare.turns",
 }
+# From results to what is said of them.
+PURE = ("stats", "verdict", "null", "fairness", "explain")
 # A second or more each to import, or not there at all.
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
 
@@ -237,7 +239,8 @@ def test_only_a_rank_loads_a_backend():
 
 def test_the_registry_names_classes_that_there_are():
     for backend in BACKENDS.values():
-        for path in (backend.group, backend.strategy):
+        chosen = [path for option in backend.options for path in option.strategies.values()]
+        for path in (backend.group, backend.strategy, *chosen):
             module, _, name = path.partition(":")
             assert name in {node.name for node in MODULES[module].body if isinstance(node, ast.ClassDef)}, (
                 path
@@ -311,14 +314,7 @@ def test_importing_the_registry_loads_next_to_nothing():
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("compare.report")])
 def test_reports_see_results_and_statistics_and_nothing_else_of_ours(module):
-    at_run_time = {
-        "compare.explain",
-        "compare.fairness",
-        "compare.results",
-        "compare.stats",
-        "compare.verdict",
-        "backends",
-    }
+    at_run_time = {"compare.results", *(f"compare.{name}" for name in PURE), "backends"}
     for name, when in imports_of(MODULES[module]):
         ours = module_of(name)
         if ours is None or ours.startswith("compare.report"):
@@ -334,7 +330,7 @@ def test_launchers_start_nothing(module):
     assert not {name for name, _ in imports_of(tree) if top(name) in {"subprocess", "psutil", "asyncio"}}
 
 
-@pytest.mark.parametrize("module", ["experiment", "explain", "fairness", "stats", "verdict"])
+@pytest.mark.parametrize("module", ["experiment", *PURE])
 def test_what_is_called_pure_does_nothing(module):
     acting = {"os", "pathlib", "subprocess", "socket", "time", "datetime", "tempfile"}
     assert not {

@@ -6,6 +6,7 @@ import os
 import re
 import statistics
 import time
+from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import horovod
@@ -26,11 +27,14 @@ _AS_STRTOF = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 class HorovodWork(Work):
     """A tensor in the hands of the background thread."""
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, number: int, in_flight: set[int]) -> None:
         self._handle = handle
+        self._number = number
+        self._in_flight = in_flight
 
     def wait(self) -> None:
         hvd.synchronize(self._handle)
+        self._in_flight.discard(self._number)
 
 
 class HorovodGroup(Group):
@@ -60,16 +64,25 @@ class HorovodGroup(Group):
             )
         return cls(placement, device)
 
+    def __init__(self, placement: Placement, device: torch.device) -> None:
+        super().__init__(placement, device)
+        self._in_flight: set[int] = set()
+
     _settings: ClassVar[Facts] = {}
 
     def barrier(self) -> None:
         hvd.barrier()
 
     def all_reduce_(self, tensor: torch.Tensor) -> None:
-        hvd.allreduce_(tensor, op=hvd.Sum)
+        self.all_reduce_start_(tensor).wait()
 
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
-        return HorovodWork(hvd.allreduce_async_(tensor, op=hvd.Sum))
+        # Horovod remembers by name what was negotiated, and a tensor without one gets a new one every time:
+        # 0.5 ms more a call on two ranks. Ranks start and wait in one order: a number means the same on all.
+        number = next(n for n in count() if n not in self._in_flight)
+        self._in_flight.add(number)
+        handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"ringside.{number}.{tensor.numel()}")
+        return HorovodWork(handle, number, self._in_flight)
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         hvd.broadcast_(tensor, root_rank=root)

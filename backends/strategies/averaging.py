@@ -41,6 +41,10 @@ class AveragingReplica(LocalReplica):
         self.averager = AVERAGERS[self.mode](parameters, group, options)
         super().__init__(model, make_optimizer, group, options)
 
+    def accumulate(self, passes: int) -> None:
+        super().accumulate(passes)
+        self.averager.expect(passes)
+
     def sync(self) -> None:
         self.averager.average()
 
@@ -64,9 +68,13 @@ class Averager(ABC):
         self.parameters = parameters
         self.group = group
 
+    def expect(self, passes: int) -> None:
+        """Hear how many backward passes there are before ``average``."""
+        del passes
+
     @abstractmethod
     def average(self) -> None:
-        """Average the gradients of one backward pass."""
+        """Average the gradients that have added up since the last time."""
 
     @abstractmethod
     def message_bytes(self) -> list[int]:
@@ -129,6 +137,12 @@ class OverlapAverager(Averager):
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+        self.passes = 1
+
+    def expect(self, passes: int) -> None:
+        self.passes = passes
+        for bucket in self.buckets:
+            bucket.waiting = passes * len(bucket.parameters)
 
     def average(self) -> None:
         if len(self.started) < len(self.buckets):
@@ -159,7 +173,7 @@ class OverlapAverager(Averager):
                 return
             following.collect()
             self.started.append(self.group.all_reduce_start_(following.flat))
-            following.waiting = len(following.parameters)
+            following.waiting = self.passes * len(following.parameters)
 
 
 class SharedMemoryAverager(Averager):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.base import Collectives
+from backends.base import BackendError, Collectives
 from backends.strategies.local import LocalReplica
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
     from backends.base import Facts, Group, MakeOptimizer, Options
 
 DEFAULT_CAP_MB = 25
+_HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
+"""What DDP calls its hooks, and what the option does."""
 
 
 class DDPReplica(LocalReplica):
@@ -35,14 +41,37 @@ class DDPReplica(LocalReplica):
             gradient_as_bucket_view=bool(options["gradient_as_bucket_view"]),
             static_graph=bool(options["static_graph"]),
         )
+        self._static_graph = bool(options["static_graph"])
+        self._passes_done = 0
+        self._power = _register_hook(self.wrapped, options)
         super().__init__(model, make_optimizer, group, options)
         self.group = group
 
+    def accumulate(self, passes: int) -> None:
+        if passes > 1 and self._static_graph:
+            # torch 2.13 fails an assertion of its own in the first step.
+            raise BackendError(
+                "DDP cannot accumulate gradients with static_graph=true: leave out one of them"
+            )
+        super().accumulate(passes)
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.wrapped(inputs)
+        with self._in_pass():
+            return self.wrapped(inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        with self._in_pass():
+            super().backward(loss)
+        self._passes_done += 1
+
+    def _in_pass(self) -> AbstractContextManager[None]:
+        """Keep DDP from communicating in every pass of a step but the last; forward must know, too."""
+        last = (self._passes_done + 1) % self.passes_per_step == 0
+        return nullcontext() if last else self.wrapped.no_sync()
 
     def attest(self) -> Facts:
         seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- the only place where DDP tells its buckets
+        hook = str(seen.get("comm_hook") or "none")
         return {
             "reduce_op": "mean",
             "bucket_cap_bytes": seen["bucket_cap_bytes"],
@@ -50,10 +79,13 @@ class DDPReplica(LocalReplica):
             "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
             # The logger names it only where it is set.
             "static_graph": bool(seen.get("static_graph")),
-            "comm_hook": seen.get("comm_hook") or "none",
+            "comm_hook": _HOOKS.get(hook, hook),
+            **(_attest_power(self._power) if self._power else {}),
         }
 
     def collectives(self) -> Collectives | None:
+        if self.attest()["comm_hook"] != "none":
+            return None  # what travels then is the hook's affair, and smaller than the buckets
         parameter = next(self.model.parameters())
         sizes = tuple(self.attest()["bucket_bytes"])
         buckets = [
@@ -67,6 +99,43 @@ class DDPReplica(LocalReplica):
                 work.wait()
 
         return Collectives(sizes, run)
+
+
+def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerSGDState | None:
+    """Put another message in the place of the gradients, as the arm asks.
+
+    Raises:
+        BackendError: torch refuses it here.
+    """
+    kind = options["comm_hook"]
+    if kind == "none":
+        return None
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if kind == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None,
+            matrix_approximation_rank=int(options["powersgd_rank"]),
+            start_powerSGD_iter=int(options["powersgd_start"]),
+        )
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return state
+    try:
+        wrapped.register_comm_hook(None, getattr(default_hooks, f"{kind}_compress_hook"))
+    except TypeError as error:
+        raise BackendError(f"torch refuses comm_hook={kind} here: {error}; use another choice") from None
+    return None
+
+
+def _attest_power(state: PowerSGDState) -> Facts:
+    rate, before, after = state.compression_stats()
+    return {
+        "powersgd_rank": state.matrix_approximation_rank,
+        "powersgd_start": state.start_powerSGD_iter,
+        "compression_rate": round(rate, 3),
+        "elements_before_compression": before,
+        "elements_after_compression": after,
+    }
 
 
 def _sizes(text: str | None) -> list[int]:

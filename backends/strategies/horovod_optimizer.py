@@ -27,9 +27,17 @@ class HorovodReplica(LocalReplica):
         # The optimizer is fresh on every rank, so its state is the same already. Horovod's
         # broadcast_optimizer_state would take a step with zero gradients and move Adam's trajectory.
         self.distributed = hvd.DistributedOptimizer(
-            self.optimizer, named_parameters=model.named_parameters(), op=hvd.Average
+            self.optimizer,
+            named_parameters=model.named_parameters(),
+            compression=getattr(hvd.Compression, str(options["compression"])),
+            op=hvd.Average,
         )
         self.optimizer = self.distributed
+
+    def accumulate(self, passes: int) -> None:
+        super().accumulate(passes)
+        # It adds up gradients and divides by ranks, not by passes: as the seam has it.
+        self.distributed.set_backward_passes_per_step(passes)
 
     def sync(self) -> None:
         self.distributed.synchronize()
@@ -43,9 +51,10 @@ class HorovodReplica(LocalReplica):
         names = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
         compression = self.distributed._compression.__name__  # noqa: SLF001 -- read back, not assumed
         return {
+            "mode": "optimizer",
             "reduce_op": names.get(self.distributed.op, str(self.distributed.op)),
             "backward_passes_per_step": self.distributed.backward_passes_per_step,
-            "compression": "none" if compression == "NoneCompressor" else compression,
+            "compression": {"NoneCompressor": "none", "FP16Compressor": "fp16"}.get(compression, compression),
         }
 
     def collectives(self) -> Collectives | None:

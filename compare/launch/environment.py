@@ -62,6 +62,30 @@ _DECIDED_BY_ARM = {
 }
 
 
+# What an arm may set for its ranks alone; Open MPI's parameters are the ones with small letters.
+_SETTING = re.compile(r"[A-Z][A-Z0-9_]*|OMPI_MCA_[a-z0-9_]+")
+# Set by launchers for every rank, or by us for every launch: an arm of its own mind would not be comparable,
+# or not start at all.
+_DECIDED_BY_LAUNCH = re.compile(
+    r"RINGSIDE_.*|PYTHON.*|(LOCAL_|GROUP_|ROLE_|GROUP_WORLD_|LOCAL_WORLD_|ROLE_WORLD_|WORLD_)?(RANK|SIZE)"
+    r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|OMPI_COMM_WORLD_.*|PMIX?_.*|PRTE_.*|HOROVOD_(GLOO|CROSS|HOSTNAME).*"
+    r"|OMPI_MCA_(btl_vader_backing_directory|(oob|btl)_tcp_if_include|mpi_yield_when_idle|hwloc_base_binding.*)"
+    r"|HOME|LOGNAME|PATH|SHELL|TMPDIR|USER|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|SLURM_.*"
+)
+
+
+def refusal_of(name: str) -> str:
+    """Say why an arm may not set a variable of the environment; empty where it may."""
+    if not _SETTING.fullmatch(name):
+        return "a name has capital letters, digits and underscores, and begins with a letter"
+    if _SECRET.search(name):
+        return "it is named like a secret, and what an arm sets is printed and kept with the results"
+    alike = settings(threads=1, interface="lo", executables=Path())
+    if name in alike or name in _DECIDED_BY_ARM or _DECIDED_BY_LAUNCH.fullmatch(name):
+        return "Ringside or its launcher sets it, alike for every arm"
+    return ""
+
+
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a launch may inherit of ``environ``."""
     return {

@@ -32,6 +32,8 @@ def commands(request: Request) -> list[Command]:
         # mpirun's own daemons would listen on every address of the machine.
         *mca("oob_tcp_if_include", request.interface),
         *mca("btl_tcp_if_include", request.interface),
+        # By name: the value is in mpirun's own environment, and on no command line.
+        *(flag for name in request.exported for flag in ("-x", name)),
         # An uncaught exception in plain mpi4py leaves the other ranks waiting for ever; under this
         # runner it aborts the job.
         str(request.python),

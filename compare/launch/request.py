@@ -30,6 +30,8 @@ class Request:
     """Network interface for all arms alike."""
     options: Mapping[str, bool | float | str] = field(default_factory=dict)
     """The arm's options: a launcher reads those that are flags of its own."""
+    exported: tuple[str, ...] = ()
+    """Names in ``environment`` that are the arm's own, for launchers that must be told what to pass on."""
 
     @property
     def ranks(self) -> int:

@@ -68,7 +68,7 @@ def supervise(
             time.sleep(_POLL_SECONDS)
         return Ending(_first_failure(started), time.monotonic() - began)
     finally:
-        _end_all(name, started)
+        end_all(name, started)
 
 
 def _open(log: Path) -> BinaryIO:
@@ -102,8 +102,13 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     return next((p.returncode for p in processes if p.poll() not in {None, 0}), 0)
 
 
-def _end_all(name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End every process of a launch: politely, then not. A second Ctrl-C ends the politeness."""
+def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+    """End every process of a launch on this machine: politely, then not. A second Ctrl-C ends the politeness.
+
+    Args:
+        name: the launch's.
+        started: those to be reaped, because they are children of this process.
+    """
     try:
         _end_with(psutil.Process.terminate, name)
     finally:

@@ -44,6 +44,11 @@ def _options() -> Table:
     for backend in BACKENDS.values():
         for option in backend.options:
             grid.add_row(Text(_example(backend, option)), Text(option.summary, style="dim"))
+    for written, meaning in (
+        ("ddp:bucket_cap_mb={1,5,25}", "a sweep, of any option: three arms"),
+        ("ddp:env.NCCL_ALGO=Ring", "set in the environment of this arm's ranks alone"),
+    ):
+        grid.add_row(Text(written), Text(meaning, style="dim"))
     return grid
 
 
@@ -52,5 +57,6 @@ def _example(backend: Backend, option: Option) -> str:
         "choice": "|".join(option.choices),
         "switch": "true|false",
         "number": f"{option.default:g}" if isinstance(option.default, float) else "",
+        "count": str(option.default),
     }
     return f"{backend.name}:{option.name}={values[option.kind]}"

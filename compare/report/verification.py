@@ -48,10 +48,12 @@ def _cell(gate: Gate | None) -> str:
     if gate is None:
         return "–"
     if gate.outcome == "exempt":
-        return "exempt"
+        return "exempt" if gate.figure is None else f"{_figure(gate.figure)} lossy"
     if gate.limit is None:
         return "alike" if gate.outcome == "passed" else "FAILED"
-    return _figure(gate.figure) + ("" if gate.outcome == "passed" else " FAILED")
+    if gate.outcome == "passed":
+        return _figure(gate.figure)
+    return "FAILED" if gate.figure is None else f"{_figure(gate.figure)} FAILED"
 
 
 def _figure(difference: float | None) -> str:
@@ -65,7 +67,10 @@ def _verdict(arm: ArmVerification) -> str:
         return "did not run"
     if not arm.proven:
         return "NOT the same training"
-    return "exempt" if any(gate.outcome == "exempt" for gate in arm.gates) else "the same training"
+    exempt = [gate for gate in arm.gates if gate.outcome == "exempt"]
+    if any(gate.figure is not None for gate in exempt):
+        return "lossy by its own choice"
+    return "exempt" if exempt else "the same training"
 
 
 def _warnings(verification: Verification) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from compare.fairness import compare_conditions, unlike
+from compare.null import assess
 from compare.stats import FOREIGN_LIMIT
 from compare.verdict import describe
 
@@ -97,7 +98,8 @@ def headline(run: Run) -> str:
             f"{config.model} on {dataset_name(run)}",
             f"{_count(config.ranks, 'rank')} × {_count(config.threads_per_rank, 'thread')}",
             config.device,
-            f"batch {config.batch_size_per_rank} per rank",
+            f"batch {config.batch_size_per_rank} per rank"
+            + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
             f"{config.optimizer} lr {config.learning_rate:g}",
             length,
         ]
@@ -153,7 +155,34 @@ def notes(run: Run, summary: Summary) -> list[str]:
         if run.config.control
         else "Without the control there is no sync cost."
     )
-    return [f"{means} {sync}", *_noise(summary), *_unresolved(summary), *_same_training(run, summary)]
+    return [
+        *_against_itself(run),
+        f"{means} {sync}",
+        *_noise(summary),
+        *_unresolved(summary),
+        *_same_training(run, summary),
+        *_as_in_one_process(run),
+    ]
+
+
+def _against_itself(run: Run) -> list[str]:
+    found = assess(run)
+    if found is None:
+        return []
+    comparisons = f"{_count(len(found.verdicts), 'comparison')} of {_count(found.rounds_each, 'round')}"
+    share = f"{found.rate:.1%} (95 % interval {found.low:.1%}–{found.high:.1%})"
+    saw = f"{found.false_differences} of {comparisons} saw a difference"
+    said = [f"{found.arm} against itself: {saw}, {share}."]
+    for rate, how in (
+        (found.fixed, "of that length"),
+        (found.sequential, "looked at after every round, ended as soon as settled"),
+    ):
+        if rate:
+            said.append(
+                f"Resampled from these launches, {rate.experiments:,} comparisons {how}: {rate.rate:.1%} "
+                f"saw one ({rate.low:.1%}–{rate.high:.1%})."
+            )
+    return said
 
 
 def _unresolved(summary: Summary) -> list[str]:
@@ -191,19 +220,47 @@ def _why_incomplete(run: Run) -> str:
 
 
 def _same_training(run: Run, summary: Summary) -> list[str]:
-    synchronising = {arm.label for arm in run.config.arms if arm.synchronises}
-    hashes = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in synchronising}
+    """Hold exact arms against each other; of the others say that they differ on purpose."""
+    exact = {arm.label for arm in run.config.arms if arm.synchronises and arm.exact}
+    lossy = {arm.label for arm in run.config.arms if not arm.exact}
+    hashes = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in exact}
+    everybody = "every arm" if len(hashes) > 1 else "the arm"
+    said = _of_exact(hashes, ", ".join(hashes) if lossy else everybody)
+    return said + [
+        f"{arm.arm} changes the arithmetic by its own choice: its ranks ended bitwise alike, with parameters "
+        f"of their own ({_short(arm.final_hash)})."
+        for arm in summary.arms
+        if arm.arm in lossy
+    ]
+
+
+def _of_exact(hashes: dict[str, str | None], whose: str) -> list[str]:
     first = next(iter(hashes.values()), None)
     if not hashes:
         return []
     if first is not None and set(hashes.values()) == {first}:
-        whose = "every arm" if len(hashes) > 1 else "the arm"
         return [f"All ranks of {whose} ended with bitwise the same parameters ({first[:_HASH_DIGITS]})."]
     return [
         "In every launch the ranks ended bitwise alike, but the arms did not: "
         + ", ".join(f"{arm} {_short(value)}" for arm, value in hashes.items())
         + "."
     ]
+
+
+def _as_in_one_process(run: Run) -> list[str]:
+    """Say how near to a single process the launches were, as rank 0 found; the others had its very hash."""
+    exact = {arm.label for arm in run.config.arms if arm.exact}
+    launches = [launch for launch in run.launches if launch.arm in exact]
+    passes = [p for launch in launches for p in launch.ranks[0].parity if p.kind == "float64"]
+    ends = [end for end in (taken.differences[-1] for taken in passes) if end is not None]
+    if not ends:
+        return []
+    steps = min(taken.steps for taken in passes)
+    said = (
+        f"Before training, every arm took {steps} float64 steps beside a single process that saw all ranks' "
+        f"samples, and ended within {max(ends):.0e} of it."
+    )
+    return [said]
 
 
 def _short(value: str | None) -> str:

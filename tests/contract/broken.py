@@ -88,6 +88,17 @@ class StepsTheOptimizerFirst(AveragingReplica):
         self.step()
 
 
+class TakesOnePassOfAll(AveragingReplica):
+    """Averages what the first pass of a step has brought, and lets the others go by."""
+
+    passes_done = 0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        if self.passes_done % self.passes_per_step == 0:
+            super().backward(loss)
+        self.passes_done += 1
+
+
 class HidesItsSync(AveragingReplica):
     """Communicates in a phase that it does not admit to."""
 

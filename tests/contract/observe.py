@@ -42,10 +42,12 @@ JOIN_SECONDS = 30.0
 SHAPES = ((), (1,), (7,), (3, 5, 7), (1_000_003,))
 
 TRAININGS = {
-    "sgd float64": ("sgd", 0.1, torch.float64),
-    "adam float64": ("adam", 0.001, torch.float64),
-    "sgd float32": ("sgd", 0.02, torch.float32),
+    "sgd float64": ("sgd", 0.1, torch.float64, 1),
+    "adam float64": ("adam", 0.001, torch.float64, 1),
+    "sgd float32": ("sgd", 0.02, torch.float32, 1),
+    "three passes float64": ("sgd", 0.1, torch.float64, 3),
 }
+"""Optimizer, learning rate, dtype, and passes per step."""
 
 
 def observe(launch: Launch, placement: Placement, record: RankRecord, save: Callable[[], None]) -> None:
@@ -53,7 +55,7 @@ def observe(launch: Launch, placement: Placement, record: RankRecord, save: Call
     torch.set_num_threads(1)
     for meeting in launch.meetings:
         arm = parse_arm(meeting.arm)
-        make_group, _ = backends.load(arm.backend)
+        make_group, _ = backends.load(arm.backend, arm.options)
         if launch.refusals:
             record.refusals |= _refusals(make_group, placement, arm)
         group = make_group.join(placement, CPU, arm.options, JOIN_SECONDS)
@@ -201,7 +203,7 @@ def _refusal(attempt: Callable[[], object]) -> str:
 
 def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
     arm = parse_arm(member.arm)
-    _, make_replica = backends.load(arm.backend)
+    _, make_replica = backends.load(arm.backend, arm.options)
     if member.strategy:
         make_replica = _broken(member.strategy)
     rank, world = group.rank, group.world_size
@@ -241,6 +243,8 @@ def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
     make = partial(make_replica, group=group, options=arm.options)
     trained, trainings = {}, {}
     for name, kind in TRAININGS.items():
+        if kind[-1] > 1 and arm.never_accumulates:
+            continue
         trained[name], trainings[name] = _observe_training(make, group, *kind)
     # Of one that has trained: DDP settles its buckets in the second step and tells of them in the third.
     attestation, attestation_error = _as_json(trained["sgd float64"].attest)
@@ -274,14 +278,16 @@ def _observe_training(
     optimizer: str,
     learning_rate: float,
     dtype: torch.dtype,
+    passes: int,
 ) -> tuple[Replica, Training]:
     """Train through the product's own loop, and the same steps in a single process."""
     rank, world = group.rank, group.world_size
-    task = _Task(dtype, world)
+    task = _Task(dtype, world, passes)
     maker = optimizer_maker(_config(world, BATCH_SIZE, optimizer, learning_rate))
     replica = make_replica(_build(rank, dtype), maker)
+    replica.accumulate(passes)
     started = _hash(replica.model.state_dict().values())
-    train(replica, task.batches(replica.shard), STEPS)
+    train(replica, task.passes(replica.shard), STEPS)
     found = list(replica.model.parameters())
     return replica, Training(
         started=started,
@@ -294,15 +300,22 @@ def _observe_training(
 class _Task:
     """The data, and the order in which it comes; (0, 1) is all of it in combined batches."""
 
-    def __init__(self, dtype: torch.dtype, world: int) -> None:
+    def __init__(self, dtype: torch.dtype, world: int, passes: int = 1) -> None:
         generator = torch.Generator().manual_seed(SEED)
         self.images = torch.randn(SAMPLES, PIXELS, generator=generator, dtype=torch.float64).to(dtype)
         self.labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
         self.world = world
+        self.passes_per_step = passes
 
     def batches(self, shard: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        size = BATCH_SIZE * self.world // shard[1]
+        """All that a shard trains on in a step, at once."""
+        size = BATCH_SIZE * self.passes_per_step * self.world // shard[1]
         return iter(Batches(self.images, self.labels, shard, _config(self.world, size)))
+
+    def passes(self, shard: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The same in as many passes as a step has."""
+        config = msgspec.structs.replace(_config(self.world, BATCH_SIZE), accumulate=self.passes_per_step)
+        return iter(Batches(self.images, self.labels, shard, config))
 
     def first(self, shard: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         return next(self.batches(shard))

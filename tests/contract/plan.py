@@ -16,8 +16,16 @@ from compare.arms import Arm, parse_arm
 
 WORLDS = (1, 2, 3)
 
-SMALL_BUCKETS = ("ddp:bucket_cap_mb=0.01", "manual:mode=overlap:bucket_mb=0.01")
+SMALL_BUCKETS = (
+    "ddp:bucket_cap_mb=0.01",
+    "manual:mode=overlap:bucket_mb=0.01",
+    "horovod:mode=overlap:bucket_mb=0.01",
+    "mpi:mode=overlap:bucket_mb=0.01",
+)
 """With the buckets of the registry's defaults the small model of these tests would fit into one."""
+
+EARLY = ("ddp:comm_hook=powersgd:powersgd_start=2",)
+"""Compressed from the third step on, so that nearly all that is looked at is."""
 
 NOT_VARIED = {
     "process_group": "auto means gloo on the CPU, where these tests run; nccl needs a GPU for each rank",
@@ -83,7 +91,7 @@ def arms_of(backend: Backend) -> list[str]:
 def _values(option: Option) -> tuple[str, ...]:
     if option.kind == "switch":
         return ("false" if option.default else "true",)
-    return option.choices  # a number has none
+    return tuple(choice for choice in option.choices if choice not in option.cuda_only)  # a number has none
 
 
 def launches() -> dict[str, Launch]:
@@ -111,7 +119,7 @@ def _settled(arm: Arm) -> list[str]:
     ]
 
 
-ARMS = [*chain.from_iterable(arms_of(backend) for backend in BACKENDS.values()), *SMALL_BUCKETS]
+ARMS = [*chain.from_iterable(arms_of(backend) for backend in BACKENDS.values()), *SMALL_BUCKETS, *EARLY]
 LAUNCHES = launches()
 GROUPS = {meeting.name: meeting for launch in LAUNCHES.values() for meeting in launch.meetings}
 LAUNCH_OF = {

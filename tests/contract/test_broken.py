@@ -15,7 +15,11 @@ GRADIENTS = {
     "gradients_are_those_of_the_full_batch",
 }
 SECOND_GRADIENTS = {"a_step_drops_the_gradients"}
-SGD = {"twenty_steps_of_sgd_equal_a_single_process", "twenty_float32_steps_equal_a_single_process"}
+PASSES = {"twenty_steps_of_three_passes_equal_a_single_process"}
+SGD = PASSES | {
+    "twenty_steps_of_sgd_equal_a_single_process",
+    "twenty_float32_steps_equal_a_single_process",
+}
 ADAM = {"twenty_steps_of_adam_equal_a_single_process"}
 TRAINING = SGD | ADAM
 AGREEMENT = {"gradients_are_bitwise_equal_on_all_ranks", "all_ranks_end_bitwise_equal"}
@@ -37,6 +41,7 @@ REPLICAS = {
     | {"every_rank_starts_from_rank_0", "all_ranks_end_bitwise_equal"},
     "Accumulates": SECOND_GRADIENTS | TRAINING,
     "StepsTheOptimizerFirst": ADAM,
+    "TakesOnePassOfAll": PASSES,
     "HidesItsSync": {"without_a_sync_phase_backward_leaves_nothing_to_sync"},
     "ReordersItsPhases": {"phases_are_in_order_and_end_with_the_step"},
     "WrapsItsModel": {"model_is_the_plain_one"},

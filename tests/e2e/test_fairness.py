@@ -7,6 +7,7 @@ import sys
 import msgspec
 import pytest
 
+from compare.errors import FairnessError
 from compare.fairness import compare_conditions
 from compare.results import read_run
 
@@ -43,7 +44,7 @@ def contradicted(tmp_path_factory, mnist_dir, every_backend):
 
 def test_strict_ends_with_its_own_code_after_the_results_are_saved(contradicted):
     done, run, _ = contradicted
-    assert done.returncode == 9, done.stderr
+    assert done.returncode == FairnessError.exit_code, done.stderr
     assert run.complete
     assert "not measured alike" in done.stderr
     assert "HOROVOD_FUSION_THRESHOLD (none –; ddp –; horovod 0; mpi –)" in done.stderr

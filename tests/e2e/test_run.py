@@ -8,12 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from compare.arms import parse_arm
 from compare.launch.environment import MARKER
 from compare.results import read_run
-from compare.stats import summarise
+from compare.stats import Detail, summarise
 
 ARMS = (
     "ddp",
@@ -115,9 +116,9 @@ def test_every_rank_attests_the_same_transport(whole):
 
 def test_sync_cost_is_step_time_minus_the_controls(whole):
     summaries = {s.arm: s for s in summarise(read_run(whole[0])).arms}
-    none, ddp = summaries["none"].step_seconds.median, summaries["ddp"].step_seconds.median
-    assert summaries["ddp"].sync_seconds.median == pytest.approx(ddp - none)
-    assert summaries["ddp"].efficiency.median == pytest.approx(none / ddp)
+    none, ddp = summaries["none"].step_seconds.mean, summaries["ddp"].step_seconds.mean
+    assert summaries["ddp"].sync_seconds.mean == pytest.approx(ddp - none)
+    assert summaries["ddp"].efficiency.mean == pytest.approx(none / ddp)
     assert summaries["none"].sync_seconds is None
 
 
@@ -136,8 +137,50 @@ def test_the_exported_json_holds_raw_samples_and_summary(whole):
     exported = json.loads((whole[0].parent / "run.json").read_text())
     assert {arm["arm"] for arm in exported["summary"]["arms"]} == {"none", *ARMS}
     blocks = exported["run"]["launches"][0]["ranks"][0]["blocks"]
-    assert sum(block["steps"] for block in blocks) == 468 - 30
-    assert exported["run"]["schema_version"] == 1
+    assert sum(block["steps"] for block in blocks if block["mode"] == "training") == 468 - 30
+    assert exported["run"]["schema_version"] == 2
+    again = msgspec.json.encode(summarise(read_run(whole[0])))
+    assert exported["summary"] == json.loads(again), "every figure follows from the raw samples"
+
+
+def test_every_arm_measures_itself_its_reference_and_its_collectives(whole):
+    for launch in read_run(whole[0]).launches:
+        controls = launch.arm == "none"
+        assert sum(rank.machine is not None for rank in launch.ranks) == 1, "once for every host"
+        for rank in launch.ranks:
+            modes = {block.mode for block in rank.blocks}
+            assert modes == ({"training"} if controls else {"training", "reference"})
+            phased = [block for block in rank.blocks if block.phases]
+            assert {block.mode for block in phased} == modes
+            assert len(phased) == len(modes)
+            for block in phased:
+                assert {len(times) for times in block.phases.values()} == {block.steps}
+                assert sum(map(sum, block.phases.values())) <= block.wall_ns
+            assert bool(rank.collective_ns) is bool(rank.message_bytes) is not controls
+            assert sum(rank.message_bytes) == (0 if controls else rank.gradient_bytes)
+
+
+def test_where_the_cost_goes_is_known_of_every_arm(whole):
+    directory, _ = whole
+    detailed = compare("report", directory, "--detail")
+    assert detailed.returncode == 0
+    assert "Where the cost goes" in detailed.stdout
+    for arm in summarise(read_run(directory)).arms:
+        known = [name for name in Detail.__struct_fields__ if getattr(arm.detail, name) is not None]
+        if arm.arm != "none":
+            assert known == list(Detail.__struct_fields__), arm.arm
+            assert arm.detail.cores_per_rank.mean > 0
+
+
+def test_every_arm_was_held_against_a_single_process_before_it_trained(whole):
+    for launch in read_run(whole[0]).launches:
+        if launch.arm == "none":
+            assert [rank.parity for rank in launch.ranks] == [[], []]
+            continue
+        (first,), (second,) = (rank.parity for rank in launch.ranks)
+        assert first.kind == "float64"
+        assert first.differences[-1] <= 1e-12
+        assert first.hash == second.hash
 
 
 def test_nothing_is_left_running(whole):

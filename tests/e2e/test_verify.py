@@ -1,4 +1,4 @@
-"""`compare verify`, and the proof in `compare run`: wrong strategies are caught, right ones pass."""
+"""`compare verify`, and the proof in `compare run`, end to end: wrong ones are caught, right ones pass."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_told(broken, arm, meaning):
 def test_the_right_one_beside_them_passes(broken):
     said, gates = broken
     assert {gate["outcome"] for gate in gates["ddp"].values()} == {"passed"}
-    assert "the same training" in next(line for line in said.splitlines() if line.startswith("ddp "))
+    assert "the same training" in next(line for line in said.splitlines() if line.startswith(" ddp "))
 
 
 def test_a_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):

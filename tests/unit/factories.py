@@ -5,13 +5,18 @@ Every builder takes what its test is about and fills in the rest.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compare.arms import parse_arms
 from compare.config import RunConfig
 from compare.data import DatasetSource
 from compare.hostfile import Host
 from compare.results import Block, Evaluation, Launch, Moments, ParityPass, RankResult, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from compare.results import Mode
 
 INITIAL = "0" * 64
 TRAINED = "abcdef0123456789" * 4
@@ -54,15 +59,29 @@ def a_pass(**changes: Any) -> ParityPass:
     return ParityPass(**fields | changes)
 
 
-def a_rank(rank: int = 0, *, milliseconds: float | list[float] = 10.0, **changes: Any) -> RankResult:
-    """One rank's result; one block of 30 steps for every step time in ``milliseconds``."""
-    times = milliseconds if isinstance(milliseconds, list) else [milliseconds]
+def a_phased_block(mode: Mode = "training", **milliseconds: list[float]) -> Block:
+    """A block whose phases were timed: of each the milliseconds in every step."""
+    phases = {name: [round(time * 1e6) for time in times] for name, times in milliseconds.items()}
+    nanoseconds = sum(map(sum, phases.values()))
+    steps = len(next(iter(phases.values())))
+    return Block(mode=mode, steps=steps, wall_ns=nanoseconds, cpu_ns=nanoseconds, phases=phases)
+
+
+def a_rank(
+    rank: int = 0,
+    *,
+    milliseconds: float | list[float] = 10.0,
+    reference: float | Sequence[float] = (),
+    **changes: Any,
+) -> RankResult:
+    """One rank's result; a block of 30 steps for every step time in ``milliseconds`` and ``reference``."""
+    times, others = _list(milliseconds), _list(reference)
     fields: dict[str, Any] = {
         "rank": rank,
         "local_rank": rank,
         "host": "localhost",
         "pid": 4000 + rank,
-        "blocks": [a_block(time) for time in times],
+        "blocks": [a_block(time) for time in times] + [a_block(time, mode="reference") for time in others],
         "initial_hash": INITIAL,
         "final_hash": TRAINED,
         "evaluation": Evaluation(correct=4_900, samples=5_000, loss_sum=500.0),
@@ -72,13 +91,17 @@ def a_rank(rank: int = 0, *, milliseconds: float | list[float] = 10.0, **changes
         "gradient_tensors": 4,
         "message_bytes": [814_120],
         "collective_ns": [200_000, 210_000, 220_000],
-        "cpu_ns": sum(round(time * 30e6) for time in times),
+        "cpu_ns": sum(round(time * 30e6) for time in [*times, *others]),
         "machine": None,
         "moments": Moments(1.0, 1.5, 2.0, 2.25, 2.5),
         "parity": [a_pass(differences=[2e-16] * (1 if rank else 20))],
         "attestation": {"group": {"transport": "TCP over lo"}, "threads": 1},
     }
     return RankResult(**fields | changes)
+
+
+def _list(times: float | Sequence[float]) -> list[float]:
+    return [times] if isinstance(times, int | float) else list(times)
 
 
 def a_launch(

@@ -15,6 +15,7 @@ import pytest
 
 from backends import BACKENDS
 from compare import availability, cli, data, errors, launching, run
+from compare import verify as verification
 from compare.availability import Availability, Found, Survey
 from compare.errors import (
     DataError,
@@ -25,8 +26,10 @@ from compare.errors import (
     UnavailableError,
     UsageError,
 )
+from compare.parity import Gate
 from compare.report import RENDERERS
-from compare.results import RESULTS_FILE, write_json
+from compare.results import RESULTS_FILE, read_json, write_json
+from compare.verify import ArmVerification, Verification
 from tests.unit.factories import MNIST, a_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,13 +125,14 @@ def carried_out(monkeypatch):
         ("--backend ddp --steps 100000000000000000000", USAGE, ["--steps cannot be 1"]),
         ("--backend ddp --epochs 0", USAGE, ["--epochs cannot be 0"]),
         ("--backend ddp --repeats 0", USAGE, ["--repeats cannot be 0"]),
+        ("--backend ddp --max-reruns -1", USAGE, ["--max-reruns cannot be -1"]),
         ("--backend ddp --batch-size 0", USAGE, ["--batch-size cannot be 0"]),
         ("--backend ddp --batch-size 60000", USAGE, ["--batch-size cannot be 60000"]),
         ("--backend ddp --lr 0", USAGE, ["--lr cannot be 0"]),
         ("--backend ddp --lr nan", USAGE, ["--lr cannot be nan"]),
         ("--backend ddp --timeout inf", USAGE, ["--timeout cannot be inf"]),
         ("--backend ddp --seed -1", USAGE, ["--seed cannot be -1"]),
-        ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or convnet or wide"]),
+        ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
         ("--backend ddp --optimizer lion", USAGE, ["--optimizer cannot be lion", "sgd or adam or adamw"]),
         ("--backend ddp --device tpu", USAGE, ["--device cannot be tpu", "cpu or cuda"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "mnist or digits"]),
@@ -247,6 +251,13 @@ def test_a_run_that_was_cut_short_on_disk_is_an_error(compare):
     assert RESULTS_FILE in ended.parts[0]
 
 
+def test_a_report_says_where_the_cost_goes_where_it_is_asked_to(compare):
+    write_json(Path(RESULTS_FILE), a_run())
+    assert "Where the cost goes" not in compare("report", ".").out
+    assert "Where the cost goes" in compare("report", ".", "--detail").out
+    assert "Where the cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
+
+
 def test_a_report_that_cannot_be_written_is_an_error(compare):
     write_json(Path(RESULTS_FILE), a_run())
     ended = compare("report", ".", "--output", "gone/table.txt")
@@ -286,6 +297,53 @@ def test_an_interrupted_run_says_what_is_kept(compare, carried_out):
     assert ended.code == INTERRUPTED
     assert "Interrupted" in ended.err
     assert "compare report" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("--backend dpp", USAGE, "Did you mean ddp?"),
+        ("--backend ,", USAGE, "--backend names no arm"),
+        ("--backend mpi", UNAVAILABLE, "mpi4py is not installed"),
+        ("--backend ddp --model resnet", USAGE, "--model cannot be resnet"),
+        ("--backend ddp --export-json gone/out.json", OUTPUT, "gone/out.json"),
+    ],
+)
+def test_a_verification_refuses_what_a_run_refuses(compare, arguments, code, says):
+    ended = compare("verify", *arguments.split())
+    assert ended.code == code
+    assert says in " ".join(ended.parts)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("passed", 0), ("failed", PARITY)])
+def test_a_verification_shows_its_table_and_ends_with_its_code(compare, monkeypatch, outcome, code):
+    asked = []
+
+    def verify(run, directory, *_):
+        asked.append(run.config)
+        gates = [Gate(name="ranks", outcome=outcome)]
+        return Verification(run=run, arms=[ArmVerification(arm="ddp", gates=gates, seconds=1.0)])
+
+    monkeypatch.setattr(verification, "verify", verify)
+    ended = compare(*("verify", "--backend", "ddp", "-np", 3, "--output", "out", "--export-json", "v.json"))
+    assert ended.code == code
+    assert "the same training" in ended.out.replace("NOT ", "")
+    assert ("NOT" in ended.out) == (outcome == "failed")
+    assert str(Path("out").absolute()) in ended.out
+    assert read_json(Path("v.json"), Verification).arms[0].gates[0].outcome == outcome
+    (config,) = asked
+    assert (config.ranks, config.total_steps, [arm.label for arm in config.arms]) == (3, 20, ["ddp"])
+
+
+def test_an_interrupted_verification_says_where_the_finished_part_is(compare, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verification, "verify", interrupt)
+    ended = compare("verify", "--backend", "ddp", "--output", "out")
+    assert ended.code == INTERRUPTED
+    assert str(Path("out").absolute()) in ended.err
 
 
 def test_an_interrupt_before_the_first_launch_ends_likewise(compare, monkeypatch):
@@ -387,6 +445,7 @@ def test_the_backends_are_listed_with_their_options_and_the_reason_why_one_is_no
         for option in backend.options:
             assert f"{backend.name}:{option.name}=" in said
     assert "mpi4py is not installed" in said
+    assert "env.NCCL_ALGO=Ring" in said
 
 
 # ---- help ----
@@ -426,7 +485,7 @@ def test_every_exit_code_is_documented_and_no_two_errors_share_one():
 
     known = [kind for kind in branches(errors.RingsideError) if kind.__module__ == errors.__name__]
     codes = {kind.__name__: kind.exit_code for kind in known}
-    assert len(set(codes.values())) == len(codes) == 9
+    assert len(set(codes.values())) == len(codes) == 10
     for name, code in codes.items():
         assert name == "RingsideError" or f"{code} " in cli.app.info.epilog
     assert "130 " in cli.app.info.epilog

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backends import BACKENDS
-from backends.base import Placement
+from backends.base import BackendError, Placement
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.ddp import DDPReplica
 from compare.workload import build_model
@@ -46,3 +46,39 @@ def test_a_bucket_size_that_is_given_is_taken_and_attested(group):
     sizes = buckets_of(replica.wrapped)
     assert replica.attest()["bucket_bytes"] == sizes
     assert replica.attest()["bucket_cap_bytes"] == 1 << 20
+
+
+@pytest.mark.parametrize("hook", ["none", "fp16", "powersgd"])
+def test_the_hook_that_is_asked_for_is_the_one_that_torch_runs(group, hook):
+    replica = replica_of(group, comm_hook=hook)
+    buckets_of(replica.wrapped)
+    assert replica.attest()["comm_hook"] == hook
+
+
+def test_powersgd_attests_its_rank_and_what_it_left_out(group):
+    replica = replica_of(group, comm_hook="powersgd", powersgd_rank=2, powersgd_start=2)
+    buckets_of(replica.wrapped)
+    facts = replica.attest()
+    assert (facts["powersgd_rank"], facts["powersgd_start"]) == (2, 2)
+    assert 0 < facts["elements_after_compression"] < facts["elements_before_compression"]
+
+
+def test_a_hook_that_torch_refuses_on_the_cpu_is_an_error_with_its_reason(group):
+    with pytest.raises(BackendError, match=r"comm_hook=bf16 here: BF16 .* required CUDA"):
+        replica_of(group, comm_hook="bf16")
+
+
+def test_a_static_graph_is_refused_where_gradients_accumulate(group):
+    """Should torch learn it, this fails, and the refusal can go."""
+    replica = replica_of(group, static_graph=True)
+    replica.accumulate(1)
+    with pytest.raises(BackendError, match="static_graph=true"):
+        replica.accumulate(2)
+    with pytest.raises(RuntimeError, match="INTERNAL ASSERT"):
+        _pass_without_and_with_communication(replica.wrapped)
+
+
+def _pass_without_and_with_communication(wrapped):
+    with wrapped.no_sync():
+        wrapped(BATCH[0]).sum().backward()
+    wrapped(BATCH[0]).sum().backward()

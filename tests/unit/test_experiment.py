@@ -1,15 +1,22 @@
-"""The order of launches: every arm once a round, shuffled, the same for the same seed, and then an end."""
+"""The order of launches: every arm once a round, shuffled, the same for the same seed, and then an end.
+
+And which rounds are taken again: whole ones alone, those that others disturbed, and not for ever.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compare.experiment import next_launch, order_of, total_launches
-from tests.unit.factories import a_config
+from compare.experiment import next_launch, order_of, set_aside_disturbed, total_launches
+from compare.launching import Observer
+from compare.results import MachineUse, read_run
+from compare.run import carry_out
+from tests.unit.factories import a_config, a_launch, a_rank, a_run
 
 ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
 
@@ -21,12 +28,35 @@ CONFIGS = st.builds(
 )
 
 
+def a_beginning(config):
+    return msgspec.structs.replace(a_run(), config=config, launches=[], complete=False)
+
+
+def launched(planned, *, disturbed=False):
+    """What came of a planned launch: during a second, others used a third of three CPUs or nothing."""
+    busy = 10**9 if disturbed else 0
+    machine = MachineUse(wall_ns=10**9, cpus=3, busy_ns=busy, stolen_ns=0)
+    return a_launch(
+        planned.arm.label,
+        planned.round,
+        number=planned.number,
+        ranks=[a_rank(0, cpu_ns=0, machine=machine), a_rank(1, cpu_ns=0)],
+    )
+
+
+def carried_out(config, is_disturbed=lambda planned: False):
+    """Launch to the end; return the run, and everything that was planned, in the order of time."""
+    run, history = a_beginning(config), []
+    while planned := next_launch(run):
+        history.append(planned)
+        assert len(history) < 1000
+        launch = launched(planned, disturbed=is_disturbed(planned))
+        run = set_aside_disturbed(msgspec.structs.replace(run, launches=[*run.launches, launch]))
+    return run, history
+
+
 def all_launches(config):
-    planned = []
-    while following := next_launch(config, len(planned)):
-        planned.append(following)
-        assert len(planned) < 1000
-    return planned
+    return carried_out(config)[1]
 
 
 @settings(deadline=None)
@@ -62,9 +92,11 @@ def test_a_round_is_launched_in_its_order(config):
 
 
 @settings(deadline=None)
-@given(CONFIGS, st.integers(0, 100))
-def test_after_the_last_launch_there_is_none(config, beyond):
-    assert next_launch(config, total_launches(config) + beyond) is None
+@given(CONFIGS)
+def test_after_the_last_launch_there_is_none(config):
+    run, _ = carried_out(config)
+    assert next_launch(run) is None
+    assert next_launch(msgspec.structs.replace(run, launches=run.launches[:-1])) is not None
 
 
 def test_rounds_are_shuffled_apart():
@@ -94,4 +126,145 @@ def test_the_order_of_a_seed_never_changes():
         ["none", "ddp", "manual", "mpi"],
         ["ddp", "none", "mpi", "manual"],
         ["mpi", "manual", "none", "ddp"],
+    ]
+
+
+# ---- rounds that are taken again ----
+
+
+def numbers(launches):
+    return [launch.number for launch in launches]
+
+
+def test_a_disturbed_round_is_set_aside_whole_and_taken_again():
+    config = a_config("none,ddp,mpi", rounds=3)
+    # One launch of the second round, once.
+    run, history = carried_out(config, lambda planned: planned.number == 5)
+    assert numbers(run.set_aside) == [4, 5, 6]
+    assert {launch.round for launch in run.set_aside} == {2}
+    assert numbers(run.launches) == [1, 2, 3, 7, 8, 9, 10, 11, 12]
+    assert [launch.round for launch in run.launches] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [planned.number for planned in history] == list(range(1, 13))
+
+
+def test_a_round_is_not_set_aside_before_it_is_complete():
+    config = a_config("none,ddp,mpi", rounds=1)
+    run = a_beginning(config)
+    for _ in range(2):
+        launch = launched(next_launch(run), disturbed=True)
+        run = msgspec.structs.replace(run, launches=[*run.launches, launch])
+        assert set_aside_disturbed(run) is run
+
+
+def test_a_round_that_nobody_disturbed_is_kept():
+    run, _ = carried_out(a_config("none,ddp", rounds=2))
+    assert run.set_aside == []
+    assert set_aside_disturbed(run) is run
+
+
+def test_a_run_without_a_launch_is_left_alone():
+    run = a_beginning(a_config())
+    assert set_aside_disturbed(run) is run
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most):
+    config = a_config("none,ddp", rounds=2, max_reruns=most)
+    run, history = carried_out(config, lambda planned: True)
+    assert len(run.set_aside) == 2 * most
+    assert len(run.launches) == total_launches(config)
+    assert len(history) == total_launches(config) + 2 * most
+    # All of them were used up by the first round; the last attempt counts.
+    assert {launch.round for launch in run.set_aside} <= {1}
+
+
+def test_reruns_are_counted_over_the_whole_run():
+    config = a_config("none,ddp", rounds=3, max_reruns=2)
+    run, _ = carried_out(config, lambda planned: planned.number in {1, 5, 9})
+    assert [launch.round for launch in run.set_aside] == [1, 1, 2, 2]
+    assert numbers(run.launches)[-2:] == [9, 10]
+
+
+def test_only_the_last_round_is_looked_at():
+    """An older one that was disturbed counts by now: there had been no reruns left for it."""
+    run, _ = carried_out(a_config("none,ddp", rounds=2, max_reruns=0), lambda planned: planned.round == 1)
+    assert set_aside_disturbed(msgspec.structs.replace(run, config=a_config("none,ddp", max_reruns=3))) == (
+        msgspec.structs.replace(run, config=a_config("none,ddp", max_reruns=3))
+    )
+
+
+@settings(deadline=None)
+@given(CONFIGS, st.sets(st.integers(1, 40)), st.integers(0, 3))
+def test_whatever_is_disturbed_every_round_is_whole_in_the_end(config, disturbed, most):
+    config = msgspec.structs.replace(config, max_reruns=most)
+    run, history = carried_out(config, lambda planned: planned.number in disturbed)
+    assert Counter((launch.round, launch.arm) for launch in run.launches) == {
+        (round_, arm.label): 1 for round_ in range(1, config.rounds + 1) for arm in config.arms
+    }
+    width = len(config.arms)
+    assert len(run.set_aside) % width == 0
+    assert len(run.set_aside) <= width * most
+    for first in range(0, len(run.set_aside), width):
+        attempt = run.set_aside[first : first + width]
+        assert {launch.arm for launch in attempt} == {arm.label for arm in config.arms}
+        assert len({launch.round for launch in attempt}) == 1
+        assert disturbed & {launch.number for launch in attempt}
+    everything = sorted(numbers([*run.launches, *run.set_aside]))
+    assert everything == [planned.number for planned in history] == list(range(1, len(history) + 1))
+
+
+def test_another_attempt_has_an_order_of_its_own_and_the_first_keeps_the_rounds():
+    config = a_config("none,ddp,manual,mpi")
+    assert order_of(config, 1, attempt=0) == order_of(config, 1)
+    orders = {tuple(arm.label for arm in order_of(config, 1, attempt)) for attempt in range(20)}
+    assert len(orders) > 5
+    assert order_of(config, 1, attempt=1) == order_of(config, 1, attempt=1)
+
+
+def test_attempts_are_launched_in_their_orders():
+    config = a_config("none,ddp,manual,mpi", rounds=2, max_reruns=2)
+    _, history = carried_out(config, lambda planned: planned.number in {2, 7})
+    taken = [planned.arm for planned in history]
+    orders = [order_of(config, 1), order_of(config, 1, 1), order_of(config, 1, 2), order_of(config, 2)]
+    assert taken == [arm for order in orders for arm in order]
+
+
+# ---- carried out ----
+
+
+class Listening(Observer):
+    """Writes down which rounds were taken again, and how busy others were."""
+
+    def __init__(self):
+        self.repeated = []
+
+    def round_repeats(self, round_, foreign):
+        self.repeated.append((round_, foreign))
+
+
+def test_a_run_saves_what_it_sets_aside_and_tells_of_it(monkeypatch, tmp_path):
+    saved = []
+
+    def launch(run, planned, directory, affinity, observer):
+        saved.append(read_run(directory))
+        return launched(planned, disturbed=planned.number in {2, 5})
+
+    monkeypatch.setattr("compare.run.launch_arm", launch)
+    observer = Listening()
+    config = a_config("none,ddp", rounds=2)
+    done = carry_out(a_beginning(config), tmp_path, [0, 1], observer)
+    assert observer.repeated == [(1, pytest.approx(1 / 3)), (2, pytest.approx(1 / 3))]
+    assert done.complete
+    assert read_run(tmp_path) == done
+    # After every launch the file holds all there is, each launch in one of the two lists.
+    assert [(numbers(run.set_aside), numbers(run.launches)) for run in [*saved, done]] == [
+        ([], []),
+        ([], [1]),
+        ([1, 2], []),
+        ([1, 2], [3]),
+        ([1, 2], [3, 4]),
+        ([1, 2], [3, 4, 5]),
+        ([1, 2, 5, 6], [3, 4]),
+        ([1, 2, 5, 6], [3, 4, 7]),
+        ([1, 2, 5, 6], [3, 4, 7, 8]),
     ]

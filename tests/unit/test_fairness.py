@@ -1,4 +1,4 @@
-"""What could make arms unlike: found where it is, declared where options say so, and else nothing is said."""
+"""What could make arms unlike: found where it is, declared where it was asked for, else silent."""
 
 from __future__ import annotations
 

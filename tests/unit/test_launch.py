@@ -15,6 +15,7 @@ from backends.base import Placement
 from compare import launching
 from compare.arms import parse_arm, parse_arms
 from compare.errors import UnavailableError
+from compare.experiment import Planned
 from compare.hostfile import Host
 from compare.launch import LAUNCHERS
 from compare.launch import environment as launch_environment
@@ -138,6 +139,21 @@ def test_mpirun():
             ENVIRONMENT,
         )
     ]
+
+
+def test_mpirun_is_told_the_names_of_what_the_arm_sets():
+    (plain,) = LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", TWO))
+    request = request_for("mpirun", "mpi", TWO, exported=("UCX_TLS", "OMPI_MCA_coll"))
+    (command,) = LAUNCHERS["mpirun"].commands(request)
+    program = plain.argv.index("/opt/env/bin/python")
+    flags = ("-x", "UCX_TLS", "-x", "OMPI_MCA_coll")
+    assert command.argv == plain.argv[:program] + flags + plain.argv[program:]
+
+
+@pytest.mark.parametrize(("launcher", "arm"), [("torchrun", "ddp"), ("horovodrun", "horovod")])
+def test_the_others_pass_everything_on_by_themselves(launcher, arm):
+    plain = LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO))
+    assert LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO, exported=("UCX_TLS",))) == plain
 
 
 @pytest.mark.parametrize(("launcher", "arm"), [("horovodrun", "horovod"), ("mpirun", "mpi")])
@@ -301,6 +317,22 @@ def test_every_arm_gets_the_same_settings(launchers):
     assert environments == environments[:1] * len(config.arms)
     assert environments[0]["OMP_NUM_THREADS"] == "2"
     assert environments[0]["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("backend", ["ddp", "manual", "horovod", "horovod:controller=mpi", "mpi"])
+def test_what_an_arm_sets_is_over_what_all_get_and_on_no_command_line(launchers, backend):
+    config = a_config(f"none,{backend},{backend}:env.UCX_TLS=tcp\\,self")
+    control, plain, own = (dict(commands_of(config, arm)[0].environment) for arm in config.arms)
+    assert own == plain | {"UCX_TLS": "tcp,self"}
+    assert control == plain
+    assert "tcp,self" not in " ".join(commands_of(config, config.arms[2])[0].argv)
+
+
+def test_a_long_label_makes_no_longer_name_than_a_folder_may_have():
+    arm = parse_arm("ddp:env.A=" + "é" * 400)
+    files = launching.launch_files(Path("/runs/x"), Planned(7, 1, arm))
+    assert files.directory.name.startswith("07-ddp_env.A=")
+    assert len(os.fsencode(files.directory.name + "-again")) < 255
 
 
 def test_every_arm_runs_the_same_ranks_of_the_same_program(launchers):

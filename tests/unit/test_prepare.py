@@ -75,6 +75,15 @@ def test_an_unknown_device_is_left_to_the_config_to_refuse():
 # ---- arms ----
 
 
+def test_what_torch_has_for_gpus_alone_is_refused_on_the_cpu_and_never_replaced():
+    arms = parse_arms(["ddp,ddp:comm_hook=bf16"])
+    with pytest.raises(UnavailableError) as caught:
+        prepare.choose_arms(arms, "cpu", a_survey())
+    assert caught.value.what == "ddp:comm_hook=bf16 cannot run on the CPU."
+    assert "comm_hook=bf16 for CUDA alone" in caught.value.found
+    assert prepare.choose_arms(arms, "cuda", a_survey(gpus=2)) == (arms, {})
+
+
 def test_all_that_can_run_are_taken_where_none_is_named():
     arms, left_out = prepare.choose_arms((), "cpu", a_survey())
     assert [arm.label for arm in arms] == ["ddp", "manual", "horovod", "mpi"]
@@ -279,10 +288,11 @@ def test_what_is_read_only_is_refused(tmp_path, monkeypatch, exists):
     assert caught.value.found == f"{path if exists else tmp_path} is read-only."
 
 
-def test_a_runs_folder_is_named_by_time_and_what_it_is():
-    name = prepare.default_output(a_config(model="wide", ranks=3))
+@pytest.mark.parametrize(("model", "shown"), [("wide", "wide"), ("mlp:784-64-10", "mlp-784-64-10")])
+def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
+    name = prepare.default_output(a_config(model=model, ranks=3))
     assert name.parent == Path("runs")
-    assert name.name.endswith("-wide-np3")
+    assert name.name.endswith(f"-{shown}-np3")
     assert ":" not in name.name
 
 

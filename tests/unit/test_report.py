@@ -13,9 +13,9 @@ from rich.console import Console
 
 from compare.report import RENDERERS, render
 from compare.report.table import RunTable
-from compare.results import Failure, Run
-from compare.stats import ArmSummary, Summary, summarise
-from tests.unit.factories import DIGITS, a_launch, a_rank, a_run
+from compare.results import Failure, MachineUse, Run
+from compare.stats import ArmSummary, Detail, Summary, summarise
+from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run
 
 FOR_PROGRAMS = ("csv", "json")
 FOR_PEOPLE = [form for form in RENDERERS if form not in FOR_PROGRAMS]
@@ -162,13 +162,156 @@ def test_the_fastest_arm_is_marked_where_there_is_one(form):
 
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)
-def test_it_is_said_what_a_range_is_and_what_sync_cost_is(form):
+def test_it_is_said_what_stands_in_brackets_and_what_sync_cost_is(form):
     text = unfolded(shown(a_run(MEASURED), form))
-    assert "Medians over 3 rounds" in text
+    assert "Means over 3 rounds (95 % interval by t)." in text
     assert "step time minus" in text
-    text = unfolded(shown(a_run({"ddp": [5.0], "mpi": [6.0]}), form))
-    assert "Medians over 1 round " in text
+    text = unfolded(shown(a_run({"ddp": [5.0, 5.1], "mpi": [6.0, 6.1]}), form))
+    assert "Means over 2 rounds (smallest–largest)." in text
     assert "no sync cost" in text
+    assert "Means over 1 round " in unfolded(shown(a_run({"ddp": [5.0], "mpi": [6.0]}), form))
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_the_noise_floor_is_told_where_it_is_known(form):
+    run = a_run(MEASURED)
+    noise = f"{summarise(run).noise:.1%}"
+    assert noise == "5.9%"
+    assert f"two arms that do not differ would seem to by up to {noise}." in unfolded(shown(run, form))
+    assert "Noise floor" not in shown(a_run({"ddp": [5.0], "mpi": [6.0]}), form)
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_what_others_disturbed_is_told_and_what_was_done_about_it(form):
+    quiet = a_run(MEASURED)
+    busy = MachineUse(wall_ns=10**9, cpus=2, busy_ns=10**9, stolen_ns=0)
+    noisy = [
+        msgspec.structs.replace(launch, ranks=[a_rank(r, cpu_ns=0, machine=busy) for r in range(2)])
+        if launch.round in {1, 3}
+        else launch
+        for launch in quiet.launches
+    ]
+    for run, again, disturbed in (
+        (quiet, False, False),
+        (msgspec.structs.replace(quiet, set_aside=noisy[: len(MEASURED)]), True, False),
+        (msgspec.structs.replace(quiet, launches=noisy), False, True),
+    ):
+        text = unfolded(shown(run, form))
+        assert ("1 round had to be taken again" in text) is again
+        assert ("Others used more than 10% of the CPUs during round 1, 3" in text) is disturbed
+
+
+# ---- where the cost goes ----
+
+COST = ("= exposed", "+ background", "blocked", "forward", "backward", "optimizer", "imbalance", "skew")
+COLLECTIVES = (
+    "gradient MB",
+    "calls",
+    "alone ms",
+    "algbw GB/s",
+    "busbw GB/s",
+    "hiding",
+    "cores/rank",
+    "others",
+)
+
+
+def a_detailed_run():
+    """One round; every figure of it is worked out in ``test_stats.py``."""
+    phases = {"forward": [1.0], "backward": [2.0], "sync": [0.0], "step": [1.0]}
+    synchronised = {"forward": [1.5], "backward": [2.0], "sync": [4.0], "step": [0.75]}
+    ranks = [
+        a_rank(
+            rank,
+            blocks=[
+                a_block(10.0),
+                a_block(reference, mode="reference"),
+                a_phased_block(**synchronised),
+                a_phased_block("reference", **phases | {"forward": [1.0 + rank]}),
+            ],
+            message_bytes=[600_000, 200_000],
+            collective_ns=[9_000_000],
+            gradient_bytes=800_000,
+        )
+        for rank, reference in enumerate([5.0, 6.0])
+    ]
+    control = [a_rank(rank, milliseconds=time) for rank, time in enumerate([2.0, 4.0])]
+    launches = [a_launch("none", ranks=control), a_launch("ddp", ranks=ranks)]
+    return a_run({"none": [], "ddp": []}, launches=launches)
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_where_the_cost_goes_is_shown_where_it_is_asked_for(form):
+    run = a_detailed_run()
+    text, detailed = shown(run, form), render(run, summarise(run), form, detail=True)
+    for heading in (*COST, *COLLECTIVES):
+        assert heading in detailed
+    assert "Where the cost goes" not in text
+    assert "+ background" not in text
+    # What is shown without stands there as well, every line of it.
+    assert {line for line in text.splitlines() if line} <= set(detailed.splitlines())
+
+
+def the_rows_of_the_detail(detailed, arm):
+    """Cells by heading: an arm has a row in each of the tables under the title."""
+    after = detailed[detailed.index("Where the cost goes") :].splitlines()
+    found = {}
+    for index, line in enumerate(after):
+        if line.startswith("| arm"):
+            row = next(other for other in after[index:] if other.startswith(f"| {arm}"))
+            names, cells = ([cell.strip() for cell in cells_of(text)] for text in (line, row))
+            found |= dict(zip(names, cells, strict=True))
+    return found
+
+
+def test_the_detail_is_in_milliseconds_and_gigabytes():
+    run = a_detailed_run()
+    detailed = render(run, summarise(run), "markdown", detail=True)
+    assert the_rows_of_the_detail(detailed, "ddp") == {
+        "arm": "ddp",
+        "sync ms": "7.00",
+        "= exposed": "4.50",
+        "+ background": "2.50",
+        "blocked": "+4.00",
+        "forward": "+0.00",  # 1.5 ms, of which the reference took 1 and 2
+        "backward": "+0.00",
+        "optimizer": "-0.25",
+        "imbalance": "+1.00",
+        "skew": "+0.50",
+        "gradient MB": "0.8",
+        "calls": "2",
+        "alone ms": "9.00",
+        "algbw GB/s": "0.09",
+        "busbw GB/s": "0.09",
+        "hiding": "50%",
+        "cores/rank": "1.00",
+        "others": "0%",
+    }
+    control = the_rows_of_the_detail(detailed, "none")
+    assert {control[name] for name in ("sync ms", *COST, "hiding")} == {"–"}
+
+
+@pytest.mark.parametrize("width", [80, 100, 132, 200])
+def test_the_detail_fits_its_terminal_and_still_shows_everything(width):
+    run = a_detailed_run()
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(RunTable(run, summarise(run), detail=True))
+    assert max(map(len, capture.get().splitlines())) <= width
+    text = unfolded(capture.get())
+    for figure in ("4.50", "2.50", "+4.00", "-0.25", "+0.50", "9.00", "0.09", "50%"):
+        assert figure in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_an_arm_that_rounds_on_purpose_does_not_hide_that_the_others_trained_one_model(form):
+    run = a_run({"ddp": [5.0], "mpi": [6.0], "ddp:comm_hook=fp16": []})
+    other = [a_rank(rank, final_hash="9" * 64, milliseconds=6.0) for rank in range(2)]
+    run = msgspec.structs.replace(run, launches=[*run.launches, a_launch("ddp:comm_hook=fp16", ranks=other)])
+    text = unfolded(shown(run, form))
+    assert "All ranks of ddp, mpi ended with bitwise the same parameters (abcdef012345)" in text
+    assert "ddp:comm_hook=fp16 changes the arithmetic by its own choice" in text
+    assert "of their own (999999999999)" in text
 
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)
@@ -185,14 +328,14 @@ def test_it_is_said_whether_the_arms_trained_the_same_model(form):
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)
 def test_figures_are_in_the_units_of_their_headings(form):
-    text = shown(a_run({"none": [4.0, 4.0, 5.0], "ddp": [5.0, 6.0, 10.0]}), form)
+    text = shown(a_run({"none": [4.0, 5.0], "ddp": [5.0, 10.0]}), form)
     line = next(line for line in text.splitlines() if re.match(r"[\W]*ddp", line))
     for figure in (
-        "21,333",
-        "6.00 (5.00–10.00)",
-        "2.00 (1.00–5.00)",
-        "33%",
-        "67%",
+        "19,200",  # the mean of 128 samples in 5 ms and in 10
+        "7.50 (5.00–10.00)",
+        "3.00 (1.00–5.00)",
+        "35%",
+        "65%",
         "98.00%",
         "200",
         "2.5",
@@ -289,17 +432,17 @@ def test_the_parts_of_markdown_are_parted_by_blank_lines():
 
 
 def test_csv_is_in_seconds_and_bytes():
-    control, ddp = rows_of(a_run({"none": [4.0, 4.0, 5.0], "ddp": [5.0, 6.0, 10.0]}))
+    control, ddp = rows_of(a_run({"none": [4.0, 5.0], "ddp": [5.0, 10.0]}))
     assert (control["arm"], ddp["arm"]) == ("none", "ddp")
     for name, value in {
-        "step_seconds": 0.006,
+        "step_seconds": 0.0075,
         "step_seconds_low": 0.005,
         "step_seconds_high": 0.010,
-        "samples_per_second": 128 / 0.006,
-        "sync_seconds": 0.002,
+        "samples_per_second": 19_200,
+        "sync_seconds": 0.003,
         "sync_seconds_high": 0.005,
-        "sync_share": 1 / 3,
-        "efficiency": 2 / 3,
+        "sync_share": 0.35,
+        "efficiency": 0.65,
         "speed_against_baseline": 1.0,
         "accuracy": 0.98,
         "peak_memory_bytes": 200 * 2**20,
@@ -311,9 +454,34 @@ def test_csv_is_in_seconds_and_bytes():
 
 def test_every_field_of_the_summary_is_in_csv():
     (row,) = rows_of(a_run({"ddp": [5.0]}))
-    assert set(ArmSummary.__struct_fields__) <= set(row)
+    assert set(ArmSummary.__struct_fields__) - {"detail"} <= set(row)
+    assert {f"detail_{name}" for name in Detail.__struct_fields__} <= set(row)
     assert None not in row
     assert None not in row.values()
+
+
+def test_every_arm_has_the_same_columns_in_csv_whatever_could_be_measured():
+    control, ddp = rows_of(a_detailed_run())
+    assert set(control) == set(ddp)
+    for name, value in {
+        "detail_exposed_seconds": 0.0045,
+        "detail_exposed_seconds_low": 0.0045,
+        "detail_step_seconds": -0.00025,
+        "detail_bus_bandwidth": 800_000 / 0.009,
+        "detail_hiding_high": 0.5,
+        "detail_gradient_bytes": 800_000,
+        "detail_slowest_rank": 1,
+    }.items():
+        assert float(ddp[name]) == pytest.approx(value), name
+    assert ddp["detail_message_bytes"] == "600000 200000"
+    assert control["detail_exposed_seconds"] == control["detail_hiding_low"] == ""
+
+
+@pytest.mark.parametrize("form", FOR_PROGRAMS)
+def test_formats_for_programs_always_show_every_detail(form):
+    run = a_detailed_run()
+    summary = summarise(run)
+    assert render(run, summary, form, detail=True) == render(run, summary, form)
 
 
 def test_csv_says_what_the_figures_are_worth():
@@ -339,5 +507,16 @@ def test_json_holds_the_whole_run_and_its_summary():
     assert msgspec.json.decode(json.dumps(read["run"]), type=Run) == run
     assert msgspec.json.decode(json.dumps(read["summary"]), type=Summary) == summarise(run)
     assert read["summary"]["arms"][1]["step_seconds"] == pytest.approx(
-        {"median": 0.0051, "low": 0.005, "high": 0.0052, "n": 3}
+        # 5, 5.1 and 5.2 ms: 4.302653 x 0.1 / sqrt(3) on either side.
+        {"mean": 0.0051, "low": 0.00485159, "high": 0.00534841, "n": 3, "method": "t"}
     )
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_how_near_to_a_single_process_the_arms_were_is_said(form):
+    worse = a_launch("mpi", ranks=[a_rank(0, parity=[a_pass(steps=5, differences=[3e-15])]), a_rank(1)])
+    run = a_run({"none": [4.0], "mpi": []}, config={"rounds": 1})
+    run = msgspec.structs.replace(run, launches=[*run.launches, worse])
+    text = unfolded(shown(run, form))
+    assert "every arm took 5 float64 steps beside a single process" in text
+    assert "ended within 3e-15 of it" in text

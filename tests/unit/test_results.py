@@ -10,6 +10,7 @@ import stat
 import threading
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from compare.errors import OutputError
@@ -17,13 +18,14 @@ from compare.results import (
     RESULTS_FILE,
     SCHEMA_VERSION,
     Failure,
+    MachineUse,
     RankResult,
     read_json,
     read_run,
     write_json,
     write_text,
 )
-from tests.unit.factories import DIGITS, a_rank, a_run
+from tests.unit.factories import DIGITS, a_block, a_phased_block, a_rank, a_run
 
 
 def refusal(path):
@@ -55,6 +57,7 @@ def test_a_run_is_the_same_after_reading(tmp_path):
         complete=False,
         failure=Failure(arm="horovod", round=2, kind="LaunchError", message="rank 1 failed\nits reason"),
     )
+    run = msgspec.structs.replace(run, set_aside=a_run({"none": [9.0], "ddp": [9.5]}).launches)
     write_json(tmp_path / RESULTS_FILE, run)
     assert read_run(tmp_path) == run
     assert read_run(tmp_path / RESULTS_FILE) == run
@@ -62,7 +65,13 @@ def test_a_run_is_the_same_after_reading(tmp_path):
 
 def test_a_ranks_result_is_the_same_after_reading(tmp_path):
     result = a_rank(
-        3, peak_device_memory_bytes=7, attestation={"group": {"transport": "NCCL"}, "ü": [1, None]}
+        3,
+        blocks=[a_block(5), a_block(4, mode="reference"), a_phased_block(forward=[1, 2], sync=[3, 4])],
+        peak_device_memory_bytes=7,
+        message_bytes=[4, 12],
+        collective_ns=[],
+        machine=MachineUse(wall_ns=10, cpus=3, busy_ns=20, stolen_ns=1),
+        attestation={"group": {"transport": "NCCL"}, "ü": [1, None]},
     )
     write_json(tmp_path / "rank-3.json", result)
     assert read_json(tmp_path / "rank-3.json", RankResult) == result
@@ -71,9 +80,12 @@ def test_a_ranks_result_is_the_same_after_reading(tmp_path):
 def test_the_file_is_json_that_anybody_can_read(tmp_path):
     write_json(tmp_path / RESULTS_FILE, a_run({"ddp": [5.0]}))
     read = json.loads((tmp_path / RESULTS_FILE).read_text())
-    assert read["schema_version"] == SCHEMA_VERSION == 1
+    assert read["schema_version"] == SCHEMA_VERSION == 2
     assert read["config"]["arms"] == [{"backend": "ddp", "given": {}}]
-    assert read["launches"][0]["ranks"][0]["blocks"] == [{"steps": 30, "wall_ns": 150_000_000}]
+    assert read["launches"][0]["ranks"][0]["blocks"] == [
+        {"mode": "training", "steps": 30, "wall_ns": 150_000_000, "cpu_ns": 150_000_000, "phases": {}}
+    ]
+    assert read["launches"][0]["ranks"][0]["machine"] is None
 
 
 def test_launches_are_found_by_their_arm():
@@ -217,16 +229,16 @@ def edited(tmp_path, **changes):
     return tmp_path
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("version", [0, 1, 3, 99])
 def test_another_schema_version_is_refused_and_not_guessed_at(tmp_path, version):
     error = refusal(edited(tmp_path, schema_version=version))
     assert f"schema version {version}" in error.what
-    assert "schema version 1" in error.found
+    assert "schema version 2" in error.found
 
 
 def test_another_schema_version_is_recognised_whatever_else_it_holds(tmp_path):
-    (tmp_path / RESULTS_FILE).write_text('{"schema_version": 2, "launches": {"a": 1}, "config": null}')
-    assert "schema version 2" in refusal(tmp_path).what
+    (tmp_path / RESULTS_FILE).write_text('{"schema_version": 3, "launches": {"a": 1}, "config": null}')
+    assert "schema version 3" in refusal(tmp_path).what
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 
 import msgspec
 import pytest
+import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from compare.arms import parse_arm
 from compare.report.wording import warnings
-from compare.results import Block, Evaluation, Moments
-from compare.stats import Estimate, step_seconds, summarise
-from tests.unit.factories import TRAINED, a_launch, a_rank, a_run
+from compare.results import Block, Evaluation, MachineUse, Moments
+from compare.stats import (
+    FOREIGN_LIMIT,
+    Detail,
+    Estimate,
+    foreign_share,
+    is_disturbed,
+    log_ratios,
+    step_seconds,
+    summarise,
+)
+from tests.unit.factories import (
+    TRAINED,
+    a_block,
+    a_launch,
+    a_phased_block,
+    a_rank,
+    a_run,
+)
 
 untimed = settings(deadline=None)
 
@@ -22,6 +42,14 @@ ARMS = ("none", "ddp", "manual", "mpi")
 
 def summary_of(milliseconds, **changes):
     return {arm.arm: arm for arm in summarise(a_run(milliseconds, **changes)).arms}
+
+
+def alike(estimate):
+    """The same estimate but for rounding."""
+    near = [
+        pytest.approx(value, rel=1e-9, abs=1e-12) for value in (estimate.mean, estimate.low, estimate.high)
+    ]
+    return Estimate(*near, estimate.n, estimate.method)
 
 
 def fastest(milliseconds, **changes):
@@ -37,7 +65,10 @@ def test_step_time_is_the_median_over_blocks_of_the_mean_over_ranks():
 
 
 def test_blocks_of_different_length_count_by_their_steps():
-    blocks = [Block(steps=30, wall_ns=300_000_000), Block(steps=31, wall_ns=310_000_000)]
+    blocks = [
+        Block(steps=30, wall_ns=300_000_000, cpu_ns=0),
+        Block(steps=31, wall_ns=310_000_000, cpu_ns=0),
+    ]
     assert step_seconds(a_launch(ranks=[a_rank(blocks=blocks)])) == pytest.approx(0.010)
 
 
@@ -50,50 +81,112 @@ def test_step_time_lies_within_what_the_ranks_measured(times):
     assert low * (1 - 1e-12) <= step_seconds(launch) <= high * (1 + 1e-12)
 
 
-# ---- one arm ----
+def test_neither_phased_blocks_nor_the_reference_come_into_the_headline():
+    quick, slow = a_block(10), a_phased_block(**phases(30, sync=500.0))
+    reference = [a_block(4, mode="reference"), a_phased_block("reference", **phases(30, forward=500.0))]
+    launch = a_launch(ranks=[a_rank(rank, blocks=[quick, *reference, slow]) for rank in range(2)])
+    assert step_seconds(launch) == pytest.approx(0.010)
+    assert step_seconds(launch, "reference") == pytest.approx(0.004)
+    alone = a_launch(ranks=[a_rank(rank, blocks=[quick]) for rank in range(2)])
+    assert summarise(a_run({"ddp": []}, launches=[launch])).arms[0].step_seconds == (
+        summarise(a_run({"ddp": []}, launches=[alone])).arms[0].step_seconds
+    )
+
+
+def test_a_mode_that_was_not_measured_has_no_step_time():
+    with pytest.raises(ValueError, match="launch 7 has no blocks of reference"):
+        step_seconds(a_launch(number=7), "reference")
+
+
+# ---- estimates ----
+
+
+def test_an_interval_worked_out_by_hand():
+    # Mean 7, deviations -2, -1, 3: s^2 = 14 / 2 = 7; t at two degrees of freedom is 4.302653.
+    half = 4.302653 * math.sqrt(7 / 3)
+    assert Estimate.of([5.0, 6.0, 10.0]) == Estimate(
+        7.0, pytest.approx(7 - half, rel=1e-6), pytest.approx(7 + half, rel=1e-6), 3, "t"
+    )
 
 
 @untimed
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1))
-def test_an_estimate_is_the_median_within_its_range(values):
+@given(st.lists(st.floats(-1e9, 1e9), min_size=3, max_size=30))
+def test_from_three_launches_on_an_estimate_is_students_interval_of_the_mean(values):
     estimate = Estimate.of(iter(values))
-    assert estimate == Estimate(statistics.median(values), min(values), max(values), len(values))
-    assert estimate.low <= estimate.median <= estimate.high
+    assume(statistics.stdev(values) > 1e-6 * max(map(abs, values)))  # scipy has no interval of equal values
+    low, high = scipy.stats.t.interval(
+        0.95, len(values) - 1, loc=statistics.fmean(values), scale=scipy.stats.sem(values)
+    )
+    assert (estimate.n, estimate.method) == (len(values), "t")
+    assert estimate.mean == statistics.fmean(values)
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [[3.0], [3.0, 1.0]])
+def test_fewer_than_three_launches_have_a_range_and_no_interval(values):
+    assert Estimate.of(values) == Estimate(
+        statistics.fmean(values), min(values), max(values), len(values), "range"
+    )
+
+
+def test_launches_that_do_not_differ_have_an_interval_of_no_width():
+    assert Estimate.of([2.0] * 5) == Estimate(2.0, 2.0, 2.0, 5, "t")
+
+
+def test_of_nothing_there_is_no_estimate():
+    with pytest.raises(statistics.StatisticsError):
+        Estimate.of([])
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    """2,000 seeded experiments for each number of launches: 95 % of them, give or take four sigmas."""
+    chance = random.Random(20)
+    for n in (3, 5, 8):
+        held = 0
+        for _ in range(2000):
+            estimate = Estimate.of(chance.gauss(7, 2) for _ in range(n))
+            held += estimate.low <= 7 <= estimate.high
+        assert held / 2000 == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 2000))
+
+
+# ---- one arm ----
 
 
 def test_figures_worked_out_by_hand():
     arms = summary_of({"none": [4, 4, 5], "ddp": [5, 6, 10], "manual": [10, 6, 8]})
     ddp, manual = arms["ddp"], arms["manual"]
-    assert ddp.step_seconds == Estimate(0.006, 0.005, 0.010, 3)
+    assert ddp.step_seconds == alike(Estimate.of([0.005, 0.006, 0.010]))
+    assert ddp.step_seconds.mean == pytest.approx(0.007)
     # 2 ranks with 64 samples each in every step.
-    assert ddp.samples_per_second.median == pytest.approx(128 / 0.006)
-    assert ddp.samples_per_second.low == pytest.approx(12_800)
-    assert ddp.samples_per_second.high == pytest.approx(25_600)
-    assert ddp.sync_seconds.median == pytest.approx(0.002)  # of 1, 2 and 5 ms
-    assert (ddp.sync_seconds.low, ddp.sync_seconds.high) == pytest.approx((0.001, 0.005))
-    assert ddp.sync_share.median == pytest.approx(1 / 3)  # of 1/5, 2/6 and 5/10
-    assert ddp.efficiency.median == pytest.approx(2 / 3)  # of 4/5, 4/6 and 5/10
-    assert ddp.speed_against_baseline == Estimate(1.0, 1.0, 1.0, 3)
-    assert manual.speed_against_baseline.median == pytest.approx(1.0)  # of 5/10, 6/6 and 10/8
-    assert manual.speed_against_baseline.low == pytest.approx(0.5)
-    assert manual.speed_against_baseline.high == pytest.approx(1.25)
+    assert ddp.samples_per_second == alike(Estimate.of([25_600, 128 / 0.006, 12_800]))
+    assert ddp.sync_seconds == alike(Estimate.of([0.001, 0.002, 0.005]))
+    assert ddp.sync_share == alike(Estimate.of([1 / 5, 2 / 6, 5 / 10]))
+    assert ddp.efficiency == alike(Estimate.of([4 / 5, 4 / 6, 5 / 10]))
+    assert ddp.speed_against_baseline == Estimate(1.0, 1.0, 1.0, 3, "t")
+    assert manual.speed_against_baseline == alike(Estimate.of([5 / 10, 6 / 6, 10 / 8]))
 
 
-def test_pairs_are_made_within_a_round_and_not_of_medians():
+def test_two_rounds_are_a_mean_with_the_smallest_and_the_largest():
+    ddp = summary_of({"none": [4, 4], "ddp": [5, 10]})["ddp"]
+    assert ddp.step_seconds == alike(Estimate(0.0075, 0.005, 0.010, 2, "range"))
+    assert ddp.sync_seconds == alike(Estimate(0.0035, 0.001, 0.006, 2, "range"))
+
+
+def test_pairs_are_made_within_a_round_and_not_of_means():
     # The machine slowed down in round 2, for both: what differs between them did not.
     assert summary_of({"none": [4, 40, 4], "ddp": [6, 42, 6]})["ddp"].sync_seconds == Estimate(
-        pytest.approx(0.002), pytest.approx(0.002), pytest.approx(0.002), 3
+        pytest.approx(0.002), pytest.approx(0.002), pytest.approx(0.002), 3, "t"
     )
 
 
 def test_sync_cost_may_be_below_nothing_and_is_shown_as_it_is():
-    assert summary_of({"none": [5.0], "ddp": [4.0]})["ddp"].sync_seconds.median == pytest.approx(-0.001)
+    assert summary_of({"none": [5.0], "ddp": [4.0]})["ddp"].sync_seconds.mean == pytest.approx(-0.001)
 
 
 def test_the_control_has_no_sync_cost_of_its_own():
     control = summary_of({"none": [4.0], "ddp": [5.0]})["none"]
     assert (control.sync_seconds, control.sync_share, control.efficiency) == (None, None, None)
-    assert control.speed_against_baseline.median == pytest.approx(1.25)
+    assert control.speed_against_baseline.mean == pytest.approx(1.25)
 
 
 def test_without_the_control_there_is_no_sync_cost():
@@ -120,7 +213,7 @@ def test_memory_is_the_largest_of_any_rank_and_start_up_the_slowest_rank_of_a_la
     ]
     (arm,) = summarise(a_run({"ddp": []}, launches=launches)).arms
     assert arm.peak_memory_bytes == 300
-    assert arm.start_up_seconds == Estimate(4.0, 3.0, 5.0, 2)
+    assert arm.start_up_seconds == Estimate(4.0, 3.0, 5.0, 2, "range")
 
 
 def test_the_trained_hash_is_told_only_where_all_agree():
@@ -238,7 +331,7 @@ def test_every_figure_follows_from_the_step_times(milliseconds):
     for name, arm in arms.items():
         own = steps[name]
         assert arm.step_seconds == Estimate.of(own)
-        assert arm.samples_per_second.high == pytest.approx(128 / min(own))
+        assert arm.samples_per_second == Estimate.of(128 / mine for mine in own)
         assert arm.speed_against_baseline == Estimate.of(
             other / mine for mine, other in zip(own, steps[run.config.baseline], strict=True)
         )
@@ -247,12 +340,12 @@ def test_every_figure_follows_from_the_step_times(milliseconds):
             assert arm.sync_seconds == Estimate.of(mine - control for mine, control in pairs)
             assert arm.sync_share == Estimate.of((mine - control) / mine for mine, control in pairs)
             assert arm.efficiency == Estimate.of(control / mine for mine, control in pairs)
-            assert arm.efficiency.median == pytest.approx(1 - arm.sync_share.median)
+            assert arm.efficiency.mean == pytest.approx(1 - arm.sync_share.mean)
 
 
 @untimed
 @given(measured())
-def test_at_most_one_arm_is_fastest_and_it_has_the_lowest_median(milliseconds):
+def test_at_most_one_arm_is_fastest_and_it_has_the_lowest_mean(milliseconds):
     synchronising = [arm for arm in milliseconds if arm != "none"]
     assume(synchronising)
     named = fastest(milliseconds)
@@ -269,6 +362,376 @@ def test_the_order_in_which_arms_were_launched_does_not_matter(milliseconds, ran
     run = a_run(milliseconds)
     shuffled = sorted(run.launches, key=lambda launch: (launch.round, random.random()))
     assert summarise(a_run(milliseconds, launches=shuffled)) == summarise(run)
+
+
+# ---- where the cost goes ----
+
+PHASES = ("forward", "backward", "sync", "step")
+
+
+def a_pair(round_, control, training, reference=(), **changes):
+    """The launches of one round from step times in milliseconds, one for every rank."""
+    references = reference or [()] * len(training)
+    own = [
+        a_rank(rank, milliseconds=time, reference=other, **changes)
+        for rank, (time, other) in enumerate(zip(training, references, strict=True))
+    ]
+    return [
+        a_launch(
+            "none",
+            round_,
+            number=2 * round_ - 1,
+            ranks=[a_rank(r, milliseconds=t) for r, t in enumerate(control)],
+        ),
+        a_launch("ddp", round_, number=2 * round_, ranks=own),
+    ]
+
+
+def the_arm(launches, **changes):
+    """The summary of the only arm that synchronises."""
+    return summarise(a_run({"none": [], "ddp": []}, launches=launches, **changes)).arms[-1]
+
+
+def only(seconds):
+    """What is known from a single launch."""
+    near = pytest.approx(seconds, rel=1e-9, abs=1e-12)
+    return Estimate(near, near, near, 1, "range")
+
+
+def test_the_parts_of_the_cost_worked_out_by_hand():
+    arm = the_arm(a_pair(1, control=[2.0, 4.0], training=[10.0, 10.0], reference=[5.0, 6.0]))
+    detail = arm.detail
+    assert arm.sync_seconds == only(0.007)  # T_S 10 - T_0 3
+    assert detail.reference_seconds == only(0.0055)  # T_R: the mean of 5 and 6
+    assert detail.exposed_seconds == only(0.0045)  # T_S 10 - T_R 5.5
+    assert detail.background_seconds == only(0.0025)  # T_R 5.5 - T_0 3
+    assert detail.imbalance_seconds == only(0.001)  # the slowest 4 - the mean 3
+    assert detail.communication_seconds == only(0.006)  # sync cost 7 - imbalance 1
+
+
+def test_a_straggler_is_imbalance_and_no_communication():
+    """3 ms more on one of two ranks: all wait for it, so the step takes 3 ms more and its mean work 1.5."""
+    even = the_arm(a_pair(1, control=[2, 2], training=[5, 5], reference=[2, 2]))
+    uneven = the_arm(a_pair(1, control=[2, 5], training=[8, 8], reference=[2, 5]))
+    assert uneven.sync_seconds.mean - even.sync_seconds.mean == pytest.approx(0.0015)
+    assert uneven.detail.imbalance_seconds.mean == pytest.approx(0.0015)
+    assert uneven.detail.communication_seconds == alike(even.detail.communication_seconds)
+
+
+@pytest.mark.parametrize(("reference", "slowest"), [([2.0, 5.0], 1), ([5.0, 2.0], 0)])
+def test_the_slowest_rank_is_the_one_that_computes_longest(reference, slowest):
+    # Who waits for the other spends as long on a step as the other: only the reference tells them apart.
+    assert the_arm(a_pair(1, [2, 2], [8.0, 7.9], reference)).detail.slowest_rank == slowest
+
+
+def test_without_a_reference_the_slowest_rank_is_that_of_the_training():
+    assert the_arm(a_pair(1, [2, 2], [8.0, 8.1])).detail.slowest_rank == 1
+
+
+RANK_TIMES = st.lists(st.floats(0.01, 1e3), min_size=3, max_size=3)
+
+
+@untimed
+@given(st.lists(st.tuples(RANK_TIMES, RANK_TIMES, RANK_TIMES), min_size=1, max_size=5))
+def test_the_parts_add_up_to_the_cost(rounds):
+    arm = the_arm([launch for i, times in enumerate(rounds, start=1) for launch in a_pair(i, *times)])
+    cost, detail = arm.sync_seconds, arm.detail
+    largest = max(time for times in rounds for ranks in times for time in ranks) / 1e3
+    near = {"rel": 1e-9, "abs": 1e-12 * largest}
+    assert cost.mean == pytest.approx(detail.exposed_seconds.mean + detail.background_seconds.mean, **near)
+    assert cost.mean == pytest.approx(
+        detail.communication_seconds.mean + detail.imbalance_seconds.mean, **near
+    )
+    assert detail.imbalance_seconds.mean >= -1e-12 * largest
+
+
+def test_what_was_not_measured_is_not_known():
+    """No reference, no phases, no control, and collectives that cannot be run alone."""
+    arm = the_arm(
+        [a_launch(ranks=[a_rank(rank, collective_ns=[], message_bytes=[]) for rank in range(2)])],
+    )
+    known = {name for name in Detail.__struct_fields__ if getattr(arm.detail, name) is not None}
+    assert known == {"gradient_bytes", "message_bytes", "cores_per_rank", "slowest_rank"}
+
+
+def test_the_control_has_no_cost_to_take_apart():
+    launches = a_pair(1, [2.0, 4.0], [10.0, 10.0], [5.0, 6.0])
+    control, _ = summarise(a_run({"none": [], "ddp": []}, launches=launches)).arms
+    for figure in ("reference", "exposed", "background", "imbalance", "communication", "blocked"):
+        assert getattr(control.detail, f"{figure}_seconds") is None
+
+
+def test_a_round_without_its_control_takes_no_part_in_what_needs_it():
+    launches = a_pair(1, [2, 2], [10, 10], [5, 5]) + a_pair(2, [2, 2], [20, 20], [6, 6])[1:]
+    detail = the_arm(launches, complete=False).detail
+    assert detail.exposed_seconds.n == 2
+    assert detail.background_seconds == only(0.003)
+    assert detail.imbalance_seconds == only(0.0)
+    assert detail.communication_seconds == only(0.008)
+
+
+# ---- phases ----
+
+
+def in_phases(own, reference=None):
+    """A launch from the phases' milliseconds in every step, for each rank."""
+    ranks = []
+    for rank, phases in enumerate(own):
+        blocks = [a_block(9), a_phased_block(**phases)]
+        if reference:
+            blocks += [a_block(5, mode="reference"), a_phased_block("reference", **reference[rank])]
+        ranks.append(a_rank(rank, blocks=blocks))
+    return a_launch(ranks=ranks)
+
+
+def phases(steps=1, **milliseconds):
+    return {name: [milliseconds.get(name, 0.0)] * steps for name in PHASES}
+
+
+def test_the_changes_of_phases_worked_out_by_hand():
+    launch = in_phases(
+        [phases(forward=2, backward=4, sync=3, step=1), phases(forward=2, backward=5, sync=2, step=1)],
+        [phases(forward=1, backward=3, step=1.5), phases(forward=2, backward=4, step=1.5)],
+    )
+    detail = the_arm([launch]).detail
+    assert detail.blocked_seconds == only(0.0025)  # the mean of 3 and 2; the reference's sync takes nothing
+    assert detail.forward_seconds == only(0.0005)
+    assert detail.backward_seconds == only(0.001)
+    assert detail.step_seconds == only(-0.0005)
+
+
+@untimed
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 3))
+def test_the_changes_of_phases_add_up_to_the_change_of_the_steps_that_are_kept(seed, steps, ranks):
+    chance = random.Random(seed)
+
+    def measured():
+        return [
+            {name: [chance.uniform(0, 50) for _ in range(steps)] for name in PHASES} for _ in range(ranks)
+        ]
+
+    own, reference = measured(), measured()
+    detail = the_arm([in_phases(own, reference)]).detail
+    changes = (
+        detail.blocked_seconds,
+        detail.forward_seconds,
+        detail.backward_seconds,
+        detail.step_seconds,
+    )
+    assert sum(change.mean for change in changes) == pytest.approx(
+        mean_of_the_quickest(own) - mean_of_the_quickest(reference), rel=1e-6, abs=1e-9
+    )
+
+
+def mean_of_the_quickest(ranks):
+    """Seconds a step, over ranks, without the slowest tenth of the steps."""
+    steps = sorted(
+        statistics.fmean(sum(phase[step] for phase in rank.values()) for rank in ranks)
+        for step in range(len(ranks[0]["forward"]))
+    )
+    return statistics.fmean(steps[: len(steps) - len(steps) // 10]) / 1e3
+
+
+@pytest.mark.parametrize(("steps", "dropped"), [(9, 0), (10, 1), (19, 1), (20, 2), (30, 3)])
+def test_the_slowest_tenth_of_the_steps_is_no_phase(steps, dropped):
+    """One interruption of a rank would otherwise be its skew, and the waiting of all."""
+
+    def interrupted(times):
+        own = phases(steps, forward=1.0, **times)
+        own["forward"][:dropped] = [1000.0] * dropped
+        return own
+
+    even = phases(steps, forward=2.0)
+    detail = the_arm(
+        [in_phases([interrupted({"sync": 4.0})] * 2, [interrupted({}), even])],
+    ).detail
+    assert detail.blocked_seconds == only(0.004)
+    assert detail.forward_seconds == only(-0.0005)  # 1 ms, against 1 and 2 of the reference
+    assert detail.skew_seconds == only(0.0005)
+
+
+def test_skew_is_the_mean_over_steps_of_the_largest_minus_the_mean():
+    # Whichever rank it is: 1 and 5 ms, then 3 and 2. Over the whole block they differ by 1.5 ms on average.
+    first = {"forward": [1.0, 2.0], "backward": [0.0, 1.0], "sync": [0.0, 0.0], "step": [0.0, 0.0]}
+    second = {"forward": [4.0, 2.0], "backward": [1.0, 0.0], "sync": [0.0, 0.0], "step": [0.0, 0.0]}
+    detail = the_arm([in_phases([phases(2), phases(2)], [first, second])]).detail
+    assert detail.skew_seconds == only((2.0 + 0.5) / 2 / 1e3)
+
+
+def test_a_rank_whose_phases_are_missing_leaves_them_unknown_for_all():
+    whole = in_phases([phases(forward=1)] * 2, [phases(forward=1)] * 2)
+    first, second = whole.ranks
+    kept = [block for block in second.blocks if block.mode == "training" or not block.phases]
+    launch = msgspec.structs.replace(whole, ranks=[first, msgspec.structs.replace(second, blocks=kept)])
+    detail = the_arm([launch]).detail
+    assert (detail.skew_seconds, detail.blocked_seconds) == (None, None)
+
+
+# ---- collectives ----
+
+
+@pytest.mark.parametrize(("ranks", "reduced"), [(2, 1.0), (4, 1.5), (1, 0.0)])
+def test_bandwidth_is_that_of_nccl_tests(ranks, reduced):
+    """busbw = algbw x 2 (n - 1) / n; 800 kB in 0.4 ms are 2 GB/s."""
+    launch = a_launch(
+        ranks=[
+            a_rank(
+                rank,
+                message_bytes=[600_000, 200_000],
+                collective_ns=[399_999 + 2 * (rank % 2), 500_000, 300_000],
+            )
+            for rank in range(ranks)
+        ]
+    )
+    detail = the_arm([launch], config={"ranks": ranks}).detail
+    assert detail.collective_seconds.mean == pytest.approx(0.0004, rel=1e-5)
+    assert detail.algorithm_bandwidth.mean == pytest.approx(2e9, rel=1e-5)
+    assert detail.bus_bandwidth.mean == pytest.approx(reduced * 2e9, rel=1e-5)
+
+
+@pytest.mark.parametrize(("step", "hidden"), [(5.0, 1.0), (5.1, 0.75), (5.4, 0.0), (5.8, -1.0), (4.8, 1.5)])
+def test_hiding_is_signed(step, hidden):
+    """T_R 5 ms and T_iso 0.4 ms: all of it hidden, a part, none, and an overlap that is worse than none."""
+    launches = a_pair(1, [3, 3], [step] * 2, [5.0] * 2, collective_ns=[400_000])
+    assert the_arm(launches).detail.hiding.mean == pytest.approx(hidden)
+
+
+def test_collectives_alone_are_the_median_of_the_mean_over_ranks():
+    ranks = [a_rank(0, collective_ns=[100, 300, 900]), a_rank(1, collective_ns=[300, 500, 1900])]
+    assert the_arm([a_launch(ranks=ranks)]).detail.collective_seconds == only(400e-9)
+
+
+def test_cores_per_rank_are_those_of_the_training_alone():
+    blocks = [
+        a_block(10, cpu_ns=600_000_000),
+        a_block(10, cpu_ns=300_000_000),
+        a_block(10, mode="reference", cpu_ns=0),
+        msgspec.structs.replace(a_phased_block(forward=[10.0] * 30), cpu_ns=0),
+    ]
+    launch = a_launch(ranks=[a_rank(rank, blocks=blocks) for rank in range(2)])
+    assert the_arm([launch]).detail.cores_per_rank == only(1.5)  # 2 and 1 of 300 ms each
+
+
+# ---- others on the machine ----
+
+
+def on_host(host, rank, cpu_ms, busy_ms=None, stolen_ms=0):
+    """A rank measured for a second on a host with two CPUs; the first of a host has measured the host."""
+    machine = None
+    if busy_ms is not None:
+        machine = MachineUse(
+            wall_ns=10**9, cpus=2, busy_ns=round(busy_ms * 1e6), stolen_ns=round(stolen_ms * 1e6)
+        )
+    return a_rank(rank, host=host, cpu_ns=round(cpu_ms * 1e6), machine=machine)
+
+
+def test_others_are_what_a_host_did_beside_its_ranks():
+    # 1,500 ms of 2,000 were busy, and 1,400 of them with the two ranks.
+    launch = a_launch(ranks=[on_host("a", 0, 900, busy_ms=1500), on_host("a", 1, 500)])
+    assert foreign_share(launch) == pytest.approx(0.05)
+    assert not is_disturbed(launch)
+
+
+def test_the_busiest_host_counts():
+    ranks = [
+        on_host("a", 0, 900, busy_ms=1500),
+        on_host("a", 1, 500),
+        on_host("b", 2, 100, busy_ms=1000),
+        on_host("b", 3, 200),
+    ]
+    assert foreign_share(a_launch(ranks=ranks)) == pytest.approx(0.35)
+    # What the ranks of one host used is nothing that another host could have done.
+    assert foreign_share(a_launch(ranks=ranks[::-1])) == pytest.approx(0.35)
+
+
+@pytest.mark.parametrize(
+    "ranks", [[on_host("a", 0, 900, busy_ms=890)], [on_host("a", 0, 900)]], ids=["by a tick", "unmeasured"]
+)
+def test_others_never_use_less_than_nothing(ranks):
+    """The kernel counts CPUs by whole ticks, a process to the nanosecond."""
+    assert foreign_share(a_launch(ranks=ranks)) == 0
+
+
+@pytest.mark.parametrize(("busy", "disturbed"), [(0, False), (199, False), (201, True), (2000, True)])
+def test_a_launch_is_disturbed_above_the_limit(busy, disturbed):
+    assert FOREIGN_LIMIT == 0.10
+    assert is_disturbed(a_launch(ranks=[on_host("a", 0, 0, busy_ms=busy)])) is disturbed
+
+
+def test_a_disturbed_round_that_counts_is_told():
+    run = a_run({"none": [4, 4, 4], "ddp": [5, 5, 5]})
+    noisy = [on_host("a", 0, 0, busy_ms=1000), on_host("a", 1, 0)]
+    launches = [
+        msgspec.structs.replace(launch, ranks=noisy) if (launch.arm, launch.round) == ("ddp", 2) else launch
+        for launch in run.launches
+    ]
+    summary = summarise(msgspec.structs.replace(run, launches=launches))
+    assert summary.disturbed_rounds == [2]
+    assert {arm.arm: arm.foreign_share.high > 0.4 for arm in summary.arms} == {"none": False, "ddp": True}
+
+
+def test_what_was_set_aside_is_counted_in_rounds_and_changes_no_figure():
+    run = a_run({"none": [4, 4, 4], "ddp": [5, 5, 5]})
+    aside = a_run({"none": [40, 40], "ddp": [90, 90]}).launches
+    summary = summarise(msgspec.structs.replace(run, set_aside=aside))
+    assert summary.rounds_taken_again == 2
+    assert summary.arms == summarise(run).arms
+    assert summary.noise == summarise(run).noise
+
+
+# ---- the noise floor ----
+
+
+def noise_of(milliseconds):
+    return summarise(a_run(milliseconds)).noise
+
+
+def test_of_two_arms_the_noise_floor_is_that_of_the_paired_comparison():
+    times = {"none": [4.0, 4.4, 3.9, 4.1], "ddp": [5.0, 5.2, 5.1, 5.6]}
+    run = a_run(times)
+    differences = log_ratios(run, parse_arm("ddp"), parse_arm("none"))
+    compared = scipy.stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert math.log1p(summarise(run).noise) == pytest.approx((compared.high - compared.low) / 2)
+
+
+def test_neither_slow_arms_nor_slow_rounds_are_noise():
+    assert noise_of({"none": [4, 8, 12], "ddp": [5, 10, 15], "mpi": [50, 100, 150]}) == pytest.approx(
+        0, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("arms", "rounds", "told"), [(1, 9, False), (2, 2, False), (3, 1, False), (2, 3, True), (3, 2, True)]
+)
+def test_noise_is_told_where_there_is_enough_to_tell_it_from(arms, rounds, told):
+    times = {
+        arm: [4 + 0.1 * ((3 * index + round_) % 4) for round_ in range(rounds)]
+        for index, arm in enumerate(ARMS[:arms])
+    }
+    assert (noise_of(times) is not None) is told
+
+
+def test_rounds_that_are_not_complete_are_no_part_of_the_noise():
+    whole = {"none": [4, 4.4, 3.9], "ddp": [5, 5.2, 5.1]}
+    assert noise_of({**whole, "ddp": [5, 5.2, 5.1, 99]}) == noise_of(whole)
+
+
+def test_arms_that_do_not_differ_seem_to_by_more_than_the_noise_floor_one_time_in_twenty():
+    """600 seeded runs of four arms that are the same, on a machine that drifts from round to round."""
+    chance = random.Random(7)
+    experiments, beyond = 600, 0
+    for _ in range(experiments):
+        drift = [chance.gauss(0, 0.3) for _ in range(4)]
+        times = {arm: [5 * math.exp(d + chance.gauss(0, 0.05)) for d in drift] for arm in ARMS}
+        run = a_run(times)
+        difference = statistics.fmean(log_ratios(run, parse_arm("ddp"), parse_arm("mpi")))
+        beyond += abs(difference) > math.log1p(summarise(run).noise)
+    assert beyond / experiments == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / experiments))
+
+
+def test_log_ratios_are_above_nothing_where_the_arm_is_faster():
+    run = a_run({"ddp": [4.0, 8.0, 9.0], "mpi": [2.0, 16.0]})
+    assert log_ratios(run, parse_arm("mpi"), parse_arm("ddp")) == pytest.approx([math.log(2), -math.log(2)])
 
 
 # ---- a training that went wrong ----

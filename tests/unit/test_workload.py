@@ -27,9 +27,9 @@ def a_training_set(count):
     return images, torch.arange(count)
 
 
-def walk(count, shard, batch_size, steps, seed=0):
-    """Indices of the samples of the first steps of a shard, one list a step."""
-    config = a_config(batch_size_per_rank=batch_size, seed=seed)
+def walk(count, shard, batch_size, steps, seed=0, accumulate=1):
+    """Indices of the samples of the first steps of a shard, one list a step, or a pass."""
+    config = a_config(batch_size_per_rank=batch_size, seed=seed, accumulate=accumulate)
     batches = Batches(*a_training_set(count), shard, config)
     seen = []
     for inputs, targets in islice(batches, steps):
@@ -54,6 +54,26 @@ def test_together_the_shards_are_the_batches_of_one_process(ranks, batch, count,
     one_process = walk(count, (0, 1), ranks * batch, steps, seed)
     shards = [walk(count, (rank, ranks), batch, steps, seed) for rank in range(ranks)]
     assert [list(chain(*parts)) for parts in zip(*shards, strict=True)] == one_process
+
+
+@untimed
+@given(
+    ranks=st.integers(1, 4),
+    batch=st.integers(1, 4),
+    passes=st.integers(2, 4),
+    count=st.integers(64, 120),
+)
+def test_together_the_passes_of_all_shards_are_the_batches_of_one_process(ranks, batch, passes, count):
+    steps = 2 * (count // (ranks * batch * passes)) + 1
+    one_process = walk(count, (0, 1), ranks * batch * passes, steps)
+    shards = [
+        list(chain(*walk(count, (rank, ranks), batch, steps * passes, accumulate=passes)))
+        for rank in range(ranks)
+    ]
+    size = batch * passes
+    for step, expected in enumerate(one_process):
+        parts = [shard[step * size : (step + 1) * size] for shard in shards]
+        assert list(chain(*parts)) == expected
 
 
 @untimed
@@ -134,7 +154,7 @@ def test_the_raw_images_are_left_alone():
 # ---- models ----
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "mlp:784-10", "mlp:784-5-7-10"])
 def test_every_model_maps_pixels_to_logits(name):
     model = build_model(name)
     loss = loss_function(model(torch.randn(3, PIXELS)), torch.tensor([0, 1, 2]))
@@ -150,6 +170,8 @@ def test_every_model_maps_pixels_to_logits(name):
         # The network of pytorch/examples' mnist/main.py.
         ("convnet", 1_199_882, 8),
         ("wide", 784 * 4096 + 4096 + 4096 * 4096 + 4096 + 4096 * 10 + 10, 6),
+        ("mlp:784-10", 784 * 10 + 10, 2),
+        ("mlp:784-20-30-10", 784 * 20 + 20 + 20 * 30 + 30 + 30 * 10 + 10, 6),
     ],
 )
 def test_every_model_has_as_many_parameters_as_it_should(name, parameters, tensors):
@@ -162,6 +184,15 @@ def test_every_model_has_as_many_parameters_as_it_should(name, parameters, tenso
 def test_the_gradients_weigh_what_the_help_says(name, megabytes):
     size_bytes = sum(p.numel() * p.element_size() for p in build_model(name).parameters())
     assert size_bytes / 1e6 == pytest.approx(megabytes, rel=1e-3)
+
+
+def test_a_name_is_short_for_its_widths():
+    torch.manual_seed(7)
+    named = build_model("mlp")
+    torch.manual_seed(7)
+    written = build_model("mlp:784-256-10")
+    assert str(named) == str(written)
+    assert all(map(torch.equal, named.parameters(), written.parameters()))
 
 
 def test_the_convnet_drops_only_where_it_should():
@@ -192,8 +223,10 @@ def test_the_optimizer_is_the_one_that_was_named_with_its_rate(name):
 class Spy:
     """A replica that notes what is asked of it."""
 
-    def __init__(self):
+    def __init__(self, passes_per_step=1):
+        self.passes_per_step = passes_per_step
         self.asked = []
+        self.losses = []
 
     def forward(self, inputs):
         self.asked.append("forward")
@@ -201,6 +234,7 @@ class Spy:
 
     def backward(self, loss):
         assert loss.shape == ()
+        self.losses.append(loss.item())
         self.asked.append("backward")
 
     def sync(self):
@@ -216,6 +250,15 @@ def test_the_loop_asks_for_four_things_in_turn_and_takes_no_batch_too_many():
     train(replica, batches, 3)
     assert replica.asked == ["forward", "backward", "sync", "step"] * 3
     assert len(list(batches)) == 2
+
+
+def test_a_step_of_several_passes_is_averaged_once_and_its_losses_are_the_mean_of_its_samples():
+    replica = Spy(passes_per_step=4)
+    batches = iter([(torch.zeros(2, PIXELS), torch.tensor([0, 1]))] * 9)
+    train(replica, batches, 2)
+    assert replica.asked == [*["forward", "backward"] * 4, "sync", "step"] * 2
+    assert replica.losses == pytest.approx([np.log(10) / 4] * 8)
+    assert len(list(batches)) == 1
 
 
 def a_test_set(count):

@@ -1,0 +1,228 @@
+"""What the parent and the agent on a host say to each other, and how: messages over two pipes.
+
+A message is MessagePack, four bytes of its length before it. Neither end ever waits for the other: behind
+a link that went down a pipe fills up, and whoever waited for it could not end what has to be ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ALIVE_SECONDS = 0.5
+"""How often either end says that it lives."""
+BACKLOG_BYTES = 1 << 20
+"""Beyond this nothing more is read to be sent."""
+
+_BEGIN = b"\0RINGSIDE 1\n"
+"""What stands before the first message: a login shell may have said something on the same pipe."""
+_GREETING_BYTES = 1 << 20
+_MESSAGE_BYTES = 1 << 28
+_READ_BYTES = 1 << 18
+
+
+class ChannelError(Exception):
+    """What came is not from an agent of ours."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The agent's first word."""
+
+    hostname: str
+    python: str
+    version: str
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Begin a launch on this host. It travels by standard input, so that it may hold secrets."""
+
+    mark: str
+    """The launch's name, by which all its processes are found."""
+    directory: str
+    """Made for this launch on the host's own disk, and removed after it."""
+    files: dict[str, bytes]
+    """What to put there, readable by its owner alone."""
+    folders: tuple[str, ...] = ()
+    """More folders to make and to remove: scratch."""
+    argv: tuple[str, ...] = ()
+    """What to execute; nothing where a launcher elsewhere starts the ranks of this host."""
+    environment: dict[str, str] = {}
+    """Over what a launch may inherit of the host's."""
+    deadline_seconds: float
+
+
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life, from either end."""
+
+    at: float
+    """Unix time of the sender, whose clock may be wrong."""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """End the launch, and tell when it has ended."""
+
+
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """What was appended to a file of the launch."""
+
+    name: str
+    offset: int
+    data: bytes
+
+
+class Whole(msgspec.Struct, frozen=True, tag=True):
+    """A file of the launch that is written whole or not at all."""
+
+    name: str
+    data: bytes
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """A rank of this host is dead, and left neither result nor failure."""
+
+    rank: int
+    at: float
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Nothing of the launch runs on this host any more, and all its files have been sent."""
+
+    status: int | None
+    """Of what was executed; None where it was ended, or nothing was to be executed."""
+    seconds: float
+    timed_out: bool = False
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The launch could not begin on this host."""
+
+    what: str
+    found: str
+    remedy: str = ""
+
+
+Message = Ready | Begin | Alive | End | Piece | Whole | Gone | Ended | Refused
+
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class Channel:
+    """One end of it.
+
+    Args:
+        read: descriptor that the other end's messages come from.
+        write: descriptor that ours go to.
+    """
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read = read
+        self._write = write
+        self._came = bytearray()
+        self._greeted = False
+        self._to_send = bytearray(_BEGIN)
+        self.closed = False
+        """The other end is gone."""
+        self.heard_at = time.monotonic()
+        """When anything last came."""
+        self._said_alive_at = 0.0
+        for descriptor in (read, write):
+            os.set_blocking(descriptor, False)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that the other end has not taken yet."""
+        return len(self._to_send)
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing has come."""
+        return time.monotonic() - self.heard_at
+
+    def send(self, message: Message) -> None:
+        """Send a message, as soon as the other end takes it."""
+        data = msgspec.msgpack.encode(message)
+        self._to_send += len(data).to_bytes(4) + data
+        self.flush()
+
+    def keep_alive(self) -> None:
+        """Give a sign of life, where one is due and the last ones have gone."""
+        if time.monotonic() - self._said_alive_at >= ALIVE_SECONDS and self.backlog_bytes < BACKLOG_BYTES:
+            self._said_alive_at = time.monotonic()
+            self.send(Alive(time.time()))
+
+    def flush(self) -> None:
+        """Let go what the other end takes now."""
+        try:
+            while self._to_send and not self.closed:
+                del self._to_send[: os.write(self._write, self._to_send)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+
+    def push(self, seconds: float) -> None:
+        """Let go what the other end takes within so many seconds: a pipe alone holds little."""
+        until = time.monotonic() + seconds
+        while self._to_send and not self.closed and (left := until - time.monotonic()) > 0:
+            _wait(self._write, select.POLLOUT, left)
+            self.flush()
+
+    def receive(self) -> Iterator[Message]:
+        """Yield what has come.
+
+        Raises:
+            ChannelError: it is no message.
+        """
+        self.flush()
+        self._fill()
+        if not self._greeted and not self._skip_greeting():
+            return
+        while len(self._came) >= 4:  # noqa: PLR2004 -- bytes of a length
+            length = int.from_bytes(self._came[:4])
+            if length > _MESSAGE_BYTES:
+                raise ChannelError(f"a message of {length} bytes was announced")
+            if len(self._came) < 4 + length:
+                return
+            data = bytes(self._came[4 : 4 + length])
+            del self._came[: 4 + length]
+            try:
+                yield _DECODER.decode(data)
+            except msgspec.MsgspecError as error:
+                raise ChannelError(str(error)) from None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something comes, but not longer."""
+        _wait(self._read, select.POLLIN, seconds)
+
+    def _fill(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while not self.closed and len(self._came) < _MESSAGE_BYTES:
+                data = os.read(self._read, _READ_BYTES)
+                if not data:
+                    self.closed = True
+                    return
+                self._came += data
+                self.heard_at = time.monotonic()
+
+    def _skip_greeting(self) -> bool:
+        before, found, after = bytes(self._came).partition(_BEGIN)
+        if found:
+            self._came, self._greeted = bytearray(after), True
+        elif len(before) > _GREETING_BYTES:
+            raise ChannelError(f"something else answered: {before[:80].decode(errors='replace')}")
+        return self._greeted
+
+
+def _wait(descriptor: int, event: int, seconds: float) -> None:
+    # Not select(): it takes no descriptor above 1023, and five hundred hosts need more.
+    poll = select.poll()
+    poll.register(descriptor, event)
+    poll.poll(seconds * 1000)

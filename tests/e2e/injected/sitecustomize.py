@@ -1,0 +1,105 @@
+"""Put on PYTHONPATH, this changes what the ranks of a run do, as ``injected.json`` beside it says.
+
+The product has no hooks for tests: this changes its modules as a rank imports them.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import time
+from collections import Counter
+from itertools import cycle, repeat
+from pathlib import Path
+
+_INJECTED = Path(__file__).with_name("injected.json")
+
+
+class _Delay:
+    """Goes off and on again, every other block of a mode; where phases are timed, every other step.
+
+    So what it does is compared within one process and one second, whatever else the machine is doing.
+    """
+
+    def __init__(self, module, seconds):
+        self._seconds = seconds
+        self._steps = repeat(False)
+        self._blocks = Counter()
+        timed_block = module._timed_block
+
+        def in_turns(plan, side, group):
+            if plan.phased:
+                self._steps = cycle([False, True])
+            else:
+                self._steps = repeat(self._blocks[plan.mode] % 2 == 1)
+                self._blocks[plan.mode] += 1
+            try:
+                return timed_block(plan, side, group)
+            finally:
+                self._steps = repeat(False)
+
+        module._timed_block = in_turns
+
+    def before(self, function):
+        def delayed(*arguments, **named):
+            if next(self._steps):
+                # No spinning: on a crowded machine that would cost a time slice on top of the delay.
+                time.sleep(self._seconds)
+            return function(*arguments, **named)
+
+        return delayed
+
+
+def _slow_sync(module, job, placement, seconds):
+    """Slow down the synchronisation of every rank; neither the control nor the reference have any."""
+    import backends
+
+    if job.arm.synchronises:
+        _, replica = backends.load(job.arm.backend)
+        replica.sync = _Delay(module, seconds).before(replica.sync)
+
+
+def _slow_computing(module, job, placement, seconds):
+    """Slow down what the last rank computes, whatever it trains: the arm, its reference, the control."""
+    from compare import train
+
+    if placement.rank == placement.world_size - 1:
+        train.loss_function = _Delay(module, seconds).before(train.loss_function)
+
+
+def _no_reference(module, job, placement, seconds):
+    """Let no replica stand beside the arm: only an arm that synchronises has a reference."""
+    from compare.arms import Arm
+
+    Arm.synchronises = property(lambda self: False)
+
+
+_CHANGES = {"slow sync": _slow_sync, "slow computing": _slow_computing, "no reference": _no_reference}
+
+
+def _change(module, injected):
+    run = module.run
+
+    def changed(job, placement, guard):
+        _CHANGES[injected["change"]](module, job, placement, injected["seconds"])
+        return run(job, placement, guard)
+
+    module.run = changed
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "compare.rank":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+
+        def then_change(module):
+            execute(module)
+            _change(module, json.loads(_INJECTED.read_text()))
+
+        spec.loader.exec_module = then_change
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())

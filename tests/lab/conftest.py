@@ -1,0 +1,35 @@
+"""Labs for tests: ``make_lab(hosts=4)``, or ``lab``, which is one of two hosts for a whole file of tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab.hosts import Lab, why_not
+
+
+@pytest.fixture(scope="session")
+def requires_lab() -> None:
+    """Skip, with the reason, where there can be no lab."""
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def make_lab(requires_lab):
+    """Start labs that end with the test, for tests that break something."""
+    started = []
+
+    def make(hosts=2, **options) -> Lab:
+        started.append(Lab(hosts, **options))
+        return started[-1].__enter__()
+
+    yield make
+    for lab in started:
+        lab.close()
+
+
+@pytest.fixture(scope="module")
+def lab(requires_lab):
+    """Two hosts for all tests of a file: leave them as they were."""
+    with Lab(2) as started:
+        yield started

@@ -1,0 +1,51 @@
+"""Stands in for a rank: ``rank.py DIRECTORY RANK SECONDS [KIND]`` makes progress, prints, and ends.
+
+KIND says how it ends: ``result``, ``failure``, ``die`` without a word, or ``status`` 3. It has a child in
+a session of its own, as launchers make them, and says in its result what it found in its environment.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from compare.job import LaunchFiles, Progress, RankFailure
+from compare.results import write_json
+
+
+def main(directory, rank, seconds, kind="result"):
+    files, rank = LaunchFiles(Path(directory)), int(rank)
+    subprocess.Popen(["sleep", "321"], start_new_session=True)
+    with files.log(rank).open("a") as log:
+        for step in range(int(float(seconds) * 10)):
+            print(f"step {step}", file=log, flush=True)
+            progress = Progress(
+                stage="train", step=step, at=time.time(), patience_seconds=30, pid=os.getpid()
+            )
+            files.note_progress(rank, progress)
+            time.sleep(0.1)
+    if kind == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "failure":
+        failure = RankFailure(
+            rank=rank, host=socket.gethostname(), at=time.time(), kind="raised", message="on purpose"
+        )
+        write_json(files.failure(rank), failure)
+        sys.exit(1)
+    if kind == "status":
+        sys.exit(3)
+    print("all is done")
+    found = {
+        "host": socket.gethostname(),
+        "secret": os.environ.get("SECRET", ""),
+        "job": files.job.read_text(),
+        "modes": [oct(path.stat().st_mode & 0o777) for path in (files.directory, files.job)],
+    }
+    write_json(files.result(rank), found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

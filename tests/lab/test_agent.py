@@ -1,0 +1,161 @@
+"""A launch on real hosts over ssh: everything comes back without a shared file system, nothing stays."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from compare.guard import LEASE_SECONDS
+from compare.job import LaunchFiles
+from tests.lab.hosts import REPOSITORY
+
+pytestmark = pytest.mark.lab
+
+# In the private /tmp of every host.
+MARK = "/tmp/one-launch"  # noqa: S108
+NOTICED_SECONDS = 15.0
+ENDED_SECONDS = LEASE_SECONDS + 6
+
+
+class Started:
+    """The parent of a launch, at the login."""
+
+    def __init__(self, lab, *rank, hosts="n1\nn2", **more):
+        self.lab = lab
+        self.files = LaunchFiles(lab.folder / "mirrored")
+        asked = {"hosts": hosts, "mark": MARK, "rank": rank, "mirrored": "/run/lab/mirrored"} | more
+        self.process = lab.login.start(
+            [sys.executable, "-m", "tests.lab.parent", json.dumps(asked)],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+        )
+
+    def wait_for_progress(self, ranks=2):
+        until(lambda: all(self.files.read_progress(rank) for rank in range(ranks)), 30)
+
+    def said(self):
+        """Wait for its end and return what it said."""
+        lines = [json.loads(line) for line in self.process.communicate(timeout=60)[0].splitlines()]
+        return {key: value for line in lines for key, value in line.items()}
+
+    def left(self, *machines):
+        """What the launch has left on hosts."""
+        processes = [line for m in machines or self.lab.hosts for line in m.command_lines()]
+        folders = [
+            m.name
+            for m in machines or self.lab.hosts
+            if m.run(["ls", "/tmp"]).stdout.count("one-launch")  # noqa: S108
+        ]
+        return processes + folders
+
+
+def until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.1)
+
+
+def test_two_hosts_that_share_nothing_deliver_everything(make_lab):
+    lab = make_lab(2)
+    launch = Started(lab, "1.0")
+    said = launch.said()
+    assert "error" not in said, said
+    for rank, name in enumerate(("n1", "n2")):
+        result = json.loads(launch.files.result(rank).read_text())
+        assert result["host"] == name
+        assert result["secret"] == "hunter2"  # noqa: S105 -- it is none
+        assert launch.files.log(rank).read_text().splitlines() == [f"step {n}" for n in range(10)]
+        assert (launch.files.directory / f"launcher-{name}.log").read_text() == "all is done\n"
+    until(lambda: launch.left() == [], 5)
+
+
+def test_a_secret_is_in_no_arguments_on_any_host(make_lab):
+    lab = make_lab(2)
+    launch = Started(lab, "60")
+    launch.wait_for_progress()
+    machines = [lab.login, *lab.hosts]
+    shown = [line for machine in machines for line in machine.command_lines()]
+    assert sum("rank.py" in line for line in shown) >= 2
+    assert not [line for line in shown if "hunter2" in line]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", ["link_down", "drop_packets"])
+def test_behind_a_dead_link_everything_ends_by_itself(make_lab, fault):
+    lab = make_lab(2)
+    cut, other = lab.hosts
+    launch = Started(lab, "60")
+    launch.wait_for_progress()
+    getattr(cut, fault)()
+    began = time.time()
+    until(lambda: launch.left(cut) == [], ENDED_SECONDS)
+    said = launch.said()
+    assert said["at"] - began < NOTICED_SECONDS
+    assert "Host n1 (hosts.txt:1) cannot be reached" in said["error"]
+    until(lambda: launch.left(other) == [], 5)
+
+
+@pytest.mark.faults
+def test_a_host_that_is_switched_off_is_named(make_lab):
+    lab = make_lab(2)
+    launch = Started(lab, "60")
+    launch.wait_for_progress()
+    lab.hosts[1].stop()
+    began = time.time()
+    said = launch.said()
+    assert said["at"] - began < NOTICED_SECONDS
+    assert "Host n2 (hosts.txt:2)" in said["error"]
+    until(lambda: launch.left(lab.hosts[0]) == [], 5)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_nothing_outlives_a_parent_that_is_killed_or_stopped(make_lab, how):
+    lab = make_lab(2)
+    launch = Started(lab, "60")
+    launch.wait_for_progress()
+    parents = [p for p in lab.login.processes() if "tests.lab.parent" in p.cmdline()]
+    for parent in parents:
+        os.kill(parent.pid, how)
+    until(lambda: launch.left() == [], ENDED_SECONDS)
+
+
+@pytest.mark.faults
+def test_an_agent_that_is_killed_is_named(make_lab):
+    lab = make_lab(2)
+    launch = Started(lab, "60")
+    launch.wait_for_progress()
+    agents = [p for p in lab.hosts[1].processes() if "compare.agent" in p.cmdline() and is_python(p)]
+    assert len(agents) == 1
+    agents[0].kill()
+    began = time.time()
+    said = launch.said()
+    assert said["at"] - began < NOTICED_SECONDS
+    assert "Host n2 (hosts.txt:2)" in said["error"]
+
+
+def is_python(process):
+    with psutil.Process(process.pid).oneshot():
+        return "python" in process.name()
+
+
+def test_a_login_shell_that_talks_disturbs_nobody(make_lab):
+    lab = make_lab(1)
+    # What a host's own start-up files print comes on the pipe of the first message.
+    (lab.folder / "etc-ssh" / "sshrc").write_text("echo Welcome to $HOSTNAME\n")
+    launch = Started(lab, "0.1", hosts="n1")
+    said = launch.said()
+    assert "error" not in said, said
+    assert launch.files.result(0).exists()
+
+
+def test_a_wrong_interpreter_is_named(make_lab):
+    lab = make_lab(1)
+    said = Started(lab, "1", hosts="n1", python="/no/such/python").said()
+    assert "Host n1 (hosts.txt:1) cannot execute what it should" in said["error"]

@@ -1,0 +1,134 @@
+"""Reaching real hosts over ssh: what works, and what is said of those that cannot be reached."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from compare.launch.environment import MARKER
+
+pytestmark = pytest.mark.lab
+
+# In the private /tmp of a host.
+BEGUN = "/tmp/begun"  # noqa: S108
+THERE = "/tmp/there"  # noqa: S108
+
+PROGRAM = """
+import json, sys
+from compare.errors import HostError
+from compare.host import *
+from compare.hostfile import parse_hostfile
+asked = json.loads(sys.argv[1])
+hosts = parse_hostfile(asked["hosts"], "hosts.txt")
+reach = Reach(**asked.get("reach", {}))
+if asked["what"] == "put":
+    require(put(hosts, "/tmp/there", {"a": b"1", "b": b"2"}, reach=reach, timeout_seconds=20))
+    got = get(hosts, "/tmp/there", reach=reach, timeout_seconds=20)
+    print(json.dumps([{name: data.decode() for name, data in files.items()} for _, files in got]))
+elif asked["what"] == "end":
+    require(end_everywhere(hosts, asked["mark"], python=sys.executable, reach=reach, timeout_seconds=20))
+else:
+    answers = run_everywhere(hosts, asked["argv"], reach=reach, timeout_seconds=asked.get("timeout", 20))
+    try:
+        require(answers)
+        print(json.dumps([answer.stdout.decode() for answer in answers]))
+    except HostError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def ask(lab, **asked):
+    """Let the login do something with hosts; return what came of it, and in how many seconds."""
+    began = time.monotonic()
+    done = lab.login.run([sys.executable, "-c", PROGRAM, json.dumps(asked)], timeout_seconds=60)
+    assert done.returncode == 0, done.stderr
+    return (json.loads(done.stdout) if done.stdout else None), time.monotonic() - began
+
+
+def test_all_hosts_answer_and_in_order(lab):
+    said, _ = ask(lab, what="run", hosts="n2\nn1\n10.77.0.11\n", argv=["hostname"])
+    assert said == ["n2\n", "n1\n", "n1\n"]
+
+
+def test_the_login_itself_is_reached_without_ssh(lab):
+    said, _ = ask(lab, what="run", hosts="login\nn1", argv=["hostname"])
+    assert said == ["login\n", "n1\n"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "remedy"),
+    [
+        ("down", "Host down (hosts.txt:2) cannot be reached", "switched on"),
+        ("silent", "Host silent (hosts.txt:2) cannot be reached", "switched on"),
+        ("nowhere", "Host nowhere (hosts.txt:2) has a name that nothing knows", "Correct the name"),
+        ("10.77.0.1", "Host 10.77.0.1 (hosts.txt:2) runs no sshd", "Start sshd"),
+    ],
+)
+def test_a_host_that_cannot_be_reached_is_named_within_fifteen_seconds(lab, name, what, remedy):
+    said, seconds = ask(lab, what="run", hosts=f"n1\n{name}", argv=["true"])
+    assert what in said
+    assert remedy in said
+    assert seconds < 15
+
+
+def test_a_key_that_is_not_welcome_is_told(make_lab):
+    lab = make_lab(1)
+    (lab.folder / "keys" / "login.pub").write_text("")
+    said, seconds = ask(lab, what="run", hosts="n1", argv=["true"])
+    assert "Host n1 (hosts.txt:1) lets nobody in without a password" in said
+    assert "ssh-copy-id" in said
+    assert seconds < 15
+
+
+@pytest.mark.parametrize("known", ["", "n1,10.77.0.11 {other}"])
+def test_a_host_key_that_is_not_known_is_told(make_lab, known):
+    lab = make_lab(2)
+    other = (lab.folder / "keys" / "n2.pub").read_text()
+    (lab.folder / "known_hosts").write_text(known.format(other=other))
+    said, _ = ask(lab, what="run", hosts="n1", argv=["true"])
+    assert "Host n1 (hosts.txt:1) is not known to ssh, or has another key than it had" in said
+    assert "known_hosts" in said
+
+
+def test_a_wrong_interpreter_is_told(lab):
+    said, _ = ask(lab, what="run", hosts="n1", argv=["/no/such/python", "-m", "compare.worker"])
+    assert "Host n1 (hosts.txt:1) cannot execute what it should" in said
+    assert "/no/such/python" in said
+
+
+def test_a_host_that_says_nothing_any_more_is_given_up(make_lab):
+    lab = make_lab(1)
+    lab.login.run(["ssh", "n1", "true"])
+    program = [sys.executable, "-c", PROGRAM]
+    asked = {"what": "run", "hosts": "n1", "argv": ["sh", "-c", f"touch {BEGUN}; sleep 60"], "timeout": 60}
+    waiting = lab.login.start([*program, json.dumps(asked)], stdout=-1)
+    (host,) = lab.hosts
+    while host.run(["test", "-e", BEGUN]).returncode:
+        time.sleep(0.05)
+    host.link_down()
+    began = time.monotonic()
+    said = waiting.communicate(timeout=30)[0]
+    assert "Host n1 (hosts.txt:1) cannot be reached" in said
+    assert time.monotonic() - began < 15
+
+
+def test_folders_are_put_and_got(make_lab):
+    lab = make_lab(2)
+    got, _ = ask(lab, what="put", hosts="n1\nn2")
+    assert got == [{"a": "1", "b": "2"}] * 2
+    for host in lab.hosts:
+        assert host.run(["stat", "-c", "%a", THERE, f"{THERE}/a"]).stdout.split() == ["700", "600"]
+
+
+def test_all_processes_of_a_launch_end_on_all_hosts(make_lab):
+    lab = make_lab(2)
+    for host in lab.hosts:
+        host.start(["setsid", "sleep", "321"], environment={MARKER: "/runs/one"})
+        host.start(["setsid", "sleep", "654"], environment={MARKER: "/runs/other"})
+    for host in lab.hosts:
+        while sorted(host.command_lines()) != ["sleep 321", "sleep 654"]:
+            time.sleep(0.02)
+    ask(lab, what="end", hosts="n1\nn2", mark="/runs/one")
+    for host in lab.hosts:
+        assert host.command_lines() == ["sleep 654"]
