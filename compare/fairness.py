@@ -183,6 +183,8 @@ def _versions(run: Run) -> list[_Item]:
     ]
 
 
+_ENV = "env."
+"""Begins an arm's option that is a variable of its environment."""
 _READ_BY = {
     "HOROVOD_": ("horovod",),
     "NCCL_": ("nccl",),
@@ -196,12 +198,15 @@ _READ_BY = {
 
 def _environment(run: Run) -> list[_Item]:
     """Compare what the ranks found of the user's own settings, which may reach some arms' libraries alone."""
-    names = sorted({name for launch in run.launches for name in launch.inherited})
+    given = {
+        name.removeprefix(_ENV) for arm in run.config.arms for name in arm.given if name.startswith(_ENV)
+    }
+    names = sorted(given | {name for launch in run.launches for name in launch.inherited})
     return [
         _Item(
             *(name, "condition", _setting(name)),
             "stood in the shell, and not every arm reads it; unset it, or declare it as an arm's option",
-            (f"env.{name}",),
+            (f"{_ENV}{name}",),
             of_control=not _readers(name),
             of_shell=True,
         )

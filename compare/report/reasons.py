@@ -102,8 +102,8 @@ def _straggler(arm: str, seen: dict[str, Any]) -> str:
 
 def _transport(arm: str, seen: dict[str, Any]) -> str:
     return (
-        f"{arm} moves {_gigabytes(seen['algorithm_bandwidth'])} over {seen['transport']}, "
-        f"{seen['other_arm']} {_gigabytes(seen['other_algorithm_bandwidth'])} over {seen['other_transport']} "
+        f"{arm} moves {_gigabytes(seen['algorithm_bandwidth'])} by {seen['transport']}, "
+        f"{seen['other_arm']} {_gigabytes(seen['other_algorithm_bandwidth'])} by {seen['other_transport']} "
         "(algbw)"
     )
 

@@ -190,7 +190,7 @@ def test_tcp_on_one_host_is_named_beside_shared_memory_with_both_bandwidths():
     run = a_measured_run({"ddp": {}, "mpi": SHARING})
     assert keys(run) == [("transport", "ddp")]
     text = said(run)
-    assert "transport: ddp moves 8.12 GB/s over TCP over lo, mpi 40.58 GB/s over shared memory" in text
+    assert "transport: ddp moves 8.12 GB/s by TCP over lo, mpi 40.58 GB/s by shared memory" in text
 
 
 def test_transport_is_no_reason_where_it_makes_no_difference_or_there_is_but_one():

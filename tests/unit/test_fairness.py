@@ -192,6 +192,40 @@ def test_compression_that_no_option_declares_is_found():
     assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["compression"]
 
 
+def compressed(*compressing):
+    def change(arm, round_, rank, facts):
+        if arm in compressing:
+            facts["replica"]["comm_hook"] = "fp16"
+
+    return change
+
+
+def test_compression_that_an_option_declares_is_declared_with_what_it_does():
+    arm = "ddp:comm_hook=fp16"
+    run = a_fair_run("none", "ddp", arm, change=compressed(arm))
+    assert names_of_unlike(run) == []
+    finding = found(run)["compression"]
+    assert (finding.kind, finding.values[arm], finding.values["ddp"]) == ("declared", "fp16", "none")
+    assert "comm_hook: what travels is not what was computed" in finding.why
+
+
+def test_an_option_declares_the_difference_of_its_own_arm_alone():
+    run = a_fair_run("ddp:comm_hook=fp16", "ddp", "mpi", change=compressed("ddp:comm_hook=fp16", "ddp"))
+    assert names_of_unlike(run) == ["compression"]
+
+
+def test_a_variable_that_an_arm_declares_is_declared():
+    arm = "ddp:env.GLOO_SOCKET_MODE=1"
+
+    def change(label, round_, rank, facts):
+        if label == arm:
+            facts["environment"]["GLOO_SOCKET_MODE"] = "1"
+
+    run = a_fair_run("none", "ddp", arm, change=change)
+    assert names_of_unlike(run) == []
+    assert found(run)["GLOO_SOCKET_MODE"].kind == "declared"
+
+
 def test_buckets_that_differ_between_rounds_of_one_arm_are_found():
     def change(arm, round_, rank, facts):
         if arm == "ddp":

@@ -1,0 +1,101 @@
+"""Put on PYTHONPATH, this slows the ranks of some arms down, as ``causes.json`` beside it says, arm by arm.
+
+The product has no hooks for it: this changes its modules as they are imported.
+"""
+
+import hashlib
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+_SECONDS_PER_CALL = 0.004
+_SECONDS_PER_BYTE = 1 / 40e6
+_STRAGGLING_SECONDS = 0.004
+
+
+def _delay_all_reduce(module, seconds_of):
+    reduce = module.TorchGroup.all_reduce_
+
+    def slowly(self, tensor):
+        time.sleep(seconds_of(tensor.numel() * tensor.element_size()))
+        reduce(self, tensor)
+
+    module.TorchGroup.all_reduce_ = slowly
+
+
+def _compete(module):
+    """Keep a core busy from the moment a rank joins: hashing leaves Python's lock to others."""
+    join = module.TorchGroup.join.__func__
+    data = bytes(1 << 22)
+
+    def spin():
+        while True:
+            hashlib.sha256(data)
+
+    def join_and_compete(cls, *arguments):
+        threading.Thread(target=spin, daemon=True).start()
+        return join(cls, *arguments)
+
+    module.TorchGroup.join = classmethod(join_and_compete)
+
+
+def _straggle(module):
+    forward = module.LocalReplica.forward
+
+    def slowly(self, inputs):
+        if self.shard[0] == 1:
+            until = time.perf_counter() + _STRAGGLING_SECONDS
+            while time.perf_counter() < until:
+                pass
+        return forward(self, inputs)
+
+    module.LocalReplica.forward = slowly
+
+
+_CAUSES = {
+    "latency": (
+        "backends.groups.torch_group",
+        lambda module: _delay_all_reduce(module, lambda _: _SECONDS_PER_CALL),
+    ),
+    "bandwidth": (
+        "backends.groups.torch_group",
+        lambda module: _delay_all_reduce(module, lambda nbytes: nbytes * _SECONDS_PER_BYTE),
+    ),
+    "background": ("backends.groups.torch_group", _compete),
+    "straggler": ("backends.strategies.local", _straggle),
+}
+
+
+class _Slower(importlib.abc.MetaPathFinder):
+    def __init__(self, name, slow):
+        self._name, self._slow = name, slow
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self._name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+
+        def then_slow(module):
+            execute(module)
+            self._slow(module)
+
+        spec.loader.exec_module = then_slow
+        return spec
+
+
+def _label(job_file):
+    arm = json.loads(Path(job_file).read_text())["arm"]
+    return ":".join([arm["backend"], *(f"{name}={value}" for name, value in arm["given"].items())])
+
+
+# Only the ranks' processes are called with a job.
+if sys.orig_argv[-1].endswith("/job.json") and "compare.worker" in sys.orig_argv:
+    _causes = json.loads((Path(__file__).parent / "causes.json").read_text())
+    _cause = _causes.get(_label(sys.orig_argv[-1]))
+    if _cause:
+        sys.meta_path.insert(0, _Slower(*_CAUSES[_cause]))

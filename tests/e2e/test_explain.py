@@ -1,0 +1,122 @@
+"""The reasons under the table, each with its cause put into real launches, and without it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compare.explain import explain
+from compare.results import read_run
+from compare.stats import summarise
+
+CORES = len(os.sched_getaffinity(0))
+SLOW = {
+    "manual:mode=per_parameter": "latency",
+    "manual": "bandwidth",
+    "ddp": "background",
+}
+# Much to compute: what is slowed down little is not slowed down noticeably.
+MUCH = ("--batch-size", 2048, "--steps", 24, "--warmup", 4)
+LITTLE = ("--batch-size", 1, "--steps", 200)
+
+pytestmark = pytest.mark.skipif(
+    CORES < 2, reason="two ranks would share one core, which is a cause by itself"
+)
+
+
+@pytest.fixture(scope="module")
+def measure(tmp_path_factory, mnist_dir):
+    """Carry out a run whose arms are slowed down as told; give its reasons, its table, and the run."""
+
+    def carry_out(arms, *flags, causes=None):
+        folder = tmp_path_factory.mktemp("explained")
+        site = shutil.copytree(Path(__file__).parent / "slowed", folder / "site")
+        (site / "causes.json").write_text(json.dumps(causes or {}))
+        done = subprocess.run(
+            [sys.executable, "-m", "compare", "run", "--backend", ",".join(arms), *map(str, flags)]
+            + ["--data-dir", str(mnist_dir), "--output", str(folder / "run"), "--max-reruns", "0"],
+            env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(site)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        run = read_run(folder / "run")
+        return explain(run, summarise(run)), " ".join(done.stdout.split()), run
+
+    return carry_out
+
+
+@pytest.fixture(scope="module")
+def slowed(measure, requires_backend):
+    """Every arm but mpi has a cause of its own, and each arm goes without the causes of the others."""
+    requires_backend("mpi")
+    return measure([*SLOW, "mpi"], *MUCH, "--repeats", 3, causes=SLOW)
+
+
+@pytest.mark.parametrize("arm", SLOW)
+def test_what_slows_one_arm_down_is_named_in_this_arm_alone(slowed, arm):
+    reasons, text, _ = slowed
+    assert [reason.arm for reason in reasons if reason.key == SLOW[arm]] == [arm], reasons
+    assert text.count("Why: ") == len({reason.key for reason in reasons})
+
+
+def test_the_evidence_is_what_was_put_in(slowed):
+    of = {reason.key: reason.evidence for reason in slowed[0]}
+    # Four calls of 4 ms; 814,120 bytes at 40 MB/s.
+    assert 0.016 < of["latency"]["fixed_seconds"] < 0.030
+    assert of["latency"]["calls"] == 4
+    assert 0.017 < of["bandwidth"]["growing_seconds"] < 0.035
+
+
+def test_tcp_on_one_host_is_named_beside_shared_memory(slowed):
+    reasons, text, _ = slowed
+    seen = {reason.arm: reason.evidence for reason in reasons if reason.key == "transport"}
+    assert {"manual", "manual:mode=per_parameter"} <= set(seen)
+    assert {evidence["other_arm"] for evidence in seen.values()} == {"mpi"}
+    assert "by shared memory" in text
+
+
+def test_enough_compute_and_even_ranks_are_no_reason(slowed):
+    assert not {reason.key for reason in slowed[0]} & {"little_compute", "straggler", "oversubscription"}
+
+
+def test_every_rank_sweeps_sizes_but_those_that_go_past_their_group(slowed):
+    run = slowed[2]
+    for launch in run.launches:
+        for rank in launch.ranks:
+            sizes = [sweep.message_bytes for sweep in rank.sweep]
+            assert sizes == sorted(sizes)
+            assert len(sizes) >= 3 if launch.arm != "none" else not sizes
+
+
+def test_a_straggler_is_named_by_its_rank(measure):
+    reasons, text, _ = measure(
+        ["manual"], *LITTLE, "--no-control", "--repeats", 3, causes={"manual": "straggler"}
+    )
+    (straggler,) = (reason for reason in reasons if reason.key == "straggler")
+    assert straggler.evidence["rank"] == 1
+    assert 0.0018 < straggler.evidence["excess_seconds"] < 0.0035  # half of 4 ms
+    assert "straggler: rank 1 on" in text
+
+
+def test_too_little_compute_is_named_and_one_transport_is_none(measure):
+    reasons, text, _ = measure(["manual:mode=per_parameter"], *LITTLE, "--no-control", "--repeats", 3)
+    keys = {reason.key for reason in reasons}
+    assert "little_compute" in keys
+    assert not keys & {"straggler", "transport", "background", "oversubscription"}
+    assert "too little compute per step: manual:mode=per_parameter computes for" in text
+
+
+def test_more_threads_than_cores_are_the_only_reason(measure):
+    reasons, text, _ = measure(
+        ["manual"], *LITTLE, "--no-control", "--repeats", 1, "--threads", CORES, "--num-proc", 2
+    )
+    assert [reason.key for reason in reasons] == ["oversubscription"]
+    assert f"2 ranks × {CORES} threads on {CORES} cores wait for each other" in text

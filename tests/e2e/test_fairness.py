@@ -1,0 +1,87 @@
+"""What could make arms unlike, in real launches: overruled, alike, or found."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from compare.errors import FairnessError
+from compare.fairness import compare_conditions
+from compare.results import read_run
+
+SHELL = {
+    "OMP_NUM_THREADS": "7",
+    "MALLOC_TRIM_THRESHOLD_": "1",
+    "MALLOC_ARENA_MAX": "3",
+    "NCCL_ALGO": "Ring",
+    "HOROVOD_FUSION_THRESHOLD": "0",
+    "HOROVOD_CONTROLLER": "mpi",
+    "TORCH_API_KEY": "hunter2hunter2",
+}
+
+
+def compare_run(mnist_dir, directory, *flags, environment=None):
+    return subprocess.run(
+        [sys.executable, "-m", "compare", "run", "--steps", "40", "--warmup", "5", "--repeats", "1"]
+        + ["--data-dir", str(mnist_dir), "--output", str(directory), *flags],
+        env=os.environ | {"COLUMNS": "200"} | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def contradicted(tmp_path_factory, mnist_dir, every_backend):
+    folder = tmp_path_factory.mktemp("fairness") / "run"
+    done = compare_run(mnist_dir, folder, "--backend", "ddp,horovod,mpi", "--strict", environment=SHELL)
+    return done, read_run(folder), folder
+
+
+def test_strict_ends_with_its_own_code_after_the_results_are_saved(contradicted):
+    done, run, _ = contradicted
+    assert done.returncode == FairnessError.exit_code, done.stderr
+    assert run.complete
+    assert "not measured alike" in done.stderr
+    assert "HOROVOD_FUSION_THRESHOLD (none –; ddp –; horovod 0; mpi –)" in done.stderr
+    assert "NOT ALIKE: HOROVOD_FUSION_THRESHOLD" in done.stdout
+
+
+def test_what_ringside_sets_overrules_the_shell_and_the_rest_is_found_where_it_matters(contradicted):
+    run = contradicted[1]
+    found = {finding.item: finding for finding in compare_conditions(run)}
+    assert [item for item, f in found.items() if f.kind == "unlike"] == ["HOROVOD_FUSION_THRESHOLD"]
+    assert set(found["threads"].values.values()) == {"1"}
+    assert set(found["MALLOC_ARENA_MAX"].values.values()) == {"3"}
+    assert found["NCCL_ALGO"].why == "no arm of this run reads it"
+    assert found["controller"].values["horovod"] == "gloo"
+    assert not {"OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "HOROVOD_CONTROLLER"} & set(found)
+    attested = run.launches[0].ranks[0].attestation
+    assert attested["malloc"]["MALLOC_TRIM_THRESHOLD_"] != "1"
+
+
+def test_every_item_is_attested_by_every_arm(contradicted):
+    found = {finding.item: finding for finding in compare_conditions(contradicted[1])}
+    everywhere = {
+        *("device", "host", "threads", "inter-op threads", "affinity", "malloc settings", "matmul precision"),
+        *("parameter dtypes", "input dtype", "batch size per rank", "training samples", "shard", "optimizer"),
+        *("timed steps", "gradient bytes", "initial parameters", "python", "torch"),
+    }
+    for item in everywhere:
+        assert "–" not in found[item].values.values(), item
+    assert set(found) >= {"reduce op", "compression", "transport", "buckets in bytes", "fusion in bytes"}
+    assert "lr=0.01" in found["optimizer"].values["horovod"]
+
+
+def test_no_secret_is_recorded(contradicted):
+    assert b"hunter2hunter2" not in msgspec.json.encode(contradicted[1])
+
+
+def test_strict_is_content_where_nothing_is_unlike(tmp_path, mnist_dir):
+    done = compare_run(mnist_dir, tmp_path / "run", "--backend", "ddp,manual", "--strict")
+    assert done.returncode == 0, done.stderr
+    assert "NOT ALIKE" not in done.stdout
