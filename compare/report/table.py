@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from compare.report.reasons import FAIRNESS_TITLE, differences, reasons
+from compare.report.reasons import FAIRNESS_TITLE, reasons
 from compare.report.wording import (
     COST_TITLE,
     arm_column,
@@ -25,7 +25,7 @@ from compare.report.wording import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import ConsoleOptions, RenderResult
 
@@ -45,7 +45,7 @@ def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
 
 
 class RunTable:
-    """A run side by side, one row an arm; in a narrow terminal as two tables under each other.
+    """A run side by side, one row an arm; in a narrow terminal as several tables under each other.
 
     Args:
         run: what was measured.
@@ -61,10 +61,10 @@ class RunTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(headline(self.run), style="bold")
         if self.summary.arms:
-            yield from self._side_by_side(console, options, speed_columns(self.run), outcome_columns())
+            yield from self._tables(console, options, [*speed_columns(self.run), *outcome_columns()])
         if self.summary.arms and self.detail:
             yield Text(COST_TITLE, style="bold")
-            yield from self._side_by_side(console, options, cost_columns(), collective_columns())
+            yield from self._tables(console, options, [*cost_columns(), *collective_columns()])
         if self.summary.arms and self.detail:
             yield Text(FAIRNESS_TITLE, style="bold")
             yield self._differences()
@@ -72,21 +72,21 @@ class RunTable:
         yield from (Text(reason) for reason in reasons(self.run, self.summary))
         yield from (Text(note, style="dim") for note in notes(self.run, self.summary))
 
-    def _side_by_side(
-        self, console: Console, options: ConsoleOptions, left: Sequence[Column], right: Sequence[Column]
-    ) -> RenderResult:
-        whole = self._table([*left, *right])
-        fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
-        yield from [whole] if fits else [self._table(left), self._table(right)]
+    def _tables(
+        self, console: Console, options: ConsoleOptions, columns: Sequence[Column]
+    ) -> Iterator[Table]:
+        """Lay columns side by side as far as the terminal is wide, and the rest under them."""
+        unlimited = options.update(max_width=10_000)
+        shown = list(columns)
+        while shown:
+            count = len(shown)
+            while count > 1 and self._width(console, unlimited, shown[:count]) > options.max_width:
+                count -= 1
+            yield self._table(shown[:count])
+            shown = shown[count:]
 
-    def _differences(self) -> Table:
-        heading, *rows = differences(self.run)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in heading:
-            table.add_column(name, overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return table
+    def _width(self, console: Console, options: ConsoleOptions, columns: Sequence[Column]) -> int:
+        return Measurement.get(console, options, self._table(columns)).maximum
 
     def _table(self, columns: Sequence[Column]) -> Table:
         columns = [arm_column(), *columns]

@@ -192,6 +192,8 @@ def test_a_config_is_the_same_after_a_journey_as_json():
         steps=None,
         warmup_steps=5,
         rounds=4,
+        budget_seconds=60.0,
+        comparisons=2,
         max_reruns=7,
         seed=2**32 - 1,
         device="cuda",

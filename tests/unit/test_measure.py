@@ -232,6 +232,7 @@ def test_the_loop_tells_every_phase_of_every_step():
     told = []
     parameter = torch.nn.Parameter(torch.zeros(3, 10))
     replica = SimpleNamespace(
+        passes_per_step=1,
         forward=lambda inputs: inputs @ parameter,
         backward=lambda loss: loss.backward(),
         sync=lambda: None,

@@ -19,6 +19,10 @@ class Replica:
     """What a tutorial would write, behind the seam."""
 
     shard = (0, 1)
+    passes_per_step = 1
+
+    def accumulate(self, passes):
+        self.passes_per_step = passes
 
     def __init__(self, model, make_optimizer):
         self.model = model

@@ -81,7 +81,7 @@ def test_the_file_is_json_that_anybody_can_read(tmp_path):
     write_json(tmp_path / RESULTS_FILE, a_run({"ddp": [5.0]}))
     read = json.loads((tmp_path / RESULTS_FILE).read_text())
     assert read["schema_version"] == SCHEMA_VERSION == 2
-    assert read["config"]["arms"] == [{"backend": "ddp", "given": {}}]
+    assert read["config"]["arms"] == [{"backend": "ddp", "given": {}, "twin": 0}]
     assert read["launches"][0]["ranks"][0]["blocks"] == [
         {"mode": "training", "steps": 30, "wall_ns": 150_000_000, "cpu_ns": 150_000_000, "phases": {}}
     ]
