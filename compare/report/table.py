@@ -88,6 +88,15 @@ class RunTable:
     def _width(self, console: Console, options: ConsoleOptions, columns: Sequence[Column]) -> int:
         return Measurement.get(console, options, self._table(columns)).maximum
 
+    def _differences(self) -> Table:
+        heading, *rows = differences(self.run)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in heading:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return table
+
     def _table(self, columns: Sequence[Column]) -> Table:
         columns = [arm_column(), *columns]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
