@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from compare.report.reasons import FAIRNESS_TITLE, reasons
+from compare.report.reasons import FAIRNESS_TITLE, differences, reasons
 from compare.report.wording import (
     COST_TITLE,
     arm_column,

@@ -172,6 +172,15 @@ def test_what_is_not_even_a_number_is_answered_with_the_flag(compare, arguments)
     assert list(Path.cwd().iterdir()) == []
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_they_were():
+    """What was interrupted ignores further interrupts: in these tests it shares its process with others."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def test_a_command_that_there_is_not_is_an_error(compare):
     ended = compare("rnu")
     assert ended.code == USAGE

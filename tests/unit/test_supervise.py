@@ -196,15 +196,10 @@ def test_a_child_may_leave_in_good_order(launch):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_second_ctrl_c_ends_the_politeness_and_still_leaves_nothing_behind(launch, monkeypatch):
     monkeypatch.setattr(module, "_GRACE_SECONDS", 60.0)
-    over = threading.Event()
-
-    def press_again():
-        # Python drops an interrupt that comes while it collects garbage: somebody in a hurry presses again.
-        while not over.wait(3):
-            os.kill(os.getpid(), signal.SIGINT)
+    again = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
 
     def twice():
-        threading.Thread(target=press_again, daemon=True).start()
+        again.start()
         raise KeyboardInterrupt
 
     began = time.monotonic()
@@ -212,7 +207,6 @@ def test_a_second_ctrl_c_ends_the_politeness_and_still_leaves_nothing_behind(lau
         launch.supervise(
             STUBBORN.format(file=launch.pid_file("stubborn")), on_tick=launch.when_there(["stubborn"], twice)
         )
-    over.set()
     assert time.monotonic() - began < 30
     assert len(launch.pids()) == 1
     assert launch.is_gone()
