@@ -80,12 +80,13 @@ def _shows(estimate: Estimate | None, whole: float, noise: float | None = None) 
     Args:
         estimate: the cost, in seconds a step.
         whole: what it is a part of.
-        noise: the noise floor, where launches of different arms were compared; what was compared
-            within one launch does not have it.
+        noise: the noise floor, where launches of different arms were compared. A confidence interval
+            has that noise in it already; the range of two launches has not, and must exceed it.
     """
     if estimate is None or estimate.n < FEWEST_ROUNDS:
         return False
-    return estimate.low > 0 and estimate.mean >= max(MATTERS, noise or 0.0) * whole
+    floor = noise if noise and estimate.method == "range" else 0.0
+    return estimate.low > 0 and estimate.mean >= max(MATTERS, floor) * whole
 
 
 def _costs(own: ArmSummary, noise: float | None) -> bool:
