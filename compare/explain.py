@@ -6,6 +6,7 @@ up ``MATTERS`` of a step at least. With one round there is no interval, and only
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -80,12 +81,13 @@ def _shows(estimate: Estimate | None, whole: float, noise: float | None = None) 
     Args:
         estimate: the cost, in seconds a step.
         whole: what it is a part of.
-        noise: the noise floor, where launches of different arms were compared; what was compared
-            within one launch does not have it.
+        noise: the noise floor, where launches of different arms were compared. A confidence interval
+            has that noise in it already; the range of two launches has not, and must exceed it.
     """
     if estimate is None or estimate.n < FEWEST_ROUNDS:
         return False
-    return estimate.low > 0 and estimate.mean >= max(MATTERS, noise or 0.0) * whole
+    floor = noise if noise and estimate.method == "range" else 0.0
+    return estimate.low > 0 and estimate.mean >= max(MATTERS, floor) * whole
 
 
 def _costs(own: ArmSummary, noise: float | None) -> bool:
@@ -106,13 +108,18 @@ def _oversubscription(run: Run) -> Reason:
 
 
 def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
-    """The collectives alone take longer than a whole step computes: not even perfect overlap hides them."""
+    """The collectives alone take longer than a whole step computes: not even perfect overlap hides them.
+
+    By the logarithm of their ratio, as verdicts are: what disturbs times multiplies them.
+    """
     pairs = [
         (seconds, step_seconds(launch, "reference"))
         for launch in launches
         if (seconds := collective_seconds(launch)) and _has_reference(launch)
     ]
-    if pairs and _shows(Estimate.of(alone - compute for alone, compute in pairs), own.step_seconds.mean):
+    if len(pairs) < FEWEST_ROUNDS:
+        return
+    if Estimate.of(math.log(alone / compute) for alone, compute in pairs).low > 0:
         evidence = {
             "compute_seconds": statistics.fmean(compute for _, compute in pairs),
             "collective_seconds": statistics.fmean(alone for alone, _ in pairs),

@@ -164,6 +164,22 @@ def test_background_tax_within_the_noise_is_not_told():
     assert keys(a_run({"none": [1.0], "ddp": [1.0]}, launches=launches)) == []
 
 
+def test_two_rounds_must_exceed_the_noise_floor_and_three_have_an_interval():
+    """The range of two is no confidence interval; here another arm's rounds make the floor high."""
+    taxed = {"step": 13.0, "reference": 12.9}
+    for rounds, expected in (((1, 2), []), (ROUNDS, [("background", "ddp")])):
+        launches = [a_control(r) for r in rounds]
+        launches += [a_measured_launch("ddp", r, **taxed) for r in rounds]
+        for arm in ("manual", "mpi"):
+            steady = (10.0, 20.0, 10.0) if arm == "mpi" else (20.0, 10.0, 20.0)
+            launches += [
+                a_measured_launch(arm, r, step=steady[r - 1], reference=steady[r - 1]) for r in rounds
+            ]
+        run = a_run({label: [1.0] for label in ("none", "ddp", "manual", "mpi")}, launches=launches)
+        assert summarise(run).noise > 0.3
+        assert [found for found in keys(run) if found[1] == "ddp"] == expected
+
+
 def test_a_straggler_is_named_with_its_rank_and_host():
     text = said(a_measured_run({"ddp": CAUSES["straggler"]}))
     assert "straggler: rank 1 on localhost computes for 12.94 ms, 1.50 ms longer than the mean" in text

@@ -12,8 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-_SECONDS_PER_CALL = 0.004
-_SECONDS_PER_BYTE = 1 / 40e6
+_SECONDS_PER_CALL = 0.002
+_SECONDS_PER_BYTE = 1 / 60e6
 _STRAGGLING_SECONDS = 0.004
 
 
