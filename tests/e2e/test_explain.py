@@ -23,9 +23,10 @@ SLOW = {
 MUCH = ("--batch-size", 4096, "--steps", 16, "--warmup", 3)
 LITTLE = ("--batch-size", 1, "--steps", 200)
 
-pytestmark = pytest.mark.skipif(
-    CORES < 2, reason="two ranks would share one core, which is a cause by itself"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CORES < 2, reason="two ranks would share one core, which is a cause by itself"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ SHELL = {
     "TORCH_API_KEY": "hunter2hunter2",
 }
 
+pytestmark = pytest.mark.long
+
 
 def compare_run(mnist_dir, directory, *flags, environment=None):
     return subprocess.run(

@@ -116,7 +116,7 @@ def straggler(tmp_path_factory, mnist_dir, requires_backend):
     return a_run(folder, mnist_dir, ARM, *LENGTH, injected=injected)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("figure", ["sync", "exposed", "communication", "blocked"])
 def test_a_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
     def of(arm):
@@ -126,13 +126,13 @@ def test_a_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
     assert interval.low > 0, interval
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("figure", ["background", "imbalance", "skew", "forward", "backward", "step"])
 def test_a_delay_in_every_ranks_sync_is_nothing_else(slow_sync, figure):
     assert_raised_by(0.0, changes(slow_sync, lambda arm: getattr(arm.detail, f"{figure}_seconds")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("figure", ["sync", "exposed", "imbalance", "skew"])
 def test_a_straggler_costs_what_the_others_wait_for_it(straggler, figure):
     """3 (1 - 1/2) ms: the slowest rank takes 3 ms longer, the mean over ranks half of that."""
@@ -144,14 +144,14 @@ def test_a_straggler_costs_what_the_others_wait_for_it(straggler, figure):
     assert interval.low > 0, interval
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("figure", ["communication", "background"])
 def test_a_straggler_is_no_communication(straggler, figure):
     interval = assert_raised_by(0.0, changes(straggler, lambda arm: getattr(arm.detail, f"{figure}_seconds")))
     assert interval.high < 0.0015, interval
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_straggler_is_named(straggler):
     assert [arm.detail.slowest_rank for arm in summarise(half(straggler, delayed=True)).arms] == [1, 1]
 
@@ -172,7 +172,7 @@ MLP = ("--model", "mlp", "--steps", "200")
 CONVNET = ("--model", "convnet", "--steps", "24", "--batch-size", "16")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "model"),
     [("ddp", MLP), ("ddp", CONVNET), ("horovod", CONVNET), ("mpi", CONVNET)],
