@@ -1,0 +1,91 @@
+"""Run the benches: ``python -m tests.bench [--only NAME ...] [--quick] [--output FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.bench import averaging, by_hand, command_line, cost, loop, measuring, report
+from tests.bench.estimate import Section
+from tests.bench.launches import BenchError
+from tests.bench.pairs import Patience
+from tests.bench.settings import ROOT, Settings, find_mnist
+
+BENCHES = {
+    "loop": loop.bench,
+    "published": by_hand.bench_published,
+    "by-hand": by_hand.bench,
+    "averaging": averaging.bench,
+    "floor": averaging.bench_floor,
+    "measuring": measuring.bench,
+    "command-line": command_line.bench,
+    "cost": cost.bench,
+}
+
+
+def main():
+    given = _parse()
+    output = given.output or (None if given.quick or given.only else ROOT / "docs" / "bench.md")
+    Patience.seconds_left = given.patience
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="ringside-bench-") as folder:
+        # Launchers leave files in the temporary folder; here they go with it.
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        settings = Settings(
+            data_dir=find_mnist(),
+            folder=Path(folder),
+            quick=given.quick,
+            figure=output.parent / "cost.png" if output else None,
+        )
+        sections = [_run(console, name, settings) for name in given.only or BENCHES]
+    if output:
+        output.write_text(report.markdown(sections, _command(given)))
+        console.print(f"Written to {output}")
+    sys.exit(any(section.failed for section in sections))
+
+
+def _run(console, name, settings):
+    begun = time.monotonic()
+    try:
+        with console.status(f"{name} ..."):
+            section = BENCHES[name](settings)
+    except BenchError as error:
+        # What the other benches found is worth having all the same.
+        section = Section(name, f"Could not be measured:\n\n```\n{error}\n```", [], [], failed=True)
+        console.print(section.text, style="red", markup=False)
+    console.print(report.table(section))
+    console.print(f"{name} took {time.monotonic() - begun:.0f} s\n", style="dim")
+    return section
+
+
+def _parse():
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Ringside itself.")
+    parser.add_argument("--only", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
+    parser.add_argument("--quick", action="store_true", help="a smoke test: few pairs, wide intervals")
+    parser.add_argument(
+        "--output", type=Path, help="write the results here [default: docs/bench.md after a whole run]"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=Patience.seconds_left,
+        metavar="SECONDS",
+        help="how long to wait in all for others to leave the machine alone [default: %(default)g]",
+    )
+    return parser.parse_args()
+
+
+def _command(given):
+    flags = ["--quick"] if given.quick else []
+    flags += ["--only", *given.only] if given.only else []
+    return " ".join(["python -m tests.bench", *flags])
+
+
+if __name__ == "__main__":
+    main()

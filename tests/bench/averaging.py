@@ -1,0 +1,67 @@
+"""Averaging by hand against DDP over the same process group, and shared memory against its floor."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from tests.bench import launches
+from tests.bench.estimate import Row, Section, at_least, at_most
+from tests.bench.pairs import take_palindromes
+
+RANKS = 2
+# Steps in a turn: a quarter of a second or more.
+STEPS = {"mlp": 100, "convnet": 8, "wide": 3}
+MODES = ("manual:mode=flat", "manual:mode=overlap")
+# Of shared memory, where more is promised.
+SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_least(1.25)}
+TEXT = f"""\
+{RANKS} ranks, one thread each, batch 64. The product's replicas of all arms in the same processes over the
+same Gloo process group, in turns; speed over DDP's."""
+FLOOR_MEGABYTES = (16, 64)
+FLOOR_TEXT = """\
+What `manual:mode=shared_memory` takes to average so many bytes between two ranks, over what one rank alone
+takes to add two tensors of that size, with the whole machine's memory to itself."""
+
+
+def bench(settings) -> Section:
+    rows, conditions = [], []
+    arms = [arm for arm in ("ddp", *MODES, launches.SHARED_MEMORY) if launches.is_known(arm)]
+    for model in list(STEPS)[: settings.pick(3, 1)]:
+        turns = _take(settings, model, arms)
+        for arm in arms[1:]:
+            target = SHARED_TARGETS[model] if arm == launches.SHARED_MEMORY else at_least(1.0)
+            note = f"{turns.median(arm) * 1e3:.3g} ms a step, DDP {turns.median('ddp') * 1e3:.3g} ms"
+            rows.append(Row(f"{model}: {arm}", turns.ratio("ddp", arm), target, note))
+        conditions.append(f"{model}: {turns.conditions}")
+    return Section("Averaging against DDP over Gloo", TEXT, rows, conditions)
+
+
+def _take(settings, model, arms):
+    palindromes = settings.pick(12, 4)
+
+    def start(folder):
+        arguments = (settings.raw, folder, model, STEPS[model], palindromes, *arms)
+        launches.start_ranks("averaging", arguments, ranks=RANKS)
+
+    return take_palindromes(start, palindromes, ranks=RANKS)
+
+
+def bench_floor(settings) -> Section:
+    rows, conditions = [], []
+    if launches.is_known(launches.SHARED_MEMORY):
+        for megabytes in FLOOR_MEGABYTES:
+            turns = _take_floor(settings, megabytes)
+            note = f"{turns.median('all_reduce') * 1e3:.3g} ms, one add {turns.median('add') * 1e3:.3g} ms"
+            rows.append(Row(f"{megabytes} MB", turns.ratio("all_reduce", "add"), at_most(2.5), note))
+            conditions.append(f"{megabytes} MB: {turns.conditions}")
+    return Section("Shared memory against its floor", FLOOR_TEXT, rows, conditions)
+
+
+def _take_floor(settings, megabytes):
+    palindromes, calls = settings.pick(15, 5), 640 // megabytes
+
+    def start(folder):
+        launches.start_ranks("floor", (folder, megabytes, calls, palindromes), ranks=RANKS)
+
+    # Rank 0 adds alone, so its clock alone tells.
+    return take_palindromes(start, palindromes, ranks=RANKS, merge=itemgetter(0))

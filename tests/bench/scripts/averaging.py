@@ -1,0 +1,23 @@
+"""Several arms of one process group, in turns in the same processes."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from compare.train import train
+from tests.bench.scripts import group as ranks
+from tests.bench.scripts import palindrome
+
+
+def main(folder, out, model, steps, palindromes, *labels):
+    group = ranks.join(labels[0])
+    tensors = ranks.images(folder)
+    arms = {label: partial(train, *ranks.replica_of(label, group, model, tensors)) for label in labels}
+    counts = dict.fromkeys(arms, int(steps))
+    palindrome.write(out, group.rank, palindrome.measure(arms, counts, int(palindromes), group.barrier))
+    group.leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

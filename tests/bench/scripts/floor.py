@@ -1,0 +1,39 @@
+"""An all-reduce through shared memory, and one addition of as many numbers by one rank alone."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+
+from tests.bench.scripts import group as ranks
+from tests.bench.scripts import palindrome
+
+
+def main(out, megabytes, calls, palindromes):
+    from backends.strategies.shared_memory import SharedMean
+
+    group = ranks.join("manual:mode=shared_memory")
+    parameter = nn.Parameter(torch.zeros(int(float(megabytes) * 1e6 / 4)))
+    mean = SharedMean([parameter], group)
+    gradient = torch.rand_like(parameter)
+    other, result = torch.rand_like(gradient), torch.zeros_like(gradient)
+
+    def all_reduce(times):
+        for _ in range(times):
+            mean.average([gradient])
+
+    def add(times):
+        # The others wait in the barrier, so this has the memory to itself.
+        for _ in range(times if group.rank == 0 else 0):
+            torch.add(gradient.detach(), other, out=result)
+
+    arms = {"all_reduce": all_reduce, "add": add}
+    counts = dict.fromkeys(arms, int(calls))
+    palindrome.write(out, group.rank, palindrome.measure(arms, counts, int(palindromes), group.barrier))
+    group.leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

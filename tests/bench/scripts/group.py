@@ -1,0 +1,42 @@
+"""Ranks of the product without its launches: a group joined, and replicas of arms made in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+import backends
+from compare import data
+from compare.arms import parse_arm
+from compare.config import RunConfig
+from compare.launch import LAUNCHERS
+from compare.workload import Batches, as_tensors, build_model, optimizer_maker
+
+CPU = torch.device("cpu")
+_TIMEOUT_SECONDS = 60
+
+
+def join(label):
+    """Join the group of an arm, whose launcher has started this process."""
+    torch.set_num_threads(1)
+    arm = parse_arm(label)
+    make_group, _ = backends.load(arm.backend)
+    placement = LAUNCHERS[backends.BACKENDS[arm.backend].launcher].placement(os.environ)
+    return make_group.join(placement, CPU, arm.options, _TIMEOUT_SECONDS)
+
+
+def images(folder):
+    raw = data.load(Path(folder))
+    return as_tensors(raw.train_images, raw.train_labels, CPU)
+
+
+def replica_of(label, group, model, tensors):
+    """Return a fresh replica of an arm, and the batches that it trains on."""
+    arm = parse_arm(label)
+    config = RunConfig(arms=(arm,), model=model, ranks=group.world_size)
+    _, make_replica = backends.load(arm.backend)
+    torch.manual_seed(0)
+    replica = make_replica(build_model(model), optimizer_maker(config), group, arm.options)
+    return replica, iter(Batches(*tensors, replica.shard, config))

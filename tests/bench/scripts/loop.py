@@ -1,0 +1,47 @@
+"""One process: the published loop, the product's, and the product's on one and the same batch."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from itertools import repeat
+from types import SimpleNamespace
+
+import torch
+
+from backends.strategies.local import LocalReplica
+from compare import data
+from compare.config import RunConfig
+from compare.train import train
+from compare.workload import Batches, as_tensors, build_model, optimizer_maker
+from tests.bench.scripts import palindrome, published
+
+ALONE = SimpleNamespace(rank=0, world_size=1)
+
+
+def main(folder, out, model, batch_size, steps, published_steps, palindromes):
+    torch.set_num_threads(1)
+    config = RunConfig(arms=(), model=model, batch_size_per_rank=int(batch_size))
+    raw = data.load(folder)
+    images, labels = as_tensors(raw.train_images, raw.train_labels, torch.device("cpu"))
+    resident = iter(Batches(images, labels, (0, 1), config))
+    inputs, targets = next(resident)
+    fixed = repeat((inputs.clone(), targets.clone()))
+    loader = published.endless(raw.train_images, raw.train_labels, config.batch_size_per_rank)
+    plain = build_model(model)
+    arms = {
+        "published": partial(published.train, plain, optimizer_maker(config)(plain.parameters()), loader),
+        "resident": partial(train, _replica(config), resident),
+        "floor": partial(train, _replica(config), fixed),
+    }
+    counts = {"published": int(published_steps), "resident": int(steps), "floor": int(steps)}
+    palindrome.write(out, 0, palindrome.measure(arms, counts, int(palindromes)))
+
+
+def _replica(config):
+    torch.manual_seed(0)
+    return LocalReplica(build_model(config.model), optimizer_maker(config), ALONE, {})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,79 @@
+"""What the scripts written by hand have in common: MNIST in memory, and a clock around their steps.
+
+Nothing of Ringside is imported: this is what somebody would write who has never heard of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+BATCH, BLOCK, WARM_UP = 64, 30, 30
+
+
+def read(folder, kind):
+    """Read the images, normalised, and the labels of ``train`` or ``t10k``."""
+    images = _bytes(folder, f"{kind}-images-idx3-ubyte", header=16).view(-1, 784)
+    labels = _bytes(folder, f"{kind}-labels-idx1-ubyte", header=8)
+    return images.float().div_(255).sub_(0.1307).div_(0.3081), labels.long()
+
+
+def _bytes(folder, name, header):
+    plain = Path(folder, name)
+    content = (
+        plain.read_bytes() if plain.exists() else gzip.decompress(Path(folder, f"{name}.gz").read_bytes())
+    )
+    # A copy, because torch will not have memory that it may not write.
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=header).copy())
+
+
+def batches(images, labels, rank, world):
+    """Walk over this rank's part of every epoch, for ever."""
+    while True:
+        order = torch.randperm(len(images))
+        steps = len(order) // (BATCH * world)
+        for part in order[: steps * world * BATCH].view(steps, world, BATCH)[:, rank]:
+            yield images.index_select(0, part), labels.index_select(0, part)
+
+
+def run(train_step, model, barrier, rank, world):
+    """Train, timed block by block as Ringside does it; test; and leave the figures in a file."""
+    folder, out, launched_at, steps = sys.argv[1:]
+    images, labels = read(folder, "train")
+    walk = batches(images, labels, rank, world)
+    train_step(*next(walk))
+    first_step = time.time() - float(launched_at)
+    for _ in range(WARM_UP - 1):
+        train_step(*next(walk))
+    blocks = []
+    for _ in range((int(steps) - WARM_UP) // BLOCK):
+        barrier()
+        begun = time.perf_counter_ns()
+        for _ in range(BLOCK):
+            train_step(*next(walk))
+        blocks.append((time.perf_counter_ns() - begun) / 1e9 / BLOCK)
+    figures = {
+        "step_seconds": blocks,
+        "first_step_seconds": first_step,
+        "accuracy": test(model, folder, rank, world),
+        "peak_bytes": peak_bytes(),
+    }
+    Path(out, f"rank-{rank}.json").write_text(json.dumps(figures))
+
+
+@torch.no_grad()
+def test(model, folder, rank, world):
+    images, labels = read(folder, "t10k")
+    images, labels = images[rank::world], labels[rank::world]
+    return (model(images).argmax(1) == labels).float().mean().item()
+
+
+def peak_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

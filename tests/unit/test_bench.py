@@ -1,0 +1,88 @@
+"""The benches' statistics and judgements, on numbers whose answers are known."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from tests.bench import pairs
+from tests.bench.estimate import Estimate, Row, at_least, at_most, estimate, reaches
+from tests.bench.machine import FOREIGN_LIMIT, Load, LoadMeter, busy_seconds
+from tests.bench.pairs import Turn
+
+
+def test_few_pairs_get_the_paired_t_interval():
+    # ln ratios -0.1, 0, 0.1, 0.2: mean 0.05, sd 0.1291, t(3) 3.1824 -> half-width 0.20543.
+    found = estimate([math.exp(x) for x in (-0.1, 0.0, 0.1, 0.2)])
+    assert found.ratio == pytest.approx(math.exp(0.05))
+    assert math.log(found.low) == pytest.approx(0.05 - 0.20543, abs=1e-4)
+    assert math.log(found.high) == pytest.approx(0.05 + 0.20543, abs=1e-4)
+    assert found.n == 4
+
+
+def test_many_pairs_get_the_bootstrapped_median_which_one_outlier_does_not_move():
+    calm = [1.0 + 0.001 * k for k in range(-10, 11)]
+    found = estimate([*calm, 50.0])
+    assert 0.99 < found.low < 1.0 < found.high < 1.01
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says():
+    chance = random.Random(1)
+    for pairs_each in (5, 12):
+        draws = [estimate([math.exp(chance.gauss(0.2, 0.1)) for _ in range(pairs_each)]) for _ in range(200)]
+        share = sum(e.low <= math.exp(0.2) <= e.high for e in draws) / len(draws)
+        assert share > 0.88
+
+
+def test_one_pair_gives_no_interval():
+    with pytest.raises(ValueError, match="1 pairs"):
+        estimate([1.0])
+
+
+@pytest.mark.parametrize(
+    ("target", "found", "verdict"),
+    [
+        (at_least(7), (7.5, 7.2, 7.8), "holds"),
+        (at_least(7), (7.1, 6.8, 7.8), "holds, within noise"),
+        (at_least(7), (6.9, 6.8, 7.1), "MISSED, within noise"),
+        (at_least(7), (6.0, 5.8, 6.2), "MISSED"),
+        (at_most(1.02), (1.01, 1.0, 1.015), "holds"),
+        (at_most(1.02), (1.05, 1.03, 1.07), "MISSED"),
+        (reaches(1), (0.98, 0.95, 1.001), "holds"),
+        (reaches(1), (0.98, 0.95, 0.999), "MISSED"),
+    ],
+)
+def test_a_target_is_judged_by_the_median_and_the_interval_qualifies(target, found, verdict):
+    assert Row("x", Estimate(*found, n=5), target).verdict == verdict
+
+
+def test_what_others_used_is_what_was_busy_and_not_ours():
+    assert Load(busy_seconds=0.5, own_seconds=0.7, wall_seconds=1.0).foreign == 0
+    cores = Load(busy_seconds=1.0, own_seconds=0.0, wall_seconds=1.0).foreign ** -1
+    assert cores == round(cores) >= 1
+
+
+def test_the_meter_sees_time_pass_on_the_machine():
+    meter = LoadMeter()
+    since = busy_seconds()
+    sum(range(3_000_000))
+    load = meter.read()
+    assert load.wall_seconds > 0
+    assert load.own_seconds > 0
+    assert busy_seconds() >= since > 0
+
+
+def turn(foreign, one=2.0, other=1.0):
+    return Turn({"step_seconds": {"one": one, "other": other}}, foreign)
+
+
+def test_the_quietest_turns_are_kept_and_those_quiet_enough_in_their_order():
+    loud, quiet, silent = turn(0.9), turn(FOREIGN_LIMIT, one=4.0), turn(0.0, one=3.0)
+    kept = pairs._keep([loud, quiet, silent], 2)
+    assert kept.kept == [quiet, silent]
+    assert kept.repeated == 1
+    assert kept.ratio("one", "other").ratio == pytest.approx(math.sqrt(12))
+    assert "disturbed" not in kept.conditions
+    assert "disturbed" in pairs._keep([loud, quiet], 2).conditions
