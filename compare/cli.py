@@ -40,14 +40,15 @@ app = typer.Typer(
     help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # help in colours would take as long again to load as all the rest
     pretty_exceptions_enable=False,
     context_settings=_EITHER_SPELLING,
     epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch "
     "failed, 7 a launch stalled, 8 an arm does not train what it should, 9 a host cannot be used, "
     "10 --strict found the arms unlike, 130 interrupted.",
 )
-data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True)
-install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True)
+data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True, rich_markup_mode=None)
+install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(install_app, name="install")
 

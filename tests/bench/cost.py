@@ -64,7 +64,7 @@ def _measure(settings, model, ranks):
 
 def _points(run):
     megabytes = run.launches[0].ranks[0].gradient_bytes / 1e6
-    synced = {arm.arm: arm.sync_seconds and arm.sync_seconds.median for arm in summarise(run).arms}
+    synced = {arm.arm: arm.sync_seconds and arm.sync_seconds.mean for arm in summarise(run).arms}
     return [
         Point(launch.arm, run.config.ranks, megabytes, step_seconds(launch), synced[launch.arm])
         for launch in run.launches

@@ -65,7 +65,20 @@ def compare_run(*arguments, data_dir, folder):
     """Execute ``compare run`` and read back what it saved."""
     command = [str(environment_bin() / "compare"), "run", "--data-dir", str(data_dir), "--dataset", "mnist"]
     output = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    execute([*command, "--threads", str(THREADS), "--device", "cpu", *arguments, "--output", str(output)])
+    execute(
+        [
+            *command,
+            "--threads",
+            str(THREADS),
+            "--device",
+            "cpu",
+            "--max-reruns",
+            "0",
+            *arguments,
+            "--output",
+            str(output),
+        ]
+    )
     return read_run(output)
 
 

@@ -22,7 +22,7 @@ def join(label):
     """Join the group of an arm, whose launcher has started this process."""
     torch.set_num_threads(1)
     arm = parse_arm(label)
-    make_group, _ = backends.load(arm.backend)
+    make_group, _ = backends.load(arm.backend, arm.options)
     placement = LAUNCHERS[backends.BACKENDS[arm.backend].launcher].placement(os.environ)
     return make_group.join(placement, CPU, arm.options, _TIMEOUT_SECONDS)
 
@@ -36,7 +36,7 @@ def replica_of(label, group, model, tensors):
     """Return a fresh replica of an arm, and the batches that it trains on."""
     arm = parse_arm(label)
     config = RunConfig(arms=(arm,), model=model, ranks=group.world_size)
-    _, make_replica = backends.load(arm.backend)
+    _, make_replica = backends.load(arm.backend, arm.options)
     torch.manual_seed(0)
     replica = make_replica(build_model(model), optimizer_maker(config), group, arm.options)
     return replica, iter(Batches(*tensors, replica.shard, config))

@@ -6,11 +6,14 @@ import faulthandler
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+from compare.arms import parse_arm
+from compare.config import RunConfig
 from compare.guard import Guard
 from compare.job import LaunchFiles
-from compare.rank import _timed_blocks
 from compare.train import train
+from compare.turns import Side, take_turns
 from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome
 
@@ -23,13 +26,22 @@ def main(folder, out, label, model, steps, palindromes):
     guard = Guard(LaunchFiles(Path(out)), group.placement, _STALL_SECONDS)
     bare = partial(train, replica, batches)
 
-    def reported(steps):
+    reference = Side(*ranks.replica_of("none", group, model, ranks.images(folder)))
+
+    def turns(steps, **sides):
         """Train block by block, as a rank does: clock, barrier, note of progress, watchdog."""
-        blocks = _timed_blocks(replica, batches, group, range(steps), guard, step_seconds=1.0)
-        return sum(block.wall_ns for block in blocks)
+        config = RunConfig(arms=(parse_arm(label),), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
+        job = SimpleNamespace(config=config, number=1)
+        sides = {"training": Side(replica, batches), **sides}
+        return list(take_turns(job, sides, group, guard, step_seconds=1.0))
+
+    def reported(steps):
+        """Take turns with a reference; what the product reports is the training's time alone."""
+        blocks = turns(steps, reference=reference)
+        return sum(block.wall_ns for block in blocks if block.mode == "training")
 
     def whole(steps):
-        reported(steps)  # what it returns is dropped: all of it is to count
+        turns(steps)  # what it returns is dropped: all of it is to count
 
     # "again" does the very same as "bare": how different two things look that do not differ.
     arms = {"bare": bare, "again": bare, "reported": reported, "whole": whole}
