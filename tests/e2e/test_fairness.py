@@ -26,7 +26,20 @@ pytestmark = pytest.mark.long
 
 def compare_run(mnist_dir, directory, *flags, environment=None):
     return subprocess.run(
-        [sys.executable, "-m", "compare", "run", "--steps", "40", "--warmup", "5", "--repeats", "1"]
+        [
+            sys.executable,
+            "-m",
+            "compare",
+            "run",
+            "--max-reruns",
+            "0",
+            "--steps",
+            "40",
+            "--warmup",
+            "5",
+            "--repeats",
+            "1",
+        ]
         + ["--data-dir", str(mnist_dir), "--output", str(directory), *flags],
         env=os.environ | {"COLUMNS": "200"} | (environment or {}),
         stdin=subprocess.DEVNULL,
@@ -84,6 +97,8 @@ def test_no_secret_is_recorded(contradicted):
 
 
 def test_strict_is_content_where_nothing_is_unlike(tmp_path, mnist_dir):
-    done = compare_run(mnist_dir, tmp_path / "run", "--backend", "ddp,manual", "--strict")
+    done = compare_run(
+        mnist_dir, tmp_path / "run", "--max-reruns", "0", "--backend", "ddp,manual", "--strict"
+    )
     assert done.returncode == 0, done.stderr
     assert "NOT ALIKE" not in done.stdout

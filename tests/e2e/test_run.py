@@ -57,7 +57,19 @@ def whole(tmp_path_factory, mnist_dir, every_backend):
     """One epoch of the MLP at batch 64 on two ranks, through every arm."""
     folder = tmp_path_factory.mktemp("whole")
     done = compare(
-        *("run", "--backend", ",".join(ARMS), "-np", 2, "--repeats", 1, "--data-dir", mnist_dir),
+        *(
+            "run",
+            "--max-reruns",
+            "0",
+            "--backend",
+            ",".join(ARMS),
+            "-np",
+            2,
+            "--repeats",
+            1,
+            "--data-dir",
+            mnist_dir,
+        ),
         *("--output", folder / "run", "--export-json", folder / "run.json"),
     )
     assert done.returncode == 0, done.stderr
@@ -190,7 +202,20 @@ def test_nothing_is_left_running(whole):
 def test_a_contradicting_environment_does_not_change_the_truth(tmp_path, mnist_dir, every_backend):
     """What contradicts the arm is overruled; what the arm leaves open is taken; both are attested."""
     done = compare(
-        *("run", "--backend", "horovod", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *(
+            "run",
+            "--max-reruns",
+            "0",
+            "--backend",
+            "horovod",
+            "--no-control",
+            "--steps",
+            40,
+            "--warmup",
+            5,
+            "--repeats",
+            1,
+        ),
         *("--threads", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
         environment={
             "OMP_NUM_THREADS": "7",
@@ -211,7 +236,20 @@ def test_a_contradicting_environment_does_not_change_the_truth(tmp_path, mnist_d
 
 def test_secrets_in_the_shell_stay_there(tmp_path, mnist_dir):
     done = compare(
-        *("run", "--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *(
+            "run",
+            "--max-reruns",
+            "0",
+            "--backend",
+            "ddp",
+            "--no-control",
+            "--steps",
+            40,
+            "--warmup",
+            5,
+            "--repeats",
+            1,
+        ),
         *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
         environment={"AWS_SECRET_ACCESS_KEY": "hunter2hunter2"},
     )
@@ -223,7 +261,20 @@ def test_secrets_in_the_shell_stay_there(tmp_path, mnist_dir):
 def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
     directory = tmp_path / "run"
     started = subprocess.Popen(
-        [sys.executable, "-m", "compare", "run", "--backend", "ddp", "--steps", "60", "--repeats", "50"]
+        [
+            sys.executable,
+            "-m",
+            "compare",
+            "run",
+            "--max-reruns",
+            "0",
+            "--backend",
+            "ddp",
+            "--steps",
+            "60",
+            "--repeats",
+            "50",
+        ]
         + ["--data-dir", str(mnist_dir), "--output", str(directory)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -250,7 +301,18 @@ def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
 def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
     """NCCL on a CPU is refused by the ranks themselves, after they were started."""
     done = compare(
-        *("run", "--backend", "ddp,ddp:process_group=nccl", "--no-control", "--device", "cpu", "--steps", 40),
+        *(
+            "run",
+            "--max-reruns",
+            "0",
+            "--backend",
+            "ddp,ddp:process_group=nccl",
+            "--no-control",
+            "--device",
+            "cpu",
+            "--steps",
+            40,
+        ),
         *("--warmup", 5, "--repeats", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
     )
     assert done.returncode == 6
@@ -264,7 +326,20 @@ def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
 
 def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
     done = compare(
-        *("run", "--backend", "mpi", "--no-control", "--repeats", 1, "--epochs", 500, "--timeout", 12),
+        *(
+            "run",
+            "--max-reruns",
+            "0",
+            "--backend",
+            "mpi",
+            "--no-control",
+            "--repeats",
+            1,
+            "--epochs",
+            500,
+            "--timeout",
+            12,
+        ),
         *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
     )
     assert done.returncode == 7, done.stderr
@@ -274,7 +349,20 @@ def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
 
 def test_digits_stand_in_is_stamped_on_the_table(tmp_path):
     done = compare(
-        *("run", "--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *(
+            "run",
+            "--max-reruns",
+            "0",
+            "--backend",
+            "ddp",
+            "--no-control",
+            "--steps",
+            40,
+            "--warmup",
+            5,
+            "--repeats",
+            1,
+        ),
         *("--data-dir", tmp_path / "data", "--output", tmp_path / "run"),
         environment={"RINGSIDE_MNIST_MIRRORS": "http://127.0.0.1:9/"},
     )
@@ -292,13 +380,15 @@ def test_a_horovod_that_does_not_load_is_left_out_and_said(tmp_path):
     assert listed.returncode == 0
     assert "built for another torch" in listed.stdout
     assert "compare install horovod" in listed.stdout
-    asked = compare("run", "--backend", "horovod", "--dry-run", environment=environment)
+    asked = compare("run", "--max-reruns", "0", "--backend", "horovod", "--dry-run", environment=environment)
     assert asked.returncode == 4
     assert "compare install horovod" in asked.stderr
 
 
 def test_dry_run_prints_every_command_and_starts_nothing(tmp_path, every_backend):
-    done = compare("run", "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run")
+    done = compare(
+        "run", "--max-reruns", "0", "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run"
+    )
     assert done.returncode == 0, done.stderr
     for launcher in ("torchrun", "horovodrun", "mpirun"):
         assert f"/{launcher} " in done.stdout

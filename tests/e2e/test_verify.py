@@ -89,7 +89,20 @@ def test_the_right_one_beside_them_passes(broken):
 
 def test_a_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
     done = compare(
-        *("run", "--backend", SUMS, "--no-control", "--steps", 10, "--warmup", 1, "--repeats", 1),
+        *(
+            "run",
+            "--max-reruns",
+            "0",
+            "--backend",
+            SUMS,
+            "--no-control",
+            "--steps",
+            10,
+            "--warmup",
+            1,
+            "--repeats",
+            1,
+        ),
         *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
         python_path=BROKEN,
     )

@@ -59,7 +59,17 @@ class Started:
         if fault:
             (self.site / "fault.json").write_text(json.dumps(fault))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "compare", "run", "--no-control", "--data-dir", str(mnist_dir)]
+            [
+                sys.executable,
+                "-m",
+                "compare",
+                "run",
+                "--max-reruns",
+                "0",
+                "--no-control",
+                "--data-dir",
+                str(mnist_dir),
+            ]
             + ["--output", str(self.directory), "--stall", str(STALL_SECONDS), *arguments],
             env=os.environ | {"PYTHONPATH": str(self.site)},
             stdin=subprocess.DEVNULL,
