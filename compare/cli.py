@@ -76,6 +76,23 @@ NumProc = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
+HostList = Annotated[
+    str | None,
+    typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...", help="The same in one word, such as a:2,b:2."),
+]
+SshUser = Annotated[
+    str, typer.Option(show_default="as ssh is configured", help="For hosts that name none themselves.")
+]
+SshPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, show_default="as ssh is configured", help="Where sshd listens."),
+]
+SshIdentity = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
+    ),
+]
 Model = Annotated[str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
 LearningRate = Annotated[
