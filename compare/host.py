@@ -78,6 +78,8 @@ class Answer(NamedTuple):
     stdout: bytes
     stderr: bytes
     seconds: float
+    began_at: float = 0.0
+    """Unix time at which it was started here."""
 
 
 def command(host: Host, argv: Sequence[str], reach: Reach) -> tuple[str, ...]:
@@ -298,6 +300,7 @@ class _Outcome(NamedTuple):
     stdout: bytes
     stderr: bytes
     seconds: float
+    began_at: float
 
 
 def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: float) -> list[_Outcome]:
@@ -312,6 +315,7 @@ def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: f
     # A host that is gone before it has read its input is told by its status, not by a warning.
     logging.getLogger("ClusterShell").addHandler(logging.NullHandler())
     began: list[float] = [0.0] * len(commands)
+    began_at: list[float] = [0.0] * len(commands)
     ended: list[tuple[int | None, float]] = [(None, timeout_seconds)] * len(commands)
     streams: dict[tuple[int, str], list[bytes]] = {}
 
@@ -319,7 +323,7 @@ def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: f
         """One process, named after its place in ``commands``; its output is bytes, not lines."""
 
         def _build_cmd(self) -> tuple[list[str], None]:
-            began[self.rank] = time.monotonic()
+            began[self.rank], began_at[self.rank] = time.monotonic(), time.time()
             return list(commands[self.rank]), None
 
         def _handle_read(self, sname: str) -> None:
@@ -356,6 +360,8 @@ def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: f
         for name in (worker.SNAME_STDOUT, worker.SNAME_STDERR)
     }
     return [
-        _Outcome(status, said[worker.SNAME_STDOUT][number], said[worker.SNAME_STDERR][number], seconds)
-        for number, (status, seconds) in enumerate(ended)
+        _Outcome(status, out, errors, seconds, at)
+        for (status, seconds), out, errors, at in zip(
+            ended, said[worker.SNAME_STDOUT], said[worker.SNAME_STDERR], began_at, strict=True
+        )
     ]
