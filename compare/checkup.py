@@ -1,4 +1,4 @@
-"""What can be found out about a host, by the host itself. It finds no fault with anything: see ``diagnosis.py``.
+"""What can be found out about a host, by the host itself. It finds no fault: ``diagnosis.py`` does.
 
 Executed there as ``python -m compare.checkup``, or as ``python -`` with this file as its input, since
 whether Ringside is there is a thing to be found out as well; so it needs nothing but a Python. It prints

@@ -548,6 +548,64 @@ def backends() -> None:
     _console().print(renderable(survey()))
 
 
+@app.command(context_settings=_EITHER_SPELLING)
+def doctor(
+    *,
+    hostfile: Hostfile = None,
+    hosts: HostList = None,
+    ssh_user: SshUser = "",
+    ssh_port: SshPort = None,
+    ssh_identity: SshIdentity = None,
+    python: Annotated[
+        str | None, typer.Option(show_default="this one's path", help="The interpreter on the hosts.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only what takes no second, as before every run.")
+    ] = False,
+    ports: Annotated[
+        bool, typer.Option("--ports", help="Also let all hosts connect to a port of the first.")
+    ] = False,
+    export_json: Annotated[Path | None, typer.Option(help="Also write all facts and findings here.")] = None,
+    export_markdown: Annotated[Path | None, typer.Option(help="Also write what is printed here.")] = None,
+) -> None:
+    """Examine the hosts, or this machine: what would break or slow down a run, and how to mend it.
+
+    Ends with 0 where there is no problem, otherwise with 9; warnings and notes are no problems.
+    """
+    from compare import prepare
+    from compare.doctor import examine, exit_code
+    from compare.host import Reach
+    from compare.report.doctor import markdown, renderable
+    from compare.results import write_json, write_text
+
+    _end_in_good_order()
+    for path in filter(None, (export_json, export_markdown)):
+        prepare.require_writable(path, to_be_made=None)
+    examination = examine(
+        _hosts_to_examine(hostfile, hosts),
+        reach=Reach(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
+        python=python or sys.executable,
+        quick=quick,
+        ports=ports,
+    )
+    if export_json:
+        write_json(export_json, examination)
+    if export_markdown:
+        write_text(export_markdown, markdown(examination) + "\n")
+    _console().print(renderable(examination))
+    raise typer.Exit(exit_code(examination))
+
+
+def _hosts_to_examine(hostfile: Path | None, hosts: str | None) -> tuple[Host, ...]:
+    from compare.hostfile import local_host, parse_hosts, read_hostfile
+
+    if hostfile is not None and hosts is not None:
+        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
+    if hostfile is not None:
+        return read_hostfile(hostfile)
+    return (local_host(1),) if hosts is None else parse_hosts(hosts)
+
+
 @data_app.command("fetch", context_settings=_EITHER_SPELLING)
 def data_fetch(data_dir: DataDir = None) -> None:
     """Download MNIST once, and verify every byte."""

@@ -39,7 +39,9 @@ SSH_FAILED = 255
 KEEPALIVE_SECONDS = 3
 """After twice this long without a sign of a host, ssh gives it up: a link that went down says nothing."""
 
-_NOT_THERE = (126, 127)
+NOT_THERE = (126, 127)
+"""Statuses with which a shell, or env, says that it could not execute what it should."""
+
 _SHOWN_HOSTS = 8
 _SPARE_FILES = 128
 _FILES_PER_HOST = 6
@@ -100,7 +102,16 @@ def command(host: Host, argv: Sequence[str], reach: Reach) -> tuple[str, ...]:
 
 def python_command(python: str, module: str, *arguments: str) -> tuple[str, ...]:
     """Return the argv that runs a module of ours on a host, found where it is found here."""
-    return ("env", f"PYTHONPATH={_PACKAGES}", "PYTHONSAFEPATH=1", python, "-m", module, *arguments)
+    return (*_with_packages(python), "-m", module, *arguments)
+
+
+def script_command(python: str, *arguments: str) -> tuple[str, ...]:
+    """Return the argv that runs a program given as standard input; it finds our modules where they are."""
+    return (*_with_packages(python), "-", *arguments)
+
+
+def _with_packages(python: str) -> tuple[str, ...]:
+    return ("env", f"PYTHONPATH={_PACKAGES}", "PYTHONSAFEPATH=1", python)
 
 
 def run_everywhere(
@@ -216,7 +227,7 @@ def trouble(answer: Answer) -> HostError | None:
             if any(mark in answer.stderr.decode(errors="replace") for mark in marks):
                 return HostError(f"{name} {what}.", found=said, remedy=remedy.format(by_hand=by_hand))
         return HostError(f"{name}: ssh failed.", found=said, remedy=f"Try {by_hand}.")
-    if answer.status in _NOT_THERE:
+    if answer.status in NOT_THERE:
         return HostError(
             f"{name} cannot execute what it should.",
             found=said,
