@@ -45,7 +45,8 @@ PROBE_SECONDS = 40.0
 
 _TOOL_SECONDS = 10.0
 _NAMES_SECONDS = 5.0
-_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8913, 0x8915, 0x891B, 0x8921
+_IFF_RUNNING = 0x40
 _LINK_LOCAL = "20"
 _RETRY_SECONDS = 0.1
 _NO_LIMIT = 1 << 62
@@ -158,28 +159,45 @@ def _is_own(address: str) -> bool:
 
 
 def interfaces() -> list[dict[str, Any]]:
-    """List this host's network interfaces with their addresses, written as ``10.0.0.1/24``."""
+    """List this host's network interfaces with their addresses, written as ``10.0.0.1/24``.
+
+    The kernel is asked rather than /sys, which may show the network of whoever mounted it.
+    """
     six = _ipv6_addresses()
-    return [
-        {
-            "name": name,
-            "up": _line(f"/sys/class/net/{name}/operstate") in {"up", "unknown"},
-            "addresses": _ipv4_addresses(name) + six.get(name, []),
-            "mtu": int(_line(f"/sys/class/net/{name}/mtu") or 0),
-        }
-        for _, name in socket.if_nameindex()
-    ]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        return [
+            {
+                "name": name,
+                "up": bool(_number(asked, _SIOCGIFFLAGS, name) & _IFF_RUNNING),
+                "addresses": _ipv4_addresses(asked, name) + six.get(name, []),
+                "mtu": _number(asked, _SIOCGIFMTU, name),
+            }
+            for _, name in socket.if_nameindex()
+        ]
 
 
-def _ipv4_addresses(name: str) -> list[str]:
-    asked = struct.pack("256s", name[:15].encode())
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def _ask_kernel(asked: socket.socket, request: int, name: str) -> bytes:
+    """Return what stands after the name in an ``ifreq``, see netdevice(7)."""
+    return fcntl.ioctl(asked.fileno(), request, struct.pack("256s", name.encode()[:15]))[16:]
+
+
+def _number(asked: socket.socket, request: int, name: str) -> int:
+    try:
+        content = _ask_kernel(asked, request, name)
+    except OSError:  # it is gone meanwhile
+        return 0
+    return struct.unpack_from("h" if request == _SIOCGIFFLAGS else "i", content)[0]
+
+
+def _ipv4_addresses(asked: socket.socket, name: str) -> list[str]:
+    try:
         address, mask = (
-            socket.inet_ntoa(fcntl.ioctl(probe.fileno(), request, asked)[20:24])
+            socket.inet_ntoa(_ask_kernel(asked, request, name)[4:8])
             for request in (_SIOCGIFADDR, _SIOCGIFNETMASK)
         )
-        return [ipaddress.ip_interface(f"{address}/{mask}").with_prefixlen]
-    return []
+    except OSError:  # it has none
+        return []
+    return [ipaddress.ip_interface(f"{address}/{mask}").with_prefixlen]
 
 
 def _ipv6_addresses() -> dict[str, list[str]]:
