@@ -550,14 +550,14 @@ def _slots(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
                 "It has more slots than cores.",
                 f"{slots} slots, {_counted(cores, 'core')}{limited}.",
             )
-            fix = f"Give it {max(1, int(cores))} slots: ranks that share a core measure the scheduler."
+            fix = f"Give it {_counted(max(1, int(cores)), 'slot')}: ranks that share a core wait for it."
             yield _finding("warning", "slots", each, what, found, fix)
         if facts.gpus and slots > len(facts.gpus):
             what, found = (
                 "It has more slots than GPUs.",
                 f"{slots} slots, {_counted(len(facts.gpus), 'GPU')}.",
             )
-            fix = f"Give it {len(facts.gpus)} slots, or use --device cpu."
+            fix = f"Give it {_counted(len(facts.gpus), 'slot')}, or use --device cpu."
             yield _finding("warning", "slots", each, what, found, fix)
         torch = facts.libraries.get("torch", Library())
         if facts.gpus and torch.facts.get("gpus") == 0:

@@ -122,6 +122,15 @@ def _slots(facts: Facts, seen: Seen) -> str:
     return f"{seen.host.slots} on {usable_cores(facts):g}{gpus}"
 
 
+def _interface(facts: Facts, _: Seen) -> str:
+    """Return the one of its default route, or its first."""
+    there = sorted(
+        (interface for interface in facts.interfaces if interface.up and interface.name != "lo"),
+        key=lambda interface: interface.name != facts.default_interface,
+    )
+    return f"{there[0].name} {(there[0].addresses or ['without address'])[0]}" if there else "–"
+
+
 def _clock(_: Facts, seen: Seen) -> str:
     return f"{seen.clock_ahead_seconds:+.1f} ± {seen.clock_uncertain_seconds:.1f} s"
 
@@ -138,6 +147,7 @@ _COLUMNS = (
     _Column("horovod", frozenset({"horovod"}), _horovod),
     _Column("mpi", frozenset({"mpi"}), _mpi),
     _Column("slots on cores", frozenset({"slots"}), _slots),
+    _Column("interface", frozenset({"network", "hostname", "ports"}), _interface),
     _Column("clock", frozenset({"clock"}), _clock),
     _Column("least free", frozenset({"disk"}), _disk),
 )
