@@ -575,24 +575,31 @@ def doctor(
     from compare import prepare
     from compare.doctor import examine, exit_code
     from compare.host import Reach
-    from compare.report.doctor import markdown, renderable
+    from compare.report.doctor import DoctorReport, markdown
     from compare.results import write_json, write_text
 
     _end_in_good_order()
     for path in filter(None, (export_json, export_markdown)):
         prepare.require_writable(path, to_be_made=None)
-    examination = examine(
-        _hosts_to_examine(hostfile, hosts),
-        reach=Reach(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
-        python=python or sys.executable,
-        quick=quick,
-        ports=ports,
-    )
+    named = _hosts_to_examine(hostfile, hosts)
+    talk = _console(stderr=True)
+    talk.print(f"Examining {len(named)} {'host' if len(named) == 1 else 'hosts'}", style="dim")
+    try:
+        examination = examine(
+            named,
+            reach=Reach(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
+            python=python or sys.executable,
+            quick=quick,
+            ports=ports,
+        )
+    except KeyboardInterrupt:
+        talk.print("Interrupted.")
+        raise typer.Exit(INTERRUPTED) from None
     if export_json:
         write_json(export_json, examination)
     if export_markdown:
         write_text(export_markdown, markdown(examination) + "\n")
-    _console().print(renderable(examination))
+    _console().print(DoctorReport(examination))
     raise typer.Exit(exit_code(examination))
 
 

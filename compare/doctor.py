@@ -30,6 +30,8 @@ QUICK_SECONDS = 14.0
 """How long a host may take for what takes no second; ssh itself gives up four seconds before."""
 FULL_SECONDS = 75.0
 """How long it may take for everything: torch from a slow disk, with time to say that it was too slow."""
+HANDSHAKE_SECONDS = 0.1
+"""What each of many hosts adds to that: computing of one ssh here."""
 
 _MEET_SECONDS = 8.0
 _PORTS = range(20_000, 32_768)  # where neither services are nor the kernel takes ports for itself
@@ -57,7 +59,8 @@ def examine(
     Raises:
         UnavailableError: there is no ssh here.
     """
-    seconds = QUICK_SECONDS if quick else FULL_SECONDS
+    # Hundreds of handshakes take longer than one: they have the cores here in common.
+    seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * len(hosts)
     seen = _look(hosts, python, reach, seconds, _arguments(hosts, quick=quick))
     if ports:
         seen = _meet(seen, python, reach)

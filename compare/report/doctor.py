@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from compare.diagnosis import LEVELS, mpi_flavour, usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderResult
 
     from compare.diagnosis import Examination, Facts, Finding, Level, Seen, Topic
 
@@ -25,24 +27,43 @@ class _Column(NamedTuple):
     topics: frozenset[Topic]
     """Findings of which this column is coloured."""
     cell: Callable[[Facts, Seen], str]
+    unknown: str = "–"
+    """The cell of a host that gave no facts."""
 
 
-def renderable(examination: Examination) -> RenderableType:
-    """Build the table, and under it the findings, those of several hosts together."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("host", "reached", *(column.heading for column in _COLUMNS)):
-        table.add_column(heading, overflow="fold")
-    for seen in examination.hosts:
-        mine = [finding for finding in examination.findings if finding.host == seen.host.name]
-        table.add_row(*_cells(seen, mine))
-    return Group(table, *_findings(examination), Text(_summary(examination), style="bold"))
+class DoctorReport:
+    """What ``compare doctor`` prints; in a narrow terminal with two tables, software and machines.
+
+    Args:
+        examination: what was found.
+    """
+
+    def __init__(self, examination: Examination) -> None:
+        self.examination = examination
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._table([*_SOFTWARE, *_MACHINE])
+        fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
+        yield from [whole] if fits else [self._table(_SOFTWARE), self._table(_MACHINE)]
+        yield from _findings(self.examination)
+        yield Text(_summary(self.examination), style="bold")
+
+    def _table(self, columns: Sequence[_Column]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("host", *(column.heading for column in columns)):
+            table.add_column(heading, overflow="fold")
+        for seen in self.examination.hosts:
+            mine = [finding for finding in self.examination.findings if finding.host == seen.host.name]
+            table.add_row(*_cells(columns, seen, mine))
+        return table
 
 
 def markdown(examination: Examination) -> str:
     """Write the same as Markdown; the text ends without a newline."""
-    headings = ["host", "reached", *(column.heading for column in _COLUMNS)]
+    columns = [*_SOFTWARE, *_MACHINE]
+    headings = ["host", *(column.heading for column in columns)]
     rows = [headings, ["---"] * len(headings)]
-    rows += [[cell.plain for cell in _cells(seen, [])] for seen in examination.hosts]
+    rows += [[cell.plain for cell in _cells(columns, seen, [])] for seen in examination.hosts]
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     for finding, hosts in _together(examination):
         lines += ["", f"**{finding.level}** {_listed(hosts)}: {finding.what}", f"- found: {finding.found}"]
@@ -50,17 +71,12 @@ def markdown(examination: Examination) -> str:
     return "\n".join([*lines, "", _summary(examination)])
 
 
-def _cells(seen: Seen, findings: list[Finding]) -> list[Text]:
-    reached = f"{seen.seconds:.1f} s" if seen.facts else "NO"
-    cells = [_coloured(seen.host.name, findings), _coloured(reached, _about(findings, {"reach"}))]
-    for column in _COLUMNS:
-        text = column.cell(seen.facts, seen) if seen.facts else "–"
-        cells.append(_coloured(text, _about(findings, column.topics)))
+def _cells(columns: Sequence[_Column], seen: Seen, findings: list[Finding]) -> list[Text]:
+    cells = [_coloured(seen.host.name, findings)]
+    for column in columns:
+        about = [finding for finding in findings if finding.topic in column.topics]
+        cells.append(_coloured(column.cell(seen.facts, seen) if seen.facts else column.unknown, about))
     return cells
-
-
-def _about(findings: list[Finding], topics: set[Topic] | frozenset[Topic]) -> list[Finding]:
-    return [finding for finding in findings if finding.topic in topics]
 
 
 def _coloured(text: str, findings: list[Finding]) -> Text:
@@ -140,13 +156,16 @@ def _disk(facts: Facts, _: Seen) -> str:
     return f"{min(free) / 1e9:.1f} GB" if free else "–"
 
 
-_COLUMNS = (
+_SOFTWARE = (
+    _Column("reached", frozenset({"reach"}), lambda _, seen: f"{seen.seconds:.1f} s", unknown="NO"),
     _Column("python", frozenset({"python"}), lambda facts, _: facts.python),
     _Column("ringside", frozenset({"ringside"}), lambda facts, _: facts.ringside or "–"),
     _Column("torch", frozenset({"torch"}), _package("torch")),
     _Column("horovod", frozenset({"horovod"}), _horovod),
     _Column("mpi", frozenset({"mpi"}), _mpi),
-    _Column("slots on cores", frozenset({"slots"}), _slots),
+)
+_MACHINE = (
+    _Column("slots on cores", frozenset({"slots", "alike"}), _slots),
     _Column("interface", frozenset({"network", "hostname", "ports"}), _interface),
     _Column("clock", frozenset({"clock"}), _clock),
     _Column("least free", frozenset({"disk"}), _disk),

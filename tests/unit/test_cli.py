@@ -483,7 +483,17 @@ def test_a_problem_that_the_doctor_finds_is_an_exit_code(compare):
     ended = compare("doctor", "--quick", "--python", "/no/such/python")
     assert ended.code == HOST
     assert "There is no /no/such/python." in ended.out
-    assert ended.err == ""
+    assert ended.err == "Examining 1 host\n"
+
+
+def test_a_doctor_that_is_interrupted_says_so(compare, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupt)
+    ended = compare("doctor")
+    assert ended.code == INTERRUPTED
+    assert ended.err.endswith("Interrupted.\n")
 
 
 def test_a_doctor_logs_in_as_it_is_told(compare, monkeypatch):

@@ -13,7 +13,7 @@ from compare.doctor import examine, exit_code, quick_check
 from compare.errors import HostError
 from compare.host import Answer, Reach
 from compare.hostfile import Host, local_host, parse_hostfile
-from compare.report.doctor import markdown, renderable
+from compare.report.doctor import DoctorReport, markdown
 from tests.unit.test_diagnosis import HERE, ward, well
 
 N1 = Host("n1", 1, source="hosts.txt:1")
@@ -170,12 +170,12 @@ def examination(seen, findings=None):
     return doctor.Examination(here=HERE, examined_at="now", hosts=seen, findings=found)
 
 
-def printed(shown):
+def printed(shown, width=200):
     from rich.console import Console
 
-    console = Console(width=200, color_system=None)
+    console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(renderable(shown))
+        console.print(DoctorReport(shown))
     return capture.get()
 
 
@@ -198,6 +198,15 @@ def test_every_host_has_a_row_and_every_finding_its_fix():
         for finding in shown.findings:
             for part in (finding.what, finding.found, finding.fix):
                 assert part in text
+
+
+def test_a_narrow_terminal_gets_two_tables_and_loses_nothing():
+    shown = examination(ward(2))
+    assert printed(shown).count("n2") == 1
+    narrow = printed(shown, width=100)
+    assert narrow.count("n2") == 2
+    for part in ("Open MPI 4.1.8", "0.28.1 (gloo, mpi)", "eth0 10.0.0.2/24", "2 on 4"):
+        assert part in narrow
 
 
 def test_what_many_have_in_common_is_said_once():
