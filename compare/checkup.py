@@ -139,7 +139,7 @@ def _within(seconds: float, work: Callable[[], None]) -> bool:
 
 def _addresses_of(name: str) -> list[str]:
     try:
-        return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
+        return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None)))
     except (OSError, UnicodeError):
         return []
 

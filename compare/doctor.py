@@ -216,12 +216,14 @@ def _meet(seen: list[Seen], python: str, reach: Reach) -> list[Seen]:
     if not address:
         return seen
     port = random.choice(_PORTS)
-    arguments = ["--meet", address, str(port), str(len(able) - 1), str(_MEET_SECONDS)]
-    hosts = [seen[number].host for number in able]
+    # The first may begin to listen long before the last of many comes, or the other way round.
+    seconds = _MEET_SECONDS + HANDSHAKE_SECONDS * len(able)
+    arguments = ["--meet", address, str(port), str(len(able) - 1), str(seconds)]
+    answers = _ask(
+        [seen[number].host for number in able], python, reach, 2 * seconds + QUICK_SECONDS, arguments
+    )
     seen = seen.copy()
-    for number, answer in zip(
-        able, _ask(hosts, python, reach, _MEET_SECONDS + QUICK_SECONDS, arguments), strict=True
-    ):
+    for number, answer in zip(able, answers, strict=True):
         try:
             met = msgspec.convert(_line(answer), Met)
         except msgspec.MsgspecError as error:

@@ -157,6 +157,17 @@ SICK = {
         {"resolved": ["127.0.1.1", "::1"]},
         *("problem", "hostname", "127.0.1.1, ::1", "give n3 10.0.0.3"),
     ),
+    "own name on the loopback first": (
+        {"resolved": ["fe80::1", "127.0.1.1", "10.0.0.3"]},
+        *("problem", "hostname", "127.0.1.1", "give n3 10.0.0.3"),
+    ),
+    "other horovod": (
+        {"packages": packages(horovod="0.28.0")},
+        "problem",
+        "horovod",
+        "0.28.0",
+        "horovod --force",
+    ),
     "own name unknown": ({"resolved": []}, "warning", "hostname", "no address", "/etc/hosts"),
     "own name elsewhere": (
         {"resolved": ["10.9.9.9"], "not_its_own": ["10.9.9.9"]},
@@ -255,6 +266,7 @@ def test_a_python_that_is_too_old():
 def test_what_no_host_has_is_a_problem_only_if_every_arm_needs_it(name, topic, level):
     seen = [well(number, packages=packages(**{name: ""})) for number in (1, 2)]
     assert diagnosed(seen) == [(level, topic, "n1"), (level, topic, "n2")]
+    assert "{" not in diagnose(seen, HERE)[0].fix
 
 
 def test_the_systems_own_open_mpi_needs_no_wheel():
@@ -297,6 +309,16 @@ def test_an_mpirun_that_launches_cannot_use(said, what):
     assert (finding.level, finding.topic) == ("warning", "mpi")
     assert what in finding.what
     assert "Open MPI 4.1.8" in finding.fix
+
+
+def test_an_mpirun_that_does_not_run_says_why():
+    broken = Mpirun("/usr/bin/mpirun", "mpirun: error while loading shared libraries: libhwloc.so.15\n")
+    (finding,) = diagnose(ward(1, at=1, mpirun=broken, libraries={}), HERE)
+    assert finding.found == f"/usr/bin/mpirun says: {broken.said.strip()}."
+
+
+def test_a_name_may_stand_for_ipv6_alone():
+    assert diagnose(ward(resolved=["fd00::3"]), HERE) == []
 
 
 def test_two_mpiruns_in_one_launch_are_a_problem():
