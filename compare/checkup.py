@@ -1,7 +1,7 @@
 """What can be found out about a host, by the host itself. It finds no fault: ``diagnosis.py`` does.
 
 Executed there as ``python -m compare.checkup``, or as ``python -`` with this file as its input, since
-whether Ringside is there is a thing to be found out as well; so it needs nothing but a Python. It prints
+whether Ringside is there is a thing to be found out as well; so it needs nothing but Python 3.8. It prints
 facts as one line of JSON. A fact that could not be had is left empty; nothing here waits for ever, and
 nothing is changed or left behind.
 

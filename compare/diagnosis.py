@@ -479,7 +479,7 @@ def _peers(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
         fix = "Add the others to its /etc/hosts, or make them known to DNS."
         if unknown:
             found = f"It does not know {_listed(unknown)}."
-            yield _finding("warning", "hostname", each, "It cannot resolve the others' names.", found, fix)
+            yield _finding("warning", "hostname", each, "It cannot resolve names of others.", found, fix)
         if looped:
             found = f"It takes {_listed(looped)} for itself."
             yield _finding("warning", "hostname", each, "It confuses others with itself.", found, fix)
@@ -502,8 +502,8 @@ def _network(seen: Sequence[Seen], _here: Here) -> Iterator[Finding]:
         fix = "If they meet through a router, --ports shows whether that works; see `ip address` otherwise."
         yield _finding("warning", "network", first, "No network is common to all hosts.", found, fix)
         return
+    usual, usual_mtu = _usual(place.interfaces), _usual(map(str, place.mtus))
     for (each, _), name, mtu in zip(known, place.interfaces, place.mtus, strict=True):
-        usual, usual_mtu = _usual(place.interfaces), _usual(map(str, place.mtus))
         if name != usual:
             # One name goes to all ranks: GLOO_SOCKET_IFNAME, btl_tcp_if_include.
             what, found = "Its interface has another name.", f"{name} in {place.network}, usually {usual}."
@@ -547,7 +547,7 @@ def _ports(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
             fix = "Open all ports between the hosts in their firewalls (nft, ufw, security groups)."
             yield _problem("ports", each, f"It cannot connect to {each.met_at}.", each.met.problem, fix)
         elif each.met.role == "listens" and each.met.came < others:
-            fix = "See what the others found; the clocks of the trial may also have been too far apart."
+            fix = "What kept the others away is told of them; if nothing is, try again."
             found = f"{each.met.came} of {others}."
             yield _finding("note", "ports", each, f"Not all came to {each.met_at}.", found, fix)
 

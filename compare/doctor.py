@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from compare import __version__, checkup
-from compare.diagnosis import STOPPING, Examination, Facts, Finding, Here, Met, Seen, diagnose, meeting
+from compare.diagnosis import (
+    OLDEST_PYTHON,
+    STOPPING,
+    Examination,
+    Facts,
+    Finding,
+    Here,
+    Met,
+    Seen,
+    diagnose,
+    meeting,
+)
 from compare.errors import HostError
 from compare.host import NOT_THERE, SSH_FAILED, run_everywhere, script_command, trouble
 from compare.hostfile import is_local
@@ -132,14 +143,13 @@ def _arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
 def _look(
     hosts: Sequence[Host], python: str, reach: Reach, seconds: float, arguments: list[str]
 ) -> list[Seen]:
-    answers = _ask(hosts, python, reach, seconds, arguments)
-    seen = [_seen(answer) for answer in answers]
-    strange = [n for n, answer in enumerate(answers) if answer.status in NOT_THERE]
-    # Where the right Python is missing any other will do to see the rest.
-    again = _ask([hosts[n] for n in strange], _ANY_PYTHON, reach, seconds, arguments)
+    seen = [_seen(answer, python) for answer in _ask(hosts, python, reach, seconds, arguments)]
+    # Where the right Python is missing or broken, any other will do to see the rest.
+    strange = [number for number, each in enumerate(seen) if each.trouble and each.trouble.topic == "python"]
+    again = _ask([hosts[number] for number in strange], _ANY_PYTHON, reach, seconds, arguments)
     for number, answer in zip(strange, again, strict=True):
-        stand_in = _seen(answer)
-        seen[number] = msgspec.structs.replace(stand_in, trouble=_no_interpreter(answers[number], python))
+        stand_in = _seen(answer, _ANY_PYTHON)
+        seen[number] = msgspec.structs.replace(stand_in, trouble=seen[number].trouble)
     return seen
 
 
@@ -151,15 +161,15 @@ def _ask(
     return run_everywhere(hosts, argv, reach=reach, timeout_seconds=seconds, stdin=script)
 
 
-def _seen(answer: Answer) -> Seen:
+def _seen(answer: Answer, python: str) -> Seen:
     if error := trouble(answer):
-        return Seen(host=answer.host, trouble=_trouble(answer, error), seconds=answer.seconds)
+        return Seen(host=answer.host, trouble=_trouble(answer, error, python), seconds=answer.seconds)
     try:
         facts = msgspec.convert(_line(answer), Facts)
     except msgspec.MsgspecError as error:
         what = "Something else than the examination answered."
         unexpected = HostError(what, found=str(error), remedy="Is its login shell set to say something?")
-        return Seen(host=answer.host, trouble=_trouble(answer, unexpected), seconds=answer.seconds)
+        return Seen(host=answer.host, trouble=_trouble(answer, unexpected, python), seconds=answer.seconds)
     # It began after we did, and answered before we heard of it: its clock lies between these two.
     most = facts.began_at - answer.began_at
     least = facts.answered_at - (answer.began_at + answer.seconds)
@@ -183,29 +193,25 @@ def _line(answer: Answer) -> Any:
     return msgspec.json.decode(lines[-1][len(prefix) :])
 
 
-def _trouble(answer: Answer, error: HostError) -> Finding:
+def _trouble(answer: Answer, error: HostError, python: str) -> Finding:
     host = answer.host
     named = f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
     what = error.what.removeprefix(named).lstrip(" :")
+    what, fix = what[:1].upper() + what[1:], error.remedy
     refused = answer.status is None or (answer.status == SSH_FAILED and not is_local(host))
+    if answer.status in NOT_THERE:
+        what = f"There is no {python}."
+        fix = "Make the environment at the same path on every host; or name another with --python."
+    elif b"SyntaxError" in answer.stderr:
+        what = f"Its {python} is too old even to examine it."
+        fix = f"Make the environment anew there with Python {'.'.join(map(str, OLDEST_PYTHON))} or later."
     return Finding(
         level="problem",
         topic="reach" if refused else "python",
         host=host.name,
-        what=what[:1].upper() + what[1:],
+        what=what,
         found=error.found,
-        fix=error.remedy,
-    )
-
-
-def _no_interpreter(answer: Answer, python: str) -> Finding:
-    return Finding(
-        level="problem",
-        topic="python",
-        host=answer.host.name,
-        what=f"There is no {python}.",
-        found=answer.stderr.decode(errors="replace").strip().rpartition("\n")[2],
-        fix="Make the environment at the same path on every host; or name another with --python.",
+        fix=fix,
     )
 
 

@@ -69,11 +69,23 @@ def test_whatever_else_answers_is_told(fake_ssh):
 
 
 def test_a_program_that_fails_there_is_told(fake_ssh):
-    fake_ssh("echo SyntaxError: invalid syntax >&2; cat >/dev/null; exit 1")
+    fake_ssh("echo Fatal Python error: no encodings >&2; cat >/dev/null; exit 1")
     (finding,) = look(N1).findings
     assert (finding.level, finding.topic, finding.host) == ("problem", "python", "n1")
     assert finding.what == "A command failed with status 1."
-    assert "SyntaxError" in finding.found
+    assert "no encodings" in finding.found
+
+
+def test_a_python_of_long_ago_is_told_and_the_rest_is_seen_by_another(fake_ssh, tmp_path):
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\ncat >/dev/null; echo 'SyntaxError: invalid syntax' >&2; exit 1\n")
+    old.chmod(0o755)
+    fake_ssh(LIKE_SSHD)
+    found = look(N1, python=str(old))
+    assert found.hosts[0].facts is not None
+    (finding,) = [f for f in found.findings if f.topic == "python"]
+    assert finding.what == f"Its {old} is too old even to examine it."
+    assert "Python 3.11 or later" in finding.fix
 
 
 def test_facts_of_another_version_are_not_believed(fake_ssh):
@@ -89,6 +101,7 @@ def test_a_host_without_the_right_python_is_seen_by_another(fake_ssh):
     (finding,) = [f for f in found.findings if f.topic == "python"]
     assert finding.what == "There is no /no/such/python."
     assert "No such file" in finding.found
+    assert "--python" in finding.fix
     assert exit_code(found) == 9
 
 
@@ -109,7 +122,7 @@ def test_all_meet_at_a_port_of_the_first(fake_ssh, monkeypatch):
 def test_a_clock_lies_between_our_beginning_and_our_end(host_began, host_answered, ahead, uncertain):
     facts = msgspec.structs.replace(well().facts, began_at=host_began, answered_at=host_answered)
     line = checkup.PREFIX.encode() + msgspec.json.encode(facts) + b"\n"
-    seen = doctor._seen(Answer(N1, 0, line, b"", 10.0, 100.0))
+    seen = doctor._seen(Answer(N1, 0, line, b"", 10.0, 100.0), "python")
     assert (seen.clock_ahead_seconds, seen.clock_uncertain_seconds) == (ahead, uncertain)
 
 
