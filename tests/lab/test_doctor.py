@@ -23,7 +23,7 @@ time.time = lambda: right() - 100
 """
 OTHER_TORCH = "Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n"
 # A Python of the same version, in which nothing is installed.
-BARE = '#!/bin/sh\nexec /usr/bin/python3 -I "$@"\n'
+BARE = f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n'
 
 
 def write(machine, path, text, mode="644"):
