@@ -77,6 +77,23 @@ NumProc = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
+HostList = Annotated[
+    str | None,
+    typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...", help="The same in one word, such as a:2,b:2."),
+]
+SshUser = Annotated[
+    str, typer.Option(show_default="as ssh is configured", help="For hosts that name none themselves.")
+]
+SshPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, show_default="as ssh is configured", help="Where sshd listens."),
+]
+SshIdentity = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
+    ),
+]
 Model = Annotated[str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
 LearningRate = Annotated[
@@ -530,6 +547,71 @@ def backends() -> None:
     from compare.report.backends import renderable
 
     _console().print(renderable(survey()))
+
+
+@app.command(context_settings=_EITHER_SPELLING)
+def doctor(
+    *,
+    hostfile: Hostfile = None,
+    hosts: HostList = None,
+    ssh_user: SshUser = "",
+    ssh_port: SshPort = None,
+    ssh_identity: SshIdentity = None,
+    python: Annotated[
+        str | None, typer.Option(show_default="this one's path", help="The interpreter on the hosts.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only what takes no second, as before every run.")
+    ] = False,
+    ports: Annotated[
+        bool, typer.Option("--ports", help="Also let all hosts connect to a port of the first.")
+    ] = False,
+    export_json: Annotated[Path | None, typer.Option(help="Also write all facts and findings here.")] = None,
+    export_markdown: Annotated[Path | None, typer.Option(help="Also write what is printed here.")] = None,
+) -> None:
+    """Examine the hosts, or this machine: what would break or slow down a run, and how to mend it.
+
+    Ends with 0 where there is no problem, otherwise with 9; warnings and notes are no problems.
+    """
+    from compare import prepare
+    from compare.doctor import examine, exit_code
+    from compare.host import Reach
+    from compare.report.doctor import DoctorReport, markdown
+    from compare.results import write_json, write_text
+
+    _end_in_good_order()
+    for path in filter(None, (export_json, export_markdown)):
+        prepare.require_writable(path, to_be_made=None)
+    named = _hosts_to_examine(hostfile, hosts)
+    talk = _console(stderr=True)
+    talk.print(f"Examining {len(named)} {'host' if len(named) == 1 else 'hosts'}", style="dim")
+    try:
+        examination = examine(
+            named,
+            reach=Reach(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
+            python=python or sys.executable,
+            quick=quick,
+            ports=ports,
+        )
+    except KeyboardInterrupt:
+        talk.print("Interrupted.")
+        raise typer.Exit(INTERRUPTED) from None
+    if export_json:
+        write_json(export_json, examination)
+    if export_markdown:
+        write_text(export_markdown, markdown(examination) + "\n")
+    _console().print(DoctorReport(examination))
+    raise typer.Exit(exit_code(examination))
+
+
+def _hosts_to_examine(hostfile: Path | None, hosts: str | None) -> tuple[Host, ...]:
+    from compare.hostfile import local_host, parse_hosts, read_hostfile
+
+    if hostfile is not None and hosts is not None:
+        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
+    if hostfile is not None:
+        return read_hostfile(hostfile)
+    return (local_host(1),) if hosts is None else parse_hosts(hosts)
 
 
 @data_app.command("fetch", context_settings=_EITHER_SPELLING)

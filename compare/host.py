@@ -39,7 +39,9 @@ SSH_FAILED = 255
 KEEPALIVE_SECONDS = 3
 """After twice this long without a sign of a host, ssh gives it up: a link that went down says nothing."""
 
-_NOT_THERE = (126, 127)
+NOT_THERE = (126, 127)
+"""Statuses with which a shell, or env, says that it could not execute what it should."""
+
 _SHOWN_HOSTS = 8
 _SPARE_FILES = 128
 _FILES_PER_HOST = 6
@@ -78,6 +80,8 @@ class Answer(NamedTuple):
     stdout: bytes
     stderr: bytes
     seconds: float
+    began_at: float = 0.0
+    """Unix time at which it was started here."""
 
 
 def command(host: Host, argv: Sequence[str], reach: Reach) -> tuple[str, ...]:
@@ -98,7 +102,16 @@ def command(host: Host, argv: Sequence[str], reach: Reach) -> tuple[str, ...]:
 
 def python_command(python: str, module: str, *arguments: str) -> tuple[str, ...]:
     """Return the argv that runs a module of ours on a host, found where it is found here."""
-    return ("env", f"PYTHONPATH={_PACKAGES}", "PYTHONSAFEPATH=1", python, "-m", module, *arguments)
+    return (*_with_packages(python), "-m", module, *arguments)
+
+
+def script_command(python: str, *arguments: str) -> tuple[str, ...]:
+    """Return the argv that runs a program given as standard input; it finds our modules where they are."""
+    return (*_with_packages(python), "-", *arguments)
+
+
+def _with_packages(python: str) -> tuple[str, ...]:
+    return ("env", f"PYTHONPATH={_PACKAGES}", "PYTHONSAFEPATH=1", python)
 
 
 def run_everywhere(
@@ -214,7 +227,7 @@ def trouble(answer: Answer) -> HostError | None:
             if any(mark in answer.stderr.decode(errors="replace") for mark in marks):
                 return HostError(f"{name} {what}.", found=said, remedy=remedy.format(by_hand=by_hand))
         return HostError(f"{name}: ssh failed.", found=said, remedy=f"Try {by_hand}.")
-    if answer.status in _NOT_THERE:
+    if answer.status in NOT_THERE:
         return HostError(
             f"{name} cannot execute what it should.",
             found=said,
@@ -298,6 +311,7 @@ class _Outcome(NamedTuple):
     stdout: bytes
     stderr: bytes
     seconds: float
+    began_at: float
 
 
 def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: float) -> list[_Outcome]:
@@ -312,6 +326,7 @@ def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: f
     # A host that is gone before it has read its input is told by its status, not by a warning.
     logging.getLogger("ClusterShell").addHandler(logging.NullHandler())
     began: list[float] = [0.0] * len(commands)
+    began_at: list[float] = [0.0] * len(commands)
     ended: list[tuple[int | None, float]] = [(None, timeout_seconds)] * len(commands)
     streams: dict[tuple[int, str], list[bytes]] = {}
 
@@ -319,7 +334,7 @@ def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: f
         """One process, named after its place in ``commands``; its output is bytes, not lines."""
 
         def _build_cmd(self) -> tuple[list[str], None]:
-            began[self.rank] = time.monotonic()
+            began[self.rank], began_at[self.rank] = time.monotonic(), time.time()
             return list(commands[self.rank]), None
 
         def _handle_read(self, sname: str) -> None:
@@ -356,6 +371,8 @@ def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: f
         for name in (worker.SNAME_STDOUT, worker.SNAME_STDERR)
     }
     return [
-        _Outcome(status, said[worker.SNAME_STDOUT][number], said[worker.SNAME_STDERR][number], seconds)
-        for number, (status, seconds) in enumerate(ended)
+        _Outcome(status, out, errors, seconds, at)
+        for (status, seconds), out, errors, at in zip(
+            ended, said[worker.SNAME_STDOUT], said[worker.SNAME_STDERR], began_at, strict=True
+        )
     ]

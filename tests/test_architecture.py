@@ -25,8 +25,8 @@ RANK_SIDE = {
     "compare.oracle",
     "compare.turns",
 }
-# From results to what is said of them.
-PURE = ("stats", "verdict", "null", "fairness", "explain")
+# From results, or facts, to what is said of them.
+PURE = ("stats", "verdict", "null", "fairness", "explain", "diagnosis")
 # A second or more each to import, or not there at all.
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
 

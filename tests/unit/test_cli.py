@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backends import BACKENDS
-from compare import availability, cli, data, errors, launching, run
+from compare import availability, cli, data, doctor, errors, launching, run
 from compare import verify as verification
 from compare.availability import Availability, Found, Survey
 from compare.errors import (
@@ -26,6 +26,7 @@ from compare.errors import (
     UnavailableError,
     UsageError,
 )
+from compare.host import Reach
 from compare.parity import Gate
 from compare.report import RENDERERS
 from compare.results import RESULTS_FILE, read_json, write_json
@@ -35,7 +36,7 @@ from tests.unit.factories import MNIST, a_run
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib"}
 
-USAGE, DATA, UNAVAILABLE, OUTPUT, LAUNCH, STALLED, PARITY, INTERRUPTED = 2, 3, 4, 5, 6, 7, 8, 130
+USAGE, DATA, UNAVAILABLE, OUTPUT, LAUNCH, STALLED, PARITY, HOST, INTERRUPTED = 2, 3, 4, 5, 6, 7, 8, 9, 130
 
 RESOLVE = data.resolve
 SURVEY = Survey(
@@ -458,6 +459,72 @@ def test_the_backends_are_listed_with_their_options_and_the_reason_why_one_is_no
 
 
 # ---- help ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("-H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
+        ("-H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
+        ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read"]),
+        ("--export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
+        ("--export-markdown .", OUTPUT, ["is a folder"]),
+    ],
+)
+def test_a_doctor_called_wrongly_examines_nobody(compare, monkeypatch, arguments, code, says):
+    monkeypatch.setattr(doctor, "examine", lambda *_, **__: pytest.fail("nobody may be examined"))
+    ended = compare("doctor", *arguments.split())
+    assert ended.code == code
+    for part in says:
+        assert part in " ".join(ended.parts)
+
+
+def test_a_doctor_told_of_no_hosts_examines_this_machine(compare):
+    ended = compare("doctor", "--quick", "--export-json", "found.json", "--export-markdown", "found.md")
+    found = json.loads(Path("found.json").read_text())
+    assert ended.code == (HOST if any(f["level"] == "problem" for f in found["findings"]) else 0)
+    assert [host["host"]["name"] for host in found["hosts"]] == ["localhost"]
+    assert "1 host examined" in ended.out
+    assert "| localhost |" in Path("found.md").read_text()
+
+
+def test_a_problem_that_the_doctor_finds_is_an_exit_code(compare):
+    ended = compare("doctor", "--quick", "--python", "/no/such/python")
+    assert ended.code == HOST
+    assert "There is no /no/such/python." in ended.out
+    assert ended.err == "Examining 1 host\n"
+
+
+def test_a_doctor_that_is_interrupted_says_so(compare, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupt)
+    ended = compare("doctor")
+    assert ended.code == INTERRUPTED
+    assert ended.err.endswith("Interrupted.\n")
+
+
+def test_a_doctor_logs_in_as_it_is_told(compare, monkeypatch):
+    Path("key").touch()
+    asked = {}
+    shown = doctor.Examination(
+        here=doctor.Here(version="", sources=""), examined_at="", hosts=[], findings=[]
+    )
+    monkeypatch.setattr(
+        doctor, "examine", lambda hosts, **options: asked.update(options, hosts=hosts) or shown
+    )
+    ended = compare(
+        "doctor",
+        *["-H", "a:2,b", "--ssh-user", "me", "--ssh-port", "22022"],
+        "--ssh-identity",
+        "key",
+        "--ports",
+    )
+    assert ended.code == 0
+    assert [(host.name, host.slots) for host in asked["hosts"]] == [("a", 2), ("b", 1)]
+    assert asked["reach"] == Reach(user="me", port=22022, identity="key")
+    assert (asked["ports"], asked["quick"], asked["python"]) == (True, False, sys.executable)
 
 
 def test_help_and_every_commands_help_work_and_load_no_library():
