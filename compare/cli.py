@@ -408,7 +408,9 @@ def _print_commands(console: Console, config: RunConfig, site: Site, directory: 
     for index, arm in enumerate(order_of(config, 1), start=1):
         files = launch_files(directory, Planned(index, 1, arm))
         with site.spot(files) as spot:
-            commands = commands_for(config, arm, site, spot.job_file, spot.settings(), mark=spot.mark)
+            # On this machine they lead to folders that are there no more when somebody reads this.
+            own = spot.settings() if site.network.network else {}
+            commands = commands_for(config, arm, site, spot.job_file, own, mark=spot.mark)
         for command in commands:
             settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
             say(f"# {arm.label}" + (f" on {command.host.name}" if command.host else ""), style="dim")

@@ -28,7 +28,7 @@ def commands(request: Request) -> list[Command]:
         "-np",
         str(request.ranks),
         "-H",
-        hosts_argument(request.hosts),
+        hosts_argument(request.hosts, users=not request.network),
         "--network-interfaces",
         request.interface,
         *(_mpi_flags(request) if controller == "mpi" else ()),

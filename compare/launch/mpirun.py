@@ -24,7 +24,7 @@ def commands(request: Request) -> list[Command]:
         "-np",
         str(request.ranks),
         "-host",
-        hosts_argument(request.hosts),
+        hosts_argument(request.hosts, users=not request.network),
         # Open MPI would bind each rank to one core; threads and affinity are set alike for every arm.
         "--bind-to",
         "none",
