@@ -26,7 +26,7 @@ from compare.agent import addresses
 from compare.channel import Begin
 from compare.delivery import deliver
 from compare.errors import HostError, RingsideError, UnavailableError
-from compare.host import KEEPALIVE_SECONDS
+from compare.host import KEEPALIVE_SECONDS, together
 from compare.launch.environment import EXPORTED, inherited, library_settings
 from compare.launch.supervise import Ending, supervise
 from compare.link import START_SECONDS, linked
@@ -76,7 +76,7 @@ def many_hosts(
         UsageError: it cannot be told which interface to take, or that one is not there.
     """
     with linked(hosts, python=python, reach=reach) as links:
-        _tick_until(links, lambda link: link.ready is not None)
+        _require_ready(links)
         yield ManyHosts(links, python, reach, interface, exported or {})
 
 
@@ -299,6 +299,23 @@ class _Spot:
                 remedy="Look for processes there whose environment names RINGSIDE_LAUNCH.",
             )
         return lost
+
+
+def _require_ready(links: Sequence[Link]) -> None:
+    """Wait for the first word of every agent, so that all hosts that cannot be used are named at once."""
+    troubles: dict[str, HostError] = {}
+    while waiting := [link for link in links if link.host.name not in troubles and link.ready is None]:
+        for link in waiting:
+            try:
+                link.tick()
+            except HostError as error:
+                troubles[link.host.name] = error
+        time.sleep(_POLL_SECONDS)
+    if troubles:
+        raise together(list(troubles.values()), of=len(links))
+    # Nobody was refused meanwhile.
+    for link in links:
+        link.tick()
 
 
 def _tick_until(links: Sequence[Link], condition: Callable[[Link], bool]) -> None:
