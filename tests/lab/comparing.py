@@ -13,7 +13,8 @@ RUN = "/run/lab/run"
 def arguments(hosts, mnist_dir, *more, steps=30):
     """The command line of a run on ``hosts``, written as for -H."""
     return [
-        *(sys.executable, "-m", "compare", "run", "-H", hosts, "--data-dir", mnist_dir, "--output", RUN),
+        *(sys.executable, "-m", "compare", "run", "-H", hosts, "--data-dir", mnist_dir, "--dataset", "mnist"),
+        *("--output", RUN),
         *("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", steps, "--warmup", 5),
         *more,
     ]
