@@ -58,7 +58,9 @@ def mpi_transport(world_size: int) -> str:
     if world_size == 1:
         return ONE_RANK
     ways = ["shared memory"] if any("vader" in name for name in shared_segments()) else []
-    ways += [f"TCP over {name}" for name in socket_interfaces() if name != "lo" or not ways]
+    names = socket_interfaces()
+    others = [name for name in names if name != "lo"]
+    ways += [f"TCP over {name}" for name in others or ([] if ways else names)]
     return _named(ways)
 
 

@@ -10,6 +10,7 @@ parent, and ends every process of the launch when the connection closes or stays
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import platform
 import re
@@ -17,19 +18,25 @@ import shutil
 import socket
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from compare import __version__
 from compare.channel import (
     ALIVE_SECONDS,
     BACKLOG_BYTES,
     Begin,
+    Begun,
     Channel,
     End,
     Ended,
+    FindPort,
     Gone,
     Piece,
+    Port,
     Ready,
     Refused,
     Whole,
@@ -53,9 +60,19 @@ _PROGRESS = re.compile(r"rank-(\d+)\.progress")
 
 def main(channel: Channel) -> None:
     """Carry out one launch after the other, until the parent is gone."""
-    channel.send(Ready(hostname=socket.gethostname(), python=platform.python_version(), version=__version__))
+    channel.send(
+        Ready(
+            hostname=socket.gethostname(),
+            python=platform.python_version(),
+            version=__version__,
+            addresses=addresses(),
+            cpus=sorted(os.sched_getaffinity(0)),
+        )
+    )
     while not channel.closed and channel.silent_seconds < IDLE_SECONDS:
         for message in channel.receive():
+            if isinstance(message, FindPort):
+                channel.send(Port(free_port()))
             if isinstance(message, Begin):
                 channel.send(_carry_out(message, channel))
                 if channel.silent_seconds > LEASE_SECONDS:
@@ -64,6 +81,27 @@ def main(channel: Channel) -> None:
         else:
             channel.keep_alive()
             channel.wait(ALIVE_SECONDS)
+
+
+def addresses() -> dict[str, list[str]]:
+    """Return the IPv4 addresses of this machine's interfaces that are up, with their networks."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    return {
+        name: [
+            str(ipaddress.ip_interface(f"{a.address}/{a.netmask or 32}"))
+            for a in found
+            if a.family is socket.AF_INET
+        ]
+        for name, found in psutil.net_if_addrs().items()
+        if name in up
+    }
+
+
+def free_port(address: str = "") -> int:
+    """Return a port that is free now on an address of this machine, or on all; the usual 29500 clashes."""
+    with closing(socket.socket()) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
 
 
 class Mirror:
@@ -171,6 +209,7 @@ def _carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
     try:
         _make_folders(begin, made)
         launch = _Launch(begin, channel)
+        channel.send(Begun())
         ending = _execute(begin, launch)
         launch.send_the_rest()
     except RingsideError as error:

@@ -39,6 +39,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     hostname: str
     python: str
     version: str
+    addresses: dict[str, list[str]] = {}
+    """Of every network interface that is up, its IPv4 addresses with their networks: 10.0.0.2/24."""
+    cpus: list[int] = []
+    """CPUs that a launch may use there."""
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -64,6 +68,20 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
     at: float
     """Unix time of the sender, whose clock may be wrong."""
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """The launch's files and folders are there: its ranks may start."""
+
+
+class FindPort(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a port that is free there now; only between launches."""
+
+
+class Port(msgspec.Struct, frozen=True, tag=True):
+    """A port that was free a moment ago."""
+
+    number: int
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -109,7 +127,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
 
 
-Message = Ready | Begin | Alive | End | Piece | Whole | Gone | Ended | Refused
+Message = Ready | Begin | Begun | FindPort | Port | Alive | End | Piece | Whole | Gone | Ended | Refused
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

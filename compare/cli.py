@@ -9,8 +9,9 @@ import io
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -18,13 +19,17 @@ from compare import __version__
 from compare.errors import DataError, OutputError, RingsideError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rich.console import Console
 
     from compare.arms import Arm
     from compare.config import RunConfig
     from compare.data import DatasetChoice, DatasetSource
+    from compare.host import Reach
     from compare.hostfile import Host
     from compare.results import Run
+    from compare.site import Site
     from compare.verify import Verification
 
 INTERRUPTED = 130
@@ -78,8 +83,15 @@ NumProc = Annotated[
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
 HostList = Annotated[
+    str | None, typer.Option("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
+]
+Include = Annotated[list[str] | None, typer.Option(help="Of these hosts, take only: node[1-2],node7.")]
+Exclude = Annotated[list[str] | None, typer.Option(help="Of these hosts, leave out: node3.")]
+Interface = Annotated[
     str | None,
-    typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...", help="The same in one word, such as a:2,b:2."),
+    typer.Option(
+        show_default="the one that all hosts share; lo on one machine", help="Network interface of all arms."
+    ),
 ]
 SshUser = Annotated[
     str, typer.Option(show_default="as ssh is configured", help="For hosts that name none themselves.")
@@ -92,6 +104,15 @@ SshIdentity = Annotated[
     Path | None,
     typer.Option(
         exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
+    ),
+]
+Exports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-x",
+        "--env",
+        help="NAME or NAME=VALUE for the environment of every rank; "
+        "kept out of command lines, logs and results.",
     ),
 ]
 Model = Annotated[str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")]
@@ -155,6 +176,14 @@ def run(
     backend: Backends = None,
     num_proc: NumProc = None,
     hostfile: Hostfile = None,
+    hosts: HostList = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    interface: Interface = None,
+    ssh_user: SshUser = "",
+    ssh_port: SshPort = None,
+    ssh_identity: SshIdentity = None,
+    env: Exports = None,
     model: Model = "mlp",
     optimizer: Optimizer = "sgd",
     lr: LearningRate = None,
@@ -212,41 +241,50 @@ def run(
     console, talk = _console(), _console(stderr=True)
     named = _named(backend)
     choice = prepare.choose_dataset(dataset)
-    hosts = prepare.choose_hosts(hostfile, num_proc)
-    ranks = sum(host.slots for host in hosts)
+    chosen = prepare.choose_hosts(
+        hostfile, num_proc, named=hosts, include=include or (), exclude=exclude or ()
+    )
+    ranks = sum(host.slots for host in chosen)
+    way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
-    draft = RunConfig(
-        arms=named,
-        ranks=ranks,
-        model=model,
-        optimizer=optimizer,
-        learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
-        batch_size_per_rank=batch_size,
-        accumulate=accumulate,
-        epochs=epochs,
-        steps=steps,
-        warmup_steps=warmup,
-        rounds=prepare.default_rounds(budget) if repeats is None else repeats,
-        budget_seconds=budget,
-        max_reruns=max_reruns,
-        seed=seed,
-        device=device,
-        threads_per_rank=prepare.default_threads(ranks) if threads is None else threads,
-        launch_timeout_seconds=timeout,
-        stall_seconds=stall,
-    )
-    config, left_out = prepare.settle(draft, survey(), baseline=baseline, control=control)
-    directory = output or prepare.default_output(config)
-    if dry_run:
-        _print_commands(console, config, hosts, directory)
-        return
-    directory = create_directory(directory)
-    source = _find_data(choice, data_dir, talk)
-    result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
-    _finish(console, result, directory, export_json, detail=detail)
-    if strict:
-        _require_alike(result)
+    with way.to(chosen, talk) as site:
+        draft = RunConfig(
+            arms=named,
+            ranks=ranks,
+            model=model,
+            optimizer=optimizer,
+            learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+            batch_size_per_rank=batch_size,
+            accumulate=accumulate,
+            epochs=epochs,
+            steps=steps,
+            warmup_steps=warmup,
+            rounds=prepare.default_rounds(budget) if repeats is None else repeats,
+            budget_seconds=budget,
+            max_reruns=max_reruns,
+            seed=seed,
+            device=device,
+            threads_per_rank=(
+                prepare.default_threads(site.hosts, site.cpus()) if threads is None else threads
+            ),
+            launch_timeout_seconds=timeout,
+            stall_seconds=stall,
+        )
+        config, left_out = prepare.settle(draft, survey(), baseline=baseline, control=control)
+        directory = output or prepare.default_output(config)
+        if dry_run:
+            _print_commands(console, config, site, directory)
+            return
+        directory = create_directory(directory)
+        source = _find_data(choice, data_dir, talk)
+        site.deliver(source, _teller(talk))
+        result = _carry_out(
+            prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
+        )
+        _finish(console, result, directory, export_json, detail=detail)
+        if strict:
+            _require_alike(result)
 
 
 def _find_data(choice: DatasetChoice, data_dir: Path | None, talk: Console) -> DatasetSource:
@@ -255,8 +293,53 @@ def _find_data(choice: DatasetChoice, data_dir: Path | None, talk: Console) -> D
     return data.resolve(
         choice,
         data_dir or data.default_root(),
-        progress=lambda said: talk.print(said, style="dim", markup=False),
+        progress=_teller(talk),
     )
+
+
+def _teller(talk: Console) -> Callable[[str], None]:
+    return lambda said: talk.print(said, style="dim", markup=False, soft_wrap=True)
+
+
+class _Way(NamedTuple):
+    """How the user wants hosts to be reached, and to reach each other."""
+
+    reach: Reach
+    interface: str | None
+    exported: dict[str, str]
+
+    @contextmanager
+    def to(self, hosts: tuple[Host, ...], talk: Console) -> Iterator[Site]:
+        """Open it, and say what was understood before anything is started."""
+        from compare import prepare
+        from compare.hostfile import is_local
+
+        if not all(map(is_local, hosts)):
+            from compare.doctor import quick_check
+
+            _, findings = quick_check(hosts, reach=self.reach)
+            for finding in findings:
+                _teller(talk)(
+                    f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}"
+                )
+        with prepare.open_site(
+            hosts, reach=self.reach, interface=self.interface, exported=self.exported
+        ) as site:
+            for line in prepare.topology(site) if site.network.network else ():
+                _teller(talk)(line)
+            yield site
+
+
+def _way(
+    user: str | None, port: int | None, identity: Path | None, interface: str | None, env: list[str] | None
+) -> _Way:
+    from compare.host import Reach
+    from compare.prepare import read_exports
+
+    if identity and not identity.is_file():
+        raise UsageError(f"--ssh-identity {identity} is not a file.", remedy="Name a private key.")
+    reach = Reach(user=user or "", port=port, identity=str(identity.absolute()) if identity else "")
+    return _Way(reach, interface, read_exports(env or [], os.environ))
 
 
 def _named(backend: list[str] | None) -> tuple[Arm, ...]:
@@ -278,15 +361,14 @@ def _end_in_good_order() -> None:
             signal.signal(ending, signal.default_int_handler)
 
 
-def _carry_out(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Run:
+def _carry_out(run: Run, directory: Path, site: Site, talk: Console, *, verbose: bool) -> Run:
     """Run with live progress; interrupted, say where the finished part lies."""
-    from compare.prepare import allowed_cpus
     from compare.progress import LiveProgress
     from compare.run import carry_out
 
     try:
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
-            return carry_out(run, directory, allowed_cpus(), progress)
+            return carry_out(run, directory, site, progress)
     except KeyboardInterrupt:
         # From here on there is nothing left to stop: one more Ctrl-C must not change how this ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -334,18 +416,28 @@ def _require_alike(run: Run) -> None:
         )
 
 
-def _print_commands(console: Console, config: RunConfig, hosts: tuple[Host, ...], directory: Path) -> None:
+def _print_commands(console: Console, config: RunConfig, site: Site, directory: Path) -> None:
     import shlex
 
     from compare.experiment import Planned, order_of
     from compare.launching import commands_for, launch_files
 
+    def say(*words: str, style: str | None = None) -> None:
+        console.print(*words, soft_wrap=True, markup=False, style=style)
+
     for index, arm in enumerate(order_of(config, 1), start=1):
         files = launch_files(directory, Planned(index, 1, arm))
-        for command in commands_for(config, arm, hosts, files.job):
+        with site.spot(files) as spot:
+            # On this machine they lead to folders that are there no more when somebody reads this.
+            own = spot.settings() if site.network.network else {}
+            commands = commands_for(config, arm, site, spot.job_file, own, mark=spot.mark)
+        for command in commands:
             settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
-            console.print(f"# {arm.label}", style="dim", markup=False)
-            console.print(*settings, shlex.join(command.argv), soft_wrap=True, markup=False)
+            say(f"# {arm.label}" + (f" on {command.host.name}" if command.host else ""), style="dim")
+            say(*settings, shlex.join(command.argv))
+        for name, content in spot.described().items():
+            say(f"# {name}", style="dim")
+            say(content)
 
 
 @app.command(context_settings=_EITHER_SPELLING)
@@ -356,6 +448,14 @@ def aa(
     repeats: Annotated[int, typer.Option(min=2, help="Rounds of each comparison.")] = 3,
     num_proc: NumProc = None,
     hostfile: Hostfile = None,
+    hosts: HostList = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    interface: Interface = None,
+    ssh_user: SshUser = "",
+    ssh_port: SshPort = None,
+    ssh_identity: SshIdentity = None,
+    env: Exports = None,
     model: Model = "mlp",
     optimizer: Optimizer = "sgd",
     lr: LearningRate = None,
@@ -395,35 +495,44 @@ def aa(
     if len(arms) != 1:
         raise UsageError(f"--backend {backend} names {len(arms)} arms.", remedy="Name one, such as ddp.")
     choice = prepare.choose_dataset(dataset)
-    hosts = prepare.choose_hosts(hostfile, num_proc)
-    ranks = sum(host.slots for host in hosts)
+    chosen = prepare.choose_hosts(
+        hostfile, num_proc, named=hosts, include=include or (), exclude=exclude or ()
+    )
+    ranks = sum(host.slots for host in chosen)
+    way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
-    draft = RunConfig(
-        arms=arms,
-        ranks=ranks,
-        model=model,
-        optimizer=optimizer,
-        learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
-        batch_size_per_rank=batch_size,
-        steps=steps,
-        warmup_steps=warmup,
-        rounds=comparisons * repeats,
-        comparisons=comparisons,
-        max_reruns=max_reruns,
-        seed=seed,
-        device=device,
-        threads_per_rank=prepare.default_threads(ranks) if threads is None else threads,
-        launch_timeout_seconds=timeout,
-        stall_seconds=stall,
-    )
-    config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
-    first, second = twins(config.arms[0])
-    config = msgspec.structs.replace(config, arms=(first, second), baseline=first.label)
-    directory = create_directory(output or prepare.default_output(config, purpose="-aa"))
-    source = _find_data(choice, data_dir, talk)
-    result = _carry_out(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
-    _finish(console, result, directory, export_json, detail=False)
+    with way.to(chosen, talk) as site:
+        draft = RunConfig(
+            arms=arms,
+            ranks=ranks,
+            model=model,
+            optimizer=optimizer,
+            learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+            batch_size_per_rank=batch_size,
+            steps=steps,
+            warmup_steps=warmup,
+            rounds=comparisons * repeats,
+            comparisons=comparisons,
+            max_reruns=max_reruns,
+            seed=seed,
+            device=device,
+            threads_per_rank=(
+                prepare.default_threads(site.hosts, site.cpus()) if threads is None else threads
+            ),
+            launch_timeout_seconds=timeout,
+            stall_seconds=stall,
+        )
+        config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
+        first, second = twins(config.arms[0])
+        config = msgspec.structs.replace(config, arms=(first, second), baseline=first.label)
+        directory = create_directory(output or prepare.default_output(config, purpose="-aa"))
+        source = _find_data(choice, data_dir, talk)
+        site.deliver(source, _teller(talk))
+        result = _carry_out(
+            prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
+        )
+        _finish(console, result, directory, export_json, detail=False)
 
 
 @app.command(context_settings=_EITHER_SPELLING)
@@ -432,6 +541,14 @@ def verify(
     backend: Backends = None,
     num_proc: NumProc = None,
     hostfile: Hostfile = None,
+    hosts: HostList = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    interface: Interface = None,
+    ssh_user: SshUser = "",
+    ssh_port: SshPort = None,
+    ssh_identity: SshIdentity = None,
+    env: Exports = None,
     model: Model = "mlp",
     optimizer: Optimizer = "sgd",
     lr: LearningRate = None,
@@ -464,46 +581,54 @@ def verify(
     console, talk = _console(), _console(stderr=True)
     named = _named(backend)
     choice = prepare.choose_dataset(dataset)
-    hosts = prepare.choose_hosts(hostfile, num_proc)
-    ranks = sum(host.slots for host in hosts)
+    chosen = prepare.choose_hosts(
+        hostfile, num_proc, named=hosts, include=include or (), exclude=exclude or ()
+    )
+    ranks = sum(host.slots for host in chosen)
+    way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
-    draft = RunConfig(
-        arms=named,
-        ranks=ranks,
-        model=model,
-        optimizer=optimizer,
-        learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
-        batch_size_per_rank=batch_size,
-        steps=parity.STEPS,
-        warmup_steps=0,
-        rounds=1,
-        seed=seed,
-        device=device,
-        threads_per_rank=prepare.default_threads(ranks) if threads is None else threads,
-        launch_timeout_seconds=timeout,
-        stall_seconds=stall,
-    )
-    config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
-    directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
-    source = _find_data(choice, data_dir, talk)
-    verification = _verify(prepare.new_run(config, source, hosts, left_out), directory, talk, verbose=verbose)
-    if export_json:
-        write_json(export_json, verification)
-    console.print()
-    console.print(renderable(verification))
-    console.print(f"Everything found is in {directory}", style="dim", markup=False, soft_wrap=True)
-    raise typer.Exit(verification.exit_code)
+    with way.to(chosen, talk) as site:
+        draft = RunConfig(
+            arms=named,
+            ranks=ranks,
+            model=model,
+            optimizer=optimizer,
+            learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+            batch_size_per_rank=batch_size,
+            steps=parity.STEPS,
+            warmup_steps=0,
+            rounds=1,
+            seed=seed,
+            device=device,
+            threads_per_rank=(
+                prepare.default_threads(site.hosts, site.cpus()) if threads is None else threads
+            ),
+            launch_timeout_seconds=timeout,
+            stall_seconds=stall,
+        )
+        config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
+        directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
+        source = _find_data(choice, data_dir, talk)
+        site.deliver(source, _teller(talk))
+        verification = _verify(
+            prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
+        )
+        if export_json:
+            write_json(export_json, verification)
+        console.print()
+        console.print(renderable(verification))
+        console.print(f"Everything found is in {directory}", style="dim", markup=False, soft_wrap=True)
+        raise typer.Exit(verification.exit_code)
 
 
-def _verify(run: Run, directory: Path, talk: Console, *, verbose: bool) -> Verification:
-    from compare.prepare import allowed_cpus
+def _verify(run: Run, directory: Path, site: Site, talk: Console, *, verbose: bool) -> Verification:
     from compare.progress import LiveProgress
     from compare.verify import verify
 
     try:
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
-            return verify(run, directory, allowed_cpus(), progress)
+            return verify(run, directory, site, progress)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         talk.print("Interrupted. What was finished is in", str(directory), markup=False, soft_wrap=True)

@@ -291,6 +291,16 @@ def status(root: Path) -> tuple[FileStatus, ...]:
     return (*found, *_examine_all("digits", digits)) if digits.is_dir() else found
 
 
+def holds(dataset: DatasetName, directory: Path) -> bool:
+    """Whether a folder holds a data set, whole and every byte as it should be."""
+    return all(file.verified for file in _examine_all(dataset, directory))
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Return the files of the data set in a folder, as they lie there: plain or compressed."""
+    return [path for path in (_find(directory, name) for name in FILES) if path]
+
+
 def _mnist_directory(root: Path) -> Path:
     return root / "MNIST" / "raw"
 

@@ -197,16 +197,21 @@ def require(answers: Sequence[Answer]) -> None:
         HostError: on some it did not; they are named, with what ssh or the command said.
     """
     troubles = [error for error in map(trouble, answers) if error]
-    if len(troubles) == 1:
-        raise troubles[0]
     if troubles:
-        shown = [f"{error.what} {error.found}" for error in troubles[:_SHOWN_HOSTS]]
-        more = len(troubles) - len(shown)
-        raise HostError(
-            f"{len(troubles)} of {len(answers)} hosts cannot be used.",
-            found="\n".join(shown + ([f"and {more} more"] if more else [])),
-            remedy="\n".join(dict.fromkeys(error.remedy for error in troubles[:_SHOWN_HOSTS])),
-        )
+        raise together(troubles, of=len(answers))
+
+
+def together(troubles: Sequence[HostError], *, of: int) -> HostError:
+    """Make one error of those of several hosts, out of so many."""
+    if len(troubles) == 1:
+        return troubles[0]
+    shown = [f"{error.what} {error.found}" for error in troubles[:_SHOWN_HOSTS]]
+    more = len(troubles) - len(shown)
+    return HostError(
+        f"{len(troubles)} of {of} hosts cannot be used.",
+        found="\n".join(shown + ([f"and {more} more"] if more else [])),
+        remedy="\n".join(dict.fromkeys(error.remedy for error in troubles[:_SHOWN_HOSTS])),
+    )
 
 
 def trouble(answer: Answer) -> HostError | None:

@@ -212,13 +212,13 @@ def normalise(hosts: Iterable[Host]) -> str:
     return "".join(f"{host.destination} slots={host.slots}{_max_slots_suffix(host)}\n" for host in hosts)
 
 
-def hosts_argument(hosts: Iterable[Host]) -> str:
-    """Write hosts as the value of our ``-H``: ``a:2,b:2``; ``max_slots`` has no place in it.
+def hosts_argument(hosts: Iterable[Host], *, users: bool = True) -> str:
+    """Write hosts as the value of our ``-H``: ``a:2,b:2``; ``max_slots`` has no place in it, ``users`` may.
 
     The launchers' own ``-H`` takes names and IPv4 addresses only: mpirun 4.1 and horovodrun both fail on
     ``user@host:N`` and ``[::1]:N`` (mpirun does read ``user@host`` from a hostfile).
     """
-    return ",".join(_counted(host) for host in hosts)
+    return ",".join(_counted(host if users else msgspec.structs.replace(host, user="")) for host in hosts)
 
 
 def place(hosts: Sequence[Host], ranks: int | None, *, oversubscribe: bool = False) -> tuple[Host, ...]:

@@ -44,6 +44,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What every rank trains beside a single process, before its training."""
     launched_at: float
     """Unix time just before the launcher was started."""
+    exported: list[str] = []
+    """Names of what the user gives to the ranks' environment; their values are written nowhere."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,10 @@ class LaunchFiles:
         self.launcher_log = directory / "launcher.log"
         self.lease = directory / "lease"
         """Touched by the parent while it lives."""
+
+    def launcher_logs(self) -> list[Path]:
+        """Return what launchers printed, on this machine and on hosts that started one of their own."""
+        return sorted(self.directory.glob(f"{self.launcher_log.stem}*{self.launcher_log.suffix}"))
 
     def result(self, rank: int) -> Path:
         """Return where a rank's ``RankResult`` goes."""

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import sys
-import tempfile
 import time
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from backends import BACKENDS
 from compare.availability import environment_bin, find_launcher
 from compare.errors import LaunchError, OutputError, UnavailableError
 from compare.job import Job, LaunchFiles
 from compare.launch import LAUNCHERS
-from compare.launch.environment import SCRATCH, inherited, library_settings, settings
-from compare.launch.request import Command, Request
-from compare.launch.supervise import supervise
+from compare.launch.environment import inherited, library_settings, settings
+from compare.launch.request import Request
 from compare.results import Launch, RankResult, Run, write_json
 from compare.watch import Watch, tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from compare.arms import Arm
     from compare.config import RunConfig
     from compare.experiment import Planned
-    from compare.hostfile import Host
+    from compare.launch.request import Command
     from compare.parity import Proof
-
-LOOPBACK = "lo"
-"""The interface of every arm on one machine: no port is open to anybody else."""
+    from compare.site import Site, Spot
 
 _LONGEST_NAME = 100
 """Bytes of an arm's label in a folder's name: a whole name may have 255, and the number makes it unique."""
@@ -67,7 +60,7 @@ def launch_arm(
     run: Run,
     planned: Planned,
     directory: Path,
-    affinity: list[int],
+    site: Site,
     observer: Observer,
     *,
     proof: Proof = "brief",
@@ -78,43 +71,47 @@ def launch_arm(
         run: the run that it belongs to.
         planned: which arm, and which launch of the run it is.
         directory: the run's folder.
-        affinity: the CPUs that every rank may use.
+        site: where it runs.
         observer: told how far it has come.
         proof: what every rank trains beside a single process, before its training. How that went is in
             what comes back; nothing is judged here.
 
     Raises:
+        HostError: a host cannot be reached any more.
         LaunchError: a rank failed, died or stalled; named with what it said.
         OutputError: the run's folder cannot be written.
         UnavailableError: the launcher is not there.
     """
     files = launch_files(directory, planned)
     try:
-        return _launch_once(run, planned, files, affinity, observer, proof=proof)
+        return _launch_once(run, planned, files, site, observer, proof=proof)
     except LaunchError:
         if not _port_was_taken(files, run.config):
             raise
     reason = "another process took its port before it could"
     observer.launch_restarts(planned, reason)
     again = LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
-    return _launch_once(run, planned, again, affinity, observer, proof=proof, restarted_because=reason)
+    return _launch_once(run, planned, again, site, observer, proof=proof, restarted_because=reason)
 
 
 def commands_for(
     config: RunConfig,
     arm: Arm,
-    hosts: tuple[Host, ...],
+    site: Site,
     job_file: Path,
     own_settings: Mapping[str, str] | None = None,
+    *,
+    mark: str = "",
 ) -> list[Command]:
     """Say what is executed to launch an arm: what ``--dry-run`` prints and a run starts.
 
     Args:
         config: the run's.
         arm: the arm to launch.
-        hosts: each with the number of its ranks as slots.
+        site: where it is to run.
         job_file: what the ranks read.
         own_settings: environment of this launch alone, over that of all arms.
+        mark: the launch's name, for what a launcher starts on other hosts.
 
     Raises:
         UnavailableError: the arm's launcher is not there.
@@ -127,18 +124,26 @@ def commands_for(
             found=f"{name} is neither beside {sys.executable} nor on PATH.",
             remedy=BACKENDS[arm.backend].install or "pip install --force-reinstall torch",
         )
-    alike = settings(threads=config.threads_per_rank, interface=LOOPBACK, executables=environment_bin())
+    network = site.network
+    alike = settings(
+        threads=config.threads_per_rank, interface=network.interface, executables=environment_bin()
+    )
+    mpirun = find_launcher("mpirun")
     request = Request(
         executable=executable,
         python=Path(sys.executable),
-        hosts=hosts,
+        hosts=site.hosts,
         module="compare.worker",
         arguments=(str(job_file),),
-        port=_free_port(),
+        port=site.free_port(),
         environment=alike | dict(own_settings or {}) | arm.environment,
-        interface=LOOPBACK,
+        interface=network.interface,
         options=arm.options,
         exported=tuple(arm.environment),
+        address=network.addresses[0],
+        network=network.network,
+        mpi_prefix=mpirun.parent.parent if mpirun else None,
+        mark=mark,
     )
     return LAUNCHERS[name].commands(request)
 
@@ -153,7 +158,7 @@ def _launch_once(
     run: Run,
     planned: Planned,
     files: LaunchFiles,
-    affinity: list[int],
+    site: Site,
     observer: Observer,
     *,
     proof: Proof,
@@ -166,17 +171,18 @@ def _launch_once(
         arm=planned.arm,
         launcher=launcher,
         dataset=run.dataset,
-        affinity=affinity,
+        affinity=site.cpus()[0],
         number=planned.number,
         proof=proof,
         launched_at=began,
+        exported=list(site.exported),
     )
-    _write_job(files, job)
-    with _scratch() as scratch:
-        commands = commands_for(run.config, planned.arm, tuple(run.hosts), files.job, scratch.settings())
+    _make_directory(files)
+    with site.spot(files) as spot:
+        commands = commands_for(run.config, planned.arm, site, spot.job_file, spot.settings(), mark=spot.mark)
         write_json(files.commands, [list(command.argv) for command in commands])
         observer.launch_starts(planned, commands)
-        ranks = _supervised(run.config, planned, files, commands, observer)
+        ranks = _supervised(job, planned, spot, commands, observer)
     return Launch(
         number=planned.number,
         round=planned.round,
@@ -197,73 +203,30 @@ def _launch_once(
 
 
 def _supervised(
-    config: RunConfig, planned: Planned, files: LaunchFiles, commands: list[Command], observer: Observer
+    job: Job, planned: Planned, spot: Spot, commands: list[Command], observer: Observer
 ) -> list[RankResult]:
-    watch = Watch(files, config.ranks, socket.gethostname(), config.stall_seconds)
+    config = job.config
+    watch = Watch(spot, config.ranks, config.stall_seconds)
 
     def tick() -> bool:
         observer.steps_done(planned, watch.steps_done())
         return watch.tick()
 
-    ending = supervise(
-        commands,
-        # The whole path: another run may write into a folder of the same name.
-        name=str(files.directory),
-        log=files.launcher_log,
-        deadline_seconds=config.launch_timeout_seconds,
-        on_tick=tick,
-    )
+    ending = spot.carry_out(commands, job, deadline_seconds=config.launch_timeout_seconds, on_tick=tick)
     return watch.conclude(f"{planned.arm.label}, round {planned.round}", ending)
 
 
-def _write_job(files: LaunchFiles, job: Job) -> None:
+def _make_directory(files: LaunchFiles) -> None:
     try:
         files.directory.mkdir(parents=True)
         files.lease.touch()
     except OSError as error:
         found = error.strerror or str(error)
         raise OutputError(f"{files.directory} could not be made.", found=found) from None
-    write_json(files.job, job)
-
-
-class _Scratch(NamedTuple):
-    """Folders of one launch for what launchers and libraries leave lying about when they are killed."""
-
-    temporary: Path
-    shared_memory: Path
-
-    def settings(self) -> dict[str, str]:
-        return {
-            "TMPDIR": str(self.temporary),
-            # Open MPI's segments would survive a rank that was killed.
-            "OMPI_MCA_btl_vader_backing_directory": str(self.shared_memory),
-            SCRATCH: f"{self.temporary}{os.pathsep}{self.shared_memory}",
-        }
-
-
-@contextmanager
-def _scratch() -> Iterator[_Scratch]:
-    shared = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
-    prefix = f"ringside-{os.getpid()}-"
-    temporary = Path(tempfile.mkdtemp(prefix=prefix))
-    shared = Path(tempfile.mkdtemp(prefix=prefix, dir=shared if os.access(shared, os.W_OK) else temporary))
-    scratch = _Scratch(temporary, shared)
-    try:
-        yield scratch
-    finally:
-        for folder in scratch:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:
     """Whether a launch failed before any rank began, because its port was not free any more."""
     began = any(files.read_progress(rank) for rank in range(config.ranks))
-    said = tail(files.launcher_log, lines=200)
+    said = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
     return not began and any(mark in said for mark in _PORT_TAKEN)
-
-
-def _free_port() -> int:
-    """Return a port of the loopback interface that is free now; the usual 29500 clashes."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -19,12 +19,15 @@ from compare import __version__
 from compare.channel import (
     Alive,
     Begin,
+    Begun,
     Channel,
     ChannelError,
     End,
     Ended,
+    FindPort,
     Gone,
     Piece,
+    Port,
     Ready,
     Refused,
     Whole,
@@ -63,6 +66,10 @@ class Link:
         self.host = host
         self.ready: Ready | None = None
         """What the agent is; None until it has said its first word."""
+        self.begun = False
+        """Whether the files of the launch are there, so that its ranks may start."""
+        self.port: int | None = None
+        """The answer to ``find_port``."""
         self.ended: Ended | None = None
         """How the launch ended here; None while it has not."""
         self.gone: dict[int, float] = {}
@@ -106,8 +113,13 @@ class Link:
                 every host has one.
         """
         self.ended, self._refused, self._files = None, None, files
-        self.gone = {}
+        self.begun, self.gone = False, {}
         self._channel.send(launch)
+
+    def find_port(self) -> None:
+        """Ask for a port that is free on the host; ``port`` tells it."""
+        self.port = None
+        self._channel.send(FindPort())
 
     def end(self) -> None:
         """Ask for the launch to be ended; ``ended`` tells when it has been."""
@@ -174,6 +186,10 @@ class Link:
                 self._write(message)
             case Gone(rank, at):
                 self.gone[rank] = at - self.clock_ahead_seconds
+            case Begun():
+                self.begun = True
+            case Port(number):
+                self.port = number
             case Ended():
                 self.ended = message
             case Refused(what=what, found=found, remedy=remedy):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,13 +19,20 @@ from backends import BACKENDS
 from compare import __version__
 from compare.arms import CONTROL, Arm, parse_arm
 from compare.errors import OutputError, UnavailableError, UsageError
-from compare.hostfile import Host, is_local, local_host, place, read_hostfile
+from compare.hostfile import Host, is_local, local_host, parse_hosts, place, read_hostfile, select
+from compare.launch.environment import MASK, refusal_of
+from compare.network import LOOPBACK
 from compare.results import Run
+from compare.site import ThisMachine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from compare.availability import Survey
     from compare.config import RunConfig
     from compare.data import DatasetChoice, DatasetSource
+    from compare.host import Reach
+    from compare.site import Site
 
 DEFAULT_ROUNDS = 3
 MOST_ROUNDS = 1000
@@ -60,9 +68,9 @@ def default_rounds(budget_seconds: float | None) -> int:
     return DEFAULT_ROUNDS if budget_seconds is None else MOST_ROUNDS
 
 
-def default_threads(ranks: int) -> int:
-    """Share the CPUs that this process may use among the ranks."""
-    return max(1, len(allowed_cpus()) // ranks)
+def default_threads(hosts: Sequence[Host], cpus: Sequence[Sequence[int]]) -> int:
+    """Share the CPUs of every host among its ranks; all ranks take as many threads as the fewest allow."""
+    return max(1, min(len(its) // host.slots for host, its in zip(hosts, cpus, strict=True)))
 
 
 def choose_device(asked: str, ranks: int, survey: Survey) -> str:
@@ -155,29 +163,112 @@ def choose_dataset(asked: str) -> DatasetChoice:
     raise UsageError(f"There is no data set called {asked!r}.", remedy=f"Use {' or '.join(known)}.")
 
 
-def choose_hosts(hostfile: Path | None, ranks: int | None) -> tuple[Host, ...]:
+def choose_hosts(
+    hostfile: Path | None,
+    ranks: int | None,
+    *,
+    named: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> tuple[Host, ...]:
     """Read the hostfile, or take this machine; with as many slots on each host as it gets ranks.
 
+    Args:
+        hostfile: the hosts' file, if one was given.
+        ranks: how many in all; None to fill every slot.
+        named: the hosts of ``-H``, instead of a file.
+        include: keep these alone.
+        exclude: leave these out.
+
     Raises:
-        UsageError: the hostfile is wrong, has fewer slots than ``ranks``, or names another machine.
+        UsageError: the hosts are wrong, have fewer slots than ``ranks``, or are one machine named twice.
     """
-    if hostfile is None:
-        return (local_host(ranks or DEFAULT_RANKS),)
-    hosts = read_hostfile(hostfile)
-    for host in hosts:
-        if not is_local(host):
+    if hostfile and named:
+        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
+    if hostfile is None and named is None:
+        if include or exclude:
             raise UsageError(
-                f"{host.source}: {host.name} is another machine.",
-                found="This version runs on the machine it is started on.",
-                remedy="Name localhost; `hostfiles/localhost` is an example.",
+                "--include and --exclude choose among hosts, and none are named.",
+                remedy="Name hosts with --hostfile or -H.",
             )
-    if len(hosts) > 1:
+        return (local_host(ranks or DEFAULT_RANKS),)
+    hosts = read_hostfile(hostfile) if hostfile else parse_hosts(named or "")
+    hosts = select(hosts, include, exclude)
+    here = [host for host in hosts if is_local(host)]
+    if len(here) > 1:
         raise UsageError(
-            f"{hosts[1].source}: this machine is named twice, as {hosts[0].name} and as {hosts[1].name}.",
+            f"{here[1].source}: this machine is named twice, as {here[0].name} and as {here[1].name}.",
             remedy="Name it once, with all its slots.",
         )
-    # Launchers know this machine by one name only: mpirun takes neither ::1 nor 127.0.0.9.
-    return place([msgspec.structs.replace(host, name="localhost") for host in hosts], ranks)
+    if len(hosts) == 1 and here:
+        # Launchers know this machine by one name only: mpirun takes neither ::1 nor 127.0.0.9.
+        hosts = (msgspec.structs.replace(here[0], name="localhost"),)
+    return place(hosts, ranks)
+
+
+@contextmanager
+def open_site(
+    hosts: tuple[Host, ...], *, reach: Reach, interface: str | None, exported: Mapping[str, str]
+) -> Iterator[Site]:
+    """Open the way to all hosts of a run for as long as the block lasts; to this machine there is none.
+
+    Raises:
+        HostError: a host cannot be reached, or has another version.
+        UsageError: it cannot be told which network interface to take.
+    """
+    if all(map(is_local, hosts)):
+        yield ThisMachine(hosts, allowed_cpus(), exported, interface or LOOPBACK)
+        return
+    from compare.many_hosts import many_hosts  # only here: most runs need no ssh
+
+    with many_hosts(
+        hosts, python=sys.executable, reach=reach, interface=interface, exported=exported
+    ) as site:
+        yield site
+
+
+def topology(site: Site) -> list[str]:
+    """Say in lines what is understood of the hosts, before anything is started."""
+    network = site.network
+    lines = [
+        f"{host.name}: {host.slots} rank{'s' if host.slots > 1 else ''}, {len(cpus)} CPUs, {address}"
+        for host, cpus, address in zip(site.hosts, site.cpus(), network.addresses, strict=True)
+    ]
+    where = "" if network.network == network.interface else f" ({network.network})"
+    return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
+
+
+def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Read ``-x NAME=VALUE`` and ``-x NAME``, whose value is taken from the environment.
+
+    Raises:
+        UsageError: it names nothing that can be set, or that is not set here.
+    """
+    exported = {}
+    for text in asked:
+        name, given, value = text.partition("=")
+        if reason := refusal_of(name, may_be_secret=True):
+            raise UsageError(f"-x {name} cannot be set.", found=f"{reason[:1].upper()}{reason[1:]}.")
+        if not given and name not in environ:
+            raise UsageError(
+                f"-x {name}: there is no such variable here.",
+                remedy=f"Set it, or give its value: -x {name}=VALUE",
+            )
+        exported[name] = value if given else environ[name]
+    return exported
+
+
+def masked(words: Sequence[str]) -> list[str]:
+    """Return a command line without the values that ``-x`` gives to the ranks."""
+    shown = []
+    for before, word in itertools.pairwise(["", *words]):
+        name, given, _ = word.partition("=")
+        own = name.startswith("-x") and not word.startswith("--")
+        if word.startswith("--env="):
+            name, given, _ = word.removeprefix("--env=").partition("=")
+            name, own = f"--env={name}", True
+        shown.append(f"{name}={MASK}" if given and (own or before in {"-x", "--env"}) else word)
+    return shown
 
 
 def allowed_cpus() -> list[int]:
@@ -219,18 +310,17 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
         raise OutputError(f"{path} could not be written.", found=problem, remedy="Choose another file.")
 
 
-def new_run(
-    config: RunConfig, dataset: DatasetSource, hosts: tuple[Host, ...], left_out: dict[str, str]
-) -> Run:
+def new_run(config: RunConfig, dataset: DatasetSource, site: Site, left_out: dict[str, str]) -> Run:
     """Begin the record of a run."""
     return Run(
         ringside_version=__version__,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         # A path may hold bytes that are no text; they are shown, not lost.
-        command=["compare", *(os.fsencode(word).decode(errors="replace") for word in sys.argv[1:])],
+        command=["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))],
         config=config,
         dataset=dataset,
-        hosts=list(hosts),
-        cores=len(allowed_cpus()),
+        hosts=list(site.hosts),
+        network=site.network,
+        cores=min(map(len, site.cpus())),
         left_out=left_out,
     )

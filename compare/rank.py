@@ -124,7 +124,9 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=Moments(*(moment - job.launched_at for moment in moments)),
         parity=parity,
-        attestation=_attest(group, replica, source, device) | {"peak_memory_without_parity": forgotten},
+        attestation=_attest(group, replica, source, device)
+        | {"environment": library_settings(os.environ, masked=job.exported)}
+        | {"peak_memory_without_parity": forgotten},
     )
     guard.note("end", config.total_steps)
     # Connections are part of what is attested: nobody closes them while another still looks.
@@ -231,7 +233,6 @@ def _attest(group: Group, replica: Replica, batches: Batches, device: torch.devi
         "interop_threads": torch.get_num_interop_threads(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "torch": str(torch.__version__),
-        "environment": library_settings(os.environ),
         "batch": batches.attest(),
         "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
         "optimizer": _attest_optimizer(replica.optimizer),

@@ -18,6 +18,7 @@ from compare.config import RunConfig
 from compare.data import DatasetSource
 from compare.errors import OutputError, UsageError
 from compare.hostfile import Host
+from compare.network import Network
 
 SCHEMA_VERSION = 2
 RESULTS_FILE = "results.json"
@@ -173,6 +174,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     config: RunConfig
     dataset: DatasetSource
     hosts: list[Host]
+    network: Network = Network()
+    """How the ranks of all arms reached each other."""
     cores: int
     """CPUs that the ranks of one host may use."""
     left_out: dict[str, str] = {}
@@ -199,6 +202,20 @@ def write_json(path: Path, value: Any) -> None:
         OutputError: the folder is gone, read-only or full.
     """
     _replace(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file that nobody but its owner can ever read.
+
+    Raises:
+        OutputError: it is there already, or the folder takes no more writing.
+    """
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise OutputError(f"{path} could not be written.", found=error.strerror or str(error)) from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -18,6 +18,8 @@ from compare.stats import foreign_share
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from compare.site import Site
+
 
 CONFIG_FILE = "config.json"
 
@@ -47,13 +49,13 @@ def create_directory(path: Path) -> Path:
     return path.resolve()
 
 
-def carry_out(run: Run, directory: Path, affinity: list[int], observer: Observer) -> Run:
+def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
     """Launch everything that the run's config asks for, and save after every launch.
 
     Args:
         run: the run as far as it has come; not changed.
         directory: its folder.
-        affinity: the CPUs that every rank may use.
+        site: where it runs.
         observer: told of everything that happens.
 
     Returns:
@@ -69,7 +71,7 @@ def carry_out(run: Run, directory: Path, affinity: list[int], observer: Observer
     while planned := next_launch(run):
         observer.launch_begins(planned)
         try:
-            launch = launch_arm(run, planned, directory, affinity, observer)
+            launch = launch_arm(run, planned, directory, site, observer)
             check_launch(planned.arm, launch.ranks)
         except (RingsideError, KeyboardInterrupt) as error:
             failure = Failure(

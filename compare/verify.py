@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from compare.results import Launch
+    from compare.site import Site
 
 VERIFICATION_FILE = "verification.json"
 
@@ -65,13 +66,13 @@ class VerificationObserver(Observer, Protocol):
         """Hear how an arm fared."""
 
 
-def verify(run: Run, directory: Path, affinity: list[int], observer: VerificationObserver) -> Verification:
+def verify(run: Run, directory: Path, site: Site, observer: VerificationObserver) -> Verification:
     """Launch every arm of a run once, in the order named, and judge it; saved after every arm.
 
     Args:
         run: without launches; not changed.
         directory: its folder.
-        affinity: the CPUs that every rank may use.
+        site: where it runs.
         observer: told of everything that happens.
 
     Raises:
@@ -86,7 +87,7 @@ def verify(run: Run, directory: Path, affinity: list[int], observer: Verificatio
         began = time.monotonic()
         launches = verification.run.launches
         try:
-            launch = launch_arm(run, planned, directory, affinity, observer, proof="whole")
+            launch = launch_arm(run, planned, directory, site, observer, proof="whole")
         except LaunchError as error:
             failure = Failure(arm=arm.label, round=1, kind=type(error).__name__, message=str(error))
             found = ArmVerification(arm=arm.label, failure=failure, seconds=time.monotonic() - began)

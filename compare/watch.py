@@ -6,18 +6,19 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from compare.blame import Cause, Evidence, find_cause
 from compare.errors import LaunchError, OutputError, StalledError
-from compare.job import LaunchFiles, RankFailure
-from compare.launch.supervise import is_alive
+from compare.job import RankFailure
 from compare.results import RankResult, read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from compare.launch.supervise import Ending
+    from compare.site import Spot
 
-_RENEW_SECONDS = 0.5
 _PATIENCE_SECONDS = 2.0
 """For a launcher to notice that a rank has died, and for the others to say what they saw."""
 _GRACE_SECONDS = 5.0
@@ -29,25 +30,26 @@ _LOG_CHARACTERS = 20_000
 class Watch:
     """Watches one launch. ``tick`` goes on while the launch may; ``conclude`` takes its results."""
 
-    def __init__(self, files: LaunchFiles, ranks: int, host: str, stall_seconds: float) -> None:
-        self._files = files
+    def __init__(self, spot: Spot, ranks: int, stall_seconds: float) -> None:
+        self._files = spot.files
         self._ranks = range(ranks)
-        self._host = host
+        self._spot = spot
         self._stall_seconds = stall_seconds
         self._died_at: dict[int, float] = {}
-        self._renewed_at = 0.0
 
     def tick(self) -> bool:
         """Renew the lease and look around; return whether there is still something to wait for.
 
         Raises:
+            HostError: a host cannot be reached any more.
             OutputError: the run's folder has vanished, or takes no more writing.
         """
         self._renew_lease()
         now = time.time()
         for rank in self._ranks:
-            if rank not in self._died_at and self._is_gone(rank):
-                self._died_at[rank] = now
+            died_at = self._gone_at(rank, now) if rank not in self._died_at else None
+            if died_at is not None:
+                self._died_at[rank] = died_at
         if any(now - died_at > _PATIENCE_SECONDS for died_at in self._died_at.values()):
             return False
         return not any(self._is_stuck(rank, now) for rank in self._ranks)
@@ -76,45 +78,53 @@ class Watch:
         raise self._without_cause(where, ending, missing)
 
     def _renew_lease(self) -> None:
-        if time.monotonic() - self._renewed_at < _RENEW_SECONDS:
-            return
         try:
-            self._files.lease.touch()
+            self._spot.keep_up()
         except OSError as error:
             raise OutputError(
                 f"The run's folder {self._files.directory} can no longer be written.",
                 found=error.strerror or str(error),
                 remedy="Was it removed, or its disk taken away? Run again with another --output.",
             ) from None
-        self._renewed_at = time.monotonic()
 
-    def _is_gone(self, rank: int) -> bool:
-        """Whether a rank's process has ended without a word."""
+    def _gone_at(self, rank: int, now: float) -> float | None:
+        """Say when a rank's process ended, if it did without a word."""
         progress = self._files.read_progress(rank)
-        if progress is None or is_alive(progress.pid):
-            return False
-        return not (self._files.result(rank).exists() or self._files.failure(rank).exists())
+        if progress is None or self._files.result(rank).exists() or self._files.failure(rank).exists():
+            return None
+        gone_at = self._spot.gone_at(rank, progress.pid, now)
+        # Looked at once more: its last word may have come while it was looked for.
+        spoke = self._files.result(rank).exists() or self._files.failure(rank).exists()
+        return None if spoke else gone_at
 
     def _is_stuck(self, rank: int, now: float) -> bool:
         """Whether even a rank's watchdog is silent: it was stopped, say."""
         progress = self._files.read_progress(rank)
         if progress is None or self._files.result(rank).exists():
             return False
-        return now - progress.at > progress.patience_seconds + _GRACE_SECONDS
+        silent_seconds = now - progress.at + self._spot.clock_ahead_seconds(rank)
+        return silent_seconds > progress.patience_seconds + _GRACE_SECONDS
 
     def _evidence(self, rank: int) -> Evidence:
         files, log = self._files, self._files.log(rank)
-        failure = files.failure(rank)
         return Evidence(
             rank=rank,
-            host=self._host,
+            host=self._spot.host_of(rank),
             has_result=files.result(rank).exists(),
-            failure=read_json(failure, RankFailure) if failure.exists() else None,
+            failure=self._failure(rank),
             died_at=self._died_at.get(rank),
             log=tail(log, lines=400)[-_LOG_CHARACTERS:],
             logged_at=log.stat().st_mtime if log.exists() else 0.0,
             progress=files.read_progress(rank),
         )
+
+    def _failure(self, rank: int) -> RankFailure | None:
+        """Read a rank's failure, its time by the clock of this machine."""
+        file = self._files.failure(rank)
+        if not file.exists():
+            return None
+        failure = read_json(file, RankFailure)
+        return msgspec.structs.replace(failure, at=failure.at - self._spot.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
         try:
@@ -144,7 +154,7 @@ class Watch:
 
     def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
         remedy = f"What the launcher and the ranks printed is in {self._files.directory}."
-        said = tail(self._files.launcher_log)
+        said = "\n".join(filter(None, map(tail, self._files.launcher_logs())))
         if ending.timed_out:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from compare.guard import Guard
 from compare.job import Job, LaunchFiles, RankFailure
 from compare.launch import LAUNCHERS
+from compare.launch.environment import EXPORTED
 from compare.results import read_json, write_json
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def main(job_file: str) -> NoReturn:
     """Do a job, and leave either a result or a failure behind."""
     files = LaunchFiles(Path(job_file).parent)
     job = read_json(files.job, Job)
+    if exported := os.environ.pop(EXPORTED, ""):
+        os.environ.update(read_json(Path(exported), dict[str, str]))
     placement = LAUNCHERS[job.launcher].placement(os.environ)
     _redirect_output(files.log(placement.rank))
     guard = Guard(files, placement, job.config.stall_seconds)

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
+MASK = "***"
+"""Stands for what is kept from everybody but the ranks."""
 MARKER = "RINGSIDE_LAUNCH"
 """Names the launch in every process that descends from it, so that none can be overlooked."""
 SCRATCH = "RINGSIDE_SCRATCH"
 """Folders that belong to this launch alone; who ends last removes them."""
+EXPORTED = "RINGSIDE_EXPORTED"
+"""File of what ``-x`` gives to the ranks: launchers copy their environment into command lines and logs."""
 
 _NAMES = {
     *(
@@ -74,11 +78,16 @@ _DECIDED_BY_LAUNCH = re.compile(
 )
 
 
-def refusal_of(name: str) -> str:
-    """Say why an arm may not set a variable of the environment; empty where it may."""
+def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
+    """Say why a user may not set a variable of the ranks' environment; empty where they may.
+
+    Args:
+        name: the variable's.
+        may_be_secret: whether its value is kept out of what is printed and kept.
+    """
     if not _SETTING.fullmatch(name):
         return "a name has capital letters, digits and underscores, and begins with a letter"
-    if _SECRET.search(name):
+    if _SECRET.search(name) and not may_be_secret:
         return "it is named like a secret, and what an arm sets is printed and kept with the results"
     alike = settings(threads=1, interface="lo", executables=Path())
     if name in alike or name in _DECIDED_BY_ARM or _DECIDED_BY_LAUNCH.fullmatch(name):
@@ -96,10 +105,10 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def library_settings(environ: Mapping[str, str]) -> dict[str, str]:
+def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()) -> dict[str, str]:
     """Return what ``environ`` tells libraries to do otherwise than by default; no secrets, no addresses."""
     return {
-        name: value
+        name: MASK if name in masked else value
         for name, value in sorted(environ.items())
         if (name.startswith(_PREFIXES) or name == "LD_PRELOAD")
         and not name.startswith(_OF_ONE_LAUNCH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def commands(request: Request) -> list[Command]:
         "-np",
         str(request.ranks),
         "-H",
-        hosts_argument(request.hosts),
+        hosts_argument(request.hosts, users=not request.network),
         "--network-interfaces",
         request.interface,
         *(_mpi_flags(request) if controller == "mpi" else ()),
@@ -44,7 +45,14 @@ def _mpi_flags(request: Request) -> tuple[str, ...]:
     flags = (
         "--allow-run-as-root",
         *mpirun.mca("mpi_yield_when_idle", "1"),
-        *mpirun.mca("oob_tcp_if_include", request.interface),
+        *mpirun.mca("oob_tcp_if_include", request.network or request.interface),
+        *(("--prefix", str(request.mpi_prefix)) if request.network else ()),
+        # horovodrun hands them to a shell.
+        *(
+            flag
+            for name, value in mpirun.remote_parameters(request)
+            for flag in mpirun.mca(name, shlex.quote(value))
+        ),
     )
     return (f"--mpi-args={' '.join(flags)}",)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from backends.base import Placement
 from compare.hostfile import hosts_argument
+from compare.launch.environment import MARKER
 from compare.launch.request import Command, Request
 
 if TYPE_CHECKING:
@@ -23,17 +24,19 @@ def commands(request: Request) -> list[Command]:
         "-np",
         str(request.ranks),
         "-host",
-        hosts_argument(request.hosts),
+        hosts_argument(request.hosts, users=not request.network),
         # Open MPI would bind each rank to one core; threads and affinity are set alike for every arm.
         "--bind-to",
         "none",
         # Ranks that wait give the core away, so that oversubscription is slow but not a standstill.
         *mca("mpi_yield_when_idle", "1"),
         # mpirun's own daemons would listen on every address of the machine.
-        *mca("oob_tcp_if_include", request.interface),
-        *mca("btl_tcp_if_include", request.interface),
+        *mca("oob_tcp_if_include", request.network or request.interface),
+        *mca("btl_tcp_if_include", request.network or request.interface),
+        *(("--prefix", str(request.mpi_prefix), "--map-by", "slot") if request.network else ()),
+        *(flag for name, value in remote_parameters(request) for flag in mca(name, value)),
         # By name: the value is in mpirun's own environment, and on no command line.
-        *(flag for name in request.exported for flag in ("-x", name)),
+        *(flag for name in _exported(request) for flag in ("-x", name)),
         # An uncaught exception in plain mpi4py leaves the other ranks waiting for ever; under this
         # runner it aborts the job.
         str(request.python),
@@ -44,6 +47,28 @@ def commands(request: Request) -> list[Command]:
         *request.arguments,
     )
     return [Command(argv, request.environment)]
+
+
+def remote_parameters(request: Request) -> list[tuple[str, str]]:
+    """Say what Open MPI must be told where it starts daemons on other hosts."""
+    if not request.network:
+        return []
+    return [
+        # The daemons bear the launch's mark, so that whoever ends the launch finds them.
+        ("orte_launch_agent", f"env {MARKER}={request.mark} orted"),
+        # All of them are started from here: hosts need not let each other in.
+        ("plm_rsh_no_tree_spawn", "1"),
+        # Behind a link that went down they would wait for ever.
+        ("oob_tcp_keepalive_time", "3"),
+        ("oob_tcp_keepalive_intvl", "2"),
+        ("oob_tcp_keepalive_probes", "3"),
+        ("orte_keep_fqdn_hostnames", "1"),
+    ]
+
+
+def _exported(request: Request) -> list[str]:
+    """Name what ranks on other hosts would not find in their environment."""
+    return [MARKER, *request.environment] if request.network else list(request.exported)
 
 
 def mca(name: str, value: str) -> tuple[str, str, str]:

@@ -32,6 +32,14 @@ class Request:
     """The arm's options: a launcher reads those that are flags of its own."""
     exported: tuple[str, ...] = ()
     """Names in ``environment`` that are the arm's own, for launchers that must be told what to pass on."""
+    address: str = "127.0.0.1"
+    """Of the first host on the interface of all arms."""
+    network: str = ""
+    """The network that all hosts share on that interface, as 10.0.0.0/24; empty on one machine."""
+    mpi_prefix: Path | None = None
+    """Where Open MPI is installed, here as on every host; a remote shell's PATH need not know it."""
+    mark: str = ""
+    """The launch's name, for what a launcher starts on other hosts and nobody else would mark."""
 
     @property
     def ranks(self) -> int:
@@ -46,3 +54,5 @@ class Command:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     """Over the allow-listed environment of the caller."""
+    host: Host | None = None
+    """Where it is executed; None for wherever the launch is started from."""

@@ -1,4 +1,4 @@
-"""torchrun: one elastic agent, with a static rendezvous."""
+"""torchrun: one elastic agent on every host, with a static rendezvous at the first."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from compare.launch.request import Command, Request
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from compare.hostfile import Host
+
 EXECUTABLE = "torchrun"
 
 
 def commands(request: Request) -> list[Command]:
-    """Start one agent on the one host of the request."""
-    (host,) = request.hosts
+    """Start one agent on every host; torchrun has no hostfile, and the agents find each other by address."""
+    return [_command(request, number, host) for number, host in enumerate(request.hosts)]
+
+
+def _command(request: Request, number: int, host: Host) -> Command:
     argv = (
         str(request.executable),
-        "--nnodes=1",
+        f"--nnodes={len(request.hosts)}",
         f"--nproc_per_node={host.slots}",
-        "--node_rank=0",
-        "--master_addr=127.0.0.1",
+        f"--node_rank={number}",
+        f"--master_addr={request.address}",
         f"--master_port={request.port}",
         # A rank that fails has failed: restarting it would hide that and change what is measured.
         "--max_restarts=0",
@@ -30,7 +35,7 @@ def commands(request: Request) -> list[Command]:
         request.module,
         *request.arguments,
     )
-    return [Command(argv, request.environment)]
+    return Command(argv, request.environment, host if request.network else None)
 
 
 def placement(environ: Mapping[str, str]) -> Placement:

@@ -272,7 +272,7 @@ def test_a_port_that_was_taken_in_the_meantime_is_tried_again_and_said(start):
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        fault = {"module": "compare.launching", "port": other.getsockname()[1]}
+        fault = {"module": "compare.site", "port": other.getsockname()[1]}
         run = start("ddp", "--epochs", "1", "--repeats", "1", fault=fault)
         shown, said = run.process.communicate(timeout=120)
     assert run.process.returncode == 0, said

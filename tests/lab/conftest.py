@@ -14,6 +14,12 @@ def requires_lab() -> None:
         pytest.skip(reason)
 
 
+@pytest.fixture(scope="session")
+def mnist_dir(mnist_dir):
+    """Where MNIST really lies: a link under /tmp leads nowhere on a host with a /tmp of its own."""
+    return mnist_dir.resolve()
+
+
 @pytest.fixture
 def make_lab(requires_lab):
     """Start labs that end with the test, for tests that break something."""

@@ -52,6 +52,7 @@ PidFile none
 PrintMotd no
 MaxStartups 1000
 MaxSessions 1000
+SetEnv XDG_CACHE_HOME=/tmp/cache
 LogLevel ERROR
 """
 _SSH_CONFIG = """\

@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -79,6 +81,31 @@ def test_an_agent_says_what_it_is(link):
     assert link.ready.python == sys.version.split()[0]
     tick_until(link, lambda: link._ahead_seconds is not None)
     assert abs(link.clock_ahead_seconds) < 0.5
+
+
+def test_an_agent_says_its_addresses_and_cpus(link):
+    tick_until(link, lambda: link.ready)
+    assert "127.0.0.1/8" in link.ready.addresses["lo"]
+    assert link.ready.cpus == sorted(os.sched_getaffinity(0))
+
+
+def test_an_agent_finds_a_free_port(link):
+    for _ in range(2):
+        link.find_port()
+        assert link.port is None
+        tick_until(link, lambda: link.port)
+        with closing(socket.socket()) as probe:
+            probe.bind(("", link.port))
+
+
+def test_ranks_may_start_once_their_files_are_there(link, mark, files):
+    link.begin(a_launch(mark), files)
+    assert not link.begun
+    tick_until(link, lambda: link.begun)
+    assert (Path(f"{mark}-on-the-host") / "job.json").is_file()
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert not Path(f"{mark}-on-the-host").exists()
 
 
 def test_another_version_is_refused(link, monkeypatch):

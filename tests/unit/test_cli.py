@@ -194,7 +194,7 @@ def test_a_command_that_there_is_not_is_an_error(compare):
         ("localhost slots=two\n", 2, ["hosts:1"]),
         ("localhost slots=2\n\nlocalhost slots=3\n", 2, ["hosts:3"]),
         ("localhost slots=1\n", 2, ["2 ranks do not fit", "-np 1"]),
-        ("far.example slots=2\n", 2, ["hosts:1", "another machine"]),
+        ("far.example slots=2\n", 3, ["3 ranks do not fit"]),
     ],
 )
 def test_a_wrong_hostfile_is_answered_with_its_line(compare, text, ranks, says):

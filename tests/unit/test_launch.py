@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from compare.hostfile import Host
 from compare.launch import LAUNCHERS
 from compare.launch import environment as launch_environment
 from compare.launch.request import Command, Request
+from compare.site import ThisMachine
 from tests.unit.factories import a_config
 
 TWO = (Host("localhost", 2),)
@@ -148,6 +150,68 @@ def test_mpirun_is_told_the_names_of_what_the_arm_sets():
     program = plain.argv.index("/opt/env/bin/python")
     flags = ("-x", "UCX_TLS", "-x", "OMPI_MCA_coll")
     assert command.argv == plain.argv[:program] + flags + plain.argv[program:]
+
+
+UNEVEN = (Host("n1", 2), Host("n2", 1, "alice"))
+SPREAD = {
+    "interface": "eth0",
+    "network": "10.0.0.0/24",
+    "address": "10.0.0.11",
+    "mpi_prefix": Path("/opt/env"),
+    "mark": "ringside-0123-1",
+}
+DAEMONS = {
+    "orte_launch_agent": "env RINGSIDE_LAUNCH=ringside-0123-1 orted",
+    "plm_rsh_no_tree_spawn": "1",
+    "oob_tcp_keepalive_time": "3",
+    "oob_tcp_keepalive_intvl": "2",
+    "oob_tcp_keepalive_probes": "3",
+    "orte_keep_fqdn_hostnames": "1",
+}
+
+
+def test_torchrun_on_many_hosts_is_one_agent_on_each():
+    commands = LAUNCHERS["torchrun"].commands(request_for("torchrun", "ddp", UNEVEN, **SPREAD))
+    assert [command.host for command in commands] == list(UNEVEN)
+    assert [command.argv[1:6] for command in commands] == [
+        (
+            "--nnodes=2",
+            f"--nproc_per_node={slots}",
+            f"--node_rank={number}",
+            "--master_addr=10.0.0.11",
+            "--master_port=40123",
+        )
+        for number, slots in enumerate((2, 1))
+    ]
+
+
+def test_mpirun_on_many_hosts():
+    (command,) = LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", UNEVEN, **SPREAD))
+    program = command.argv.index("/opt/env/bin/python")
+    assert command.host is None
+    assert command.argv[:program] == (
+        *("/opt/env/bin/mpirun", "--allow-run-as-root", "-np", "3", "-host", "n1:2,n2:1"),
+        *("--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
+        *("--mca", "oob_tcp_if_include", "10.0.0.0/24", "--mca", "btl_tcp_if_include", "10.0.0.0/24"),
+        *("--prefix", "/opt/env", "--map-by", "slot"),
+        *(word for name, value in DAEMONS.items() for word in ("--mca", name, value)),
+        *("-x", "RINGSIDE_LAUNCH", "-x", "OMP_NUM_THREADS", "-x", "GLOO_SOCKET_IFNAME"),
+    )
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_horovodrun_on_many_hosts(controller):
+    arm = f"horovod:controller={controller}"
+    (command,) = LAUNCHERS["horovodrun"].commands(request_for("horovodrun", arm, UNEVEN, **SPREAD))
+    assert command.host is None
+    assert command.argv[command.argv.index("-H") + 1] == "n1:2,n2:1"
+    assert command.argv[command.argv.index("--network-interfaces") + 1] == "eth0"
+    parameters = [word for word in command.argv if word.startswith("--mpi-args=")]
+    assert len(parameters) == (controller == "mpi")
+    for words in map(shlex.split, parameters):
+        assert words[words.index("oob_tcp_if_include") + 1] == "10.0.0.0/24"
+        for name, value in DAEMONS.items():
+            assert words[words.index(name) + 1] == value
 
 
 @pytest.mark.parametrize(("launcher", "arm"), [("torchrun", "ddp"), ("horovodrun", "horovod")])
@@ -308,7 +372,8 @@ ARMS = "none,ddp,manual,manual:mode=overlap,horovod,horovod:controller=mpi,mpi"
 
 
 def commands_of(config, arm):
-    return launching.commands_for(config, arm, (Host("localhost", config.ranks),), Path("/runs/x/job.json"))
+    here = ThisMachine((Host("localhost", config.ranks),), [0])
+    return launching.commands_for(config, arm, here, Path("/runs/x/job.json"))
 
 
 def test_every_arm_gets_the_same_settings(launchers):

@@ -13,7 +13,9 @@ from compare import __version__, prepare
 from compare.arms import Arm, parse_arms
 from compare.availability import Availability, Found, Survey
 from compare.errors import OutputError, UnavailableError, UsageError
+from compare.hostfile import Host
 from compare.run import create_directory
+from compare.site import ThisMachine
 from tests.unit.factories import DIGITS, a_config
 
 MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installed"}
@@ -233,8 +235,7 @@ def test_the_hostfile_says_how_many_ranks_there_are(hostfile):
     ("text", "ranks", "named"),
     [
         ("localhost slots=2\n", 3, "3 ranks do not fit"),
-        ("# mine\nfar.example slots=2\n", 2, "hosts:2: far.example is another machine"),
-        ("alice@localhost slots=2\n", 2, "another machine"),
+        ("far.example slots=2\n", 3, "3 ranks do not fit"),
         ("localhost slots=2\n127.0.0.1 slots=2\n", 2, "hosts:2: this machine is named twice"),
         ("", 2, "no host is named"),
     ],
@@ -244,6 +245,44 @@ def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_is_started(ho
         prepare.choose_hosts(hostfile(text), ranks)
     assert named in caught.value.what
     assert caught.value.remedy
+
+
+def test_other_machines_are_taken_from_a_file_or_from_the_command_line(hostfile):
+    text = "n1 slots=2\nn2 slots=2\nn3 slots=2\n"
+    assert slots(prepare.choose_hosts(hostfile(text), 3)) == [("n1", 2), ("n2", 1)]
+    assert slots(prepare.choose_hosts(None, None, named="n[1-2]:2,n3")) == [("n1", 2), ("n2", 2), ("n3", 1)]
+    assert slots(prepare.choose_hosts(hostfile(text), None, exclude=["n2"])) == [("n1", 2), ("n3", 2)]
+    assert slots(prepare.choose_hosts(hostfile(text), None, include=["n[2-3]"])) == [("n2", 2), ("n3", 2)]
+
+
+def test_hosts_are_named_once(hostfile):
+    with pytest.raises(UsageError, match="both name hosts"):
+        prepare.choose_hosts(hostfile("n1\n"), None, named="n1")
+    with pytest.raises(UsageError, match="none are named"):
+        prepare.choose_hosts(None, None, include=["n1"])
+
+
+def test_threads_are_shared_out_by_the_fullest_host():
+    hosts = (Host("n1", 1), Host("n2", 2))
+    assert prepare.default_threads(hosts, [range(8), range(8)]) == 4
+    assert prepare.default_threads(hosts, [range(2), range(8)]) == 2
+    assert prepare.default_threads(hosts, [range(8), range(1)]) == 1
+
+
+def test_what_is_given_to_the_ranks_is_read_and_never_shown():
+    read = prepare.read_exports(["A=1=2", "TOKEN", "B="], {"TOKEN": "hunter2"})
+    assert read == {"A": "1=2", "TOKEN": "hunter2", "B": ""}
+    words = ["run", "-x", "A=1", "-xB=2", "--env", "C=3", "--env=D=4", "-x", "TOKEN", "--backend", "x:y=1"]
+    assert prepare.masked(words) == [
+        *("run", "-x", "A=***", "-xB=***", "--env", "C=***", "--env=D=***", "-x", "TOKEN"),
+        *("--backend", "x:y=1"),
+    ]
+
+
+@pytest.mark.parametrize("asked", ["MISSING", "PATH=/tmp", "RANK=3", "A B=1", "=1", "RINGSIDE_LAUNCH=x"])
+def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
+    with pytest.raises(UsageError, match="-x"):
+        prepare.read_exports([asked], {})
 
 
 # ---- what is written ----
@@ -298,7 +337,8 @@ def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
 
 def test_a_new_run_records_what_it_begins_with(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/opt/env/bin/compare", "run", "-np", "2"])
-    run = prepare.new_run(a_config(), DIGITS, prepare.choose_hosts(None, 2), {"mpi": "not here"})
+    here = ThisMachine(prepare.choose_hosts(None, 2), prepare.allowed_cpus())
+    run = prepare.new_run(a_config(), DIGITS, here, {"mpi": "not here"})
     assert run.command == ["compare", "run", "-np", "2"]
     assert run.ringside_version == __version__
     assert run.cores == len(os.sched_getaffinity(0))

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compare import launching, run
+from compare import launching, run, site
 from compare.errors import OutputError, RingsideError, UnavailableError
 from compare.launch import supervise as module
 from compare.launch.environment import MARKER
@@ -263,15 +263,16 @@ def test_runs_whose_folders_have_one_name_are_not_taken_for_each_other(tmp_path,
     names = []
     monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/bin") / name)
     monkeypatch.setattr(
-        launching,
+        site,
         "supervise",
         lambda _commands, *, name, **_rest: names.append(name) or module.Ending(1, 0.0),
     )
     for who in ("alice", "bob"):
         (tmp_path / who / "results").mkdir(parents=True)
         planned = a_run(config={"ranks": 2}, launches=[], complete=False)
+        here = site.ThisMachine(tuple(planned.hosts), [0])
         with pytest.raises(RingsideError):
-            run.carry_out(planned, tmp_path / who / "results", [0], Silent())
+            run.carry_out(planned, tmp_path / who / "results", here, Silent())
     assert len(names) == 2
     assert names[0] != names[1]
 

@@ -75,13 +75,17 @@ def _spoil_rank(module, fault):
     module.Batches = Spoiled
 
 
-def _spoil_launching(module, fault):
+def _spoil_port(site, fault):
     """Hand out a port that is taken, once."""
-    free_port, taken = module._free_port, [fault["port"]]
-    module._free_port = lambda: taken.pop() if taken else free_port()
+    free_port, taken = site.free_port, [fault["port"]]
+    site.free_port = lambda self: taken.pop() if taken else free_port(self)
 
 
-_SPOILERS = {"compare.rank": _spoil_rank, "compare.launching": _spoil_launching}
+_SPOILERS = {
+    "compare.rank": _spoil_rank,
+    "compare.site": lambda module, fault: _spoil_port(module.ThisMachine, fault),
+    "compare.many_hosts": lambda module, fault: _spoil_port(module.ManyHosts, fault),
+}
 
 
 class _Spoiler(importlib.abc.MetaPathFinder):

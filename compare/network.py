@@ -1,0 +1,90 @@
+"""Which network the ranks of all arms travel on; pure, from the addresses that every host has."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LOOPBACK = "lo"
+"""The interface of every arm on one machine: no port is open to anybody else."""
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ranks of all arms reach each other."""
+
+    interface: str = LOOPBACK
+    network: str = ""
+    """That all hosts share on the interface, as 10.0.0.0/24; the interface's name where hosts have no
+    network in common but are routed to each other; empty on one machine."""
+    addresses: tuple[str, ...] = ("127.0.0.1",)
+    """Of every host on it, in their order; at the first the ranks meet."""
+
+
+def choose_network(
+    addresses: Mapping[str, Mapping[str, Sequence[str]]], *, asked: str | None, reached_at: Sequence[str]
+) -> Network:
+    """Choose the interface of all arms: the one asked for, or the one over which the hosts are reached.
+
+    An interface counts whose name every host has, and on which every host has an address of its own: one
+    that all hosts have alike (docker0) leads nowhere.
+
+    Args:
+        addresses: by host and interface, as 10.0.0.2/24.
+        asked: the interface that the user named.
+        reached_at: the address at which every host was reached, in their order; empty where unknown.
+
+    Raises:
+        UsageError: there is none, or none of that name, or it cannot be told which.
+    """
+    hosts = list(addresses)
+    names = [name for name in addresses[hosts[0]] if asked in {None, name}]
+    found = [network for name in names for network in _on(name, list(addresses.values()))]
+    if not found:
+        what = f"{asked} is no interface that all hosts share." if asked else "The hosts share no network."
+        raise UsageError(
+            what,
+            found="\n".join(f"{host}: {_listed(its)}" for host, its in list(addresses.items())[:8]),
+            remedy="Name with --interface one that every host has, with an address of its own there.",
+        )
+    agree = [sum(a == b for a, b in zip(each.addresses, reached_at, strict=True)) for each in found]
+    best = [each for each, count in zip(found, agree, strict=True) if count == max(agree)]
+    if len(best) > 1:
+        raise UsageError(
+            "The hosts share more than one network, and it cannot be told which one to take.",
+            found="; ".join(f"{each.interface} in {each.network}" for each in best),
+            remedy=f"Name one: --interface {best[0].interface}",
+        )
+    return best[0]
+
+
+def in_network(address: str, network: Network) -> bool:
+    """Whether an address such as 10.0.0.2/24 belongs to the network."""
+    if network.network == network.interface:
+        return True
+    return ipaddress.ip_interface(address).ip in ipaddress.ip_network(network.network)
+
+
+def _on(name: str, hosts: Sequence[Mapping[str, Sequence[str]]]) -> list[Network]:
+    """Return the networks that all hosts have an address of their own in, on one interface."""
+    own = [[ipaddress.ip_interface(a) for a in its.get(name, ())] for its in hosts]
+    own = [[a for a in its if not (a.ip.is_loopback or a.ip.is_link_local)] for its in own]
+    shared = {a.network for a in own[0] if a.network.prefixlen < a.max_prefixlen}
+    found = []
+    for network in sorted(shared, key=str):
+        chosen = [next((str(a.ip) for a in its if a.ip in network), "") for its in own]
+        if all(chosen) and len(set(chosen)) == len(chosen):
+            found.append(Network(interface=name, network=str(network), addresses=tuple(chosen)))
+    if not found and all(len(its) == 1 for its in own) and len({its[0].ip for its in own}) == len(own):
+        found.append(Network(interface=name, network=name, addresses=tuple(str(its[0].ip) for its in own)))
+    return found
+
+
+def _listed(its: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name} {' '.join(found)}" for name, found in its.items() if found) or "no address"

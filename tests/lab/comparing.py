@@ -1,0 +1,52 @@
+"""`compare run` at the login of a lab: short trainings on real MNIST, and what they leave on hosts."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+ARMS = "mpi,horovod,horovod:controller=mpi,ddp"
+RUN = "/run/lab/run"
+
+
+def arguments(hosts, mnist_dir, *more, steps=30):
+    """The command line of a run on ``hosts``, written as for -H."""
+    return [
+        *(sys.executable, "-m", "compare", "run", "-H", hosts, "--data-dir", mnist_dir, "--dataset", "mnist"),
+        *("--output", RUN),
+        *("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", steps, "--warmup", 5),
+        *more,
+    ]
+
+
+def compare(lab, hosts, mnist_dir, *more, environment=None, **options):
+    """Execute a run to its end."""
+    return lab.login.run(
+        arguments(hosts, mnist_dir, *more, **options),
+        timeout_seconds=280,
+        environment={"COLUMNS": "200"} | (environment or {}),
+    )
+
+
+def start(lab, hosts, mnist_dir, *more, environment=None, **options):
+    """Start a run that can be disturbed."""
+    return lab.login.start(
+        arguments(hosts, mnist_dir, *more, **options),
+        environment={"COLUMNS": "200"} | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background may have had it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def left(lab, machines=None):
+    """What runs on hosts, and what lies in their private folders, that a run ought to have taken away."""
+    found = []
+    for machine in machines or lab.running():
+        found += [f"{machine.name}: {line}" for line in machine.command_lines()]
+        listed = machine.run(["ls", "/tmp", "/dev/shm"]).stdout.split()  # noqa: S108
+        found += [f"{machine.name}: {name}" for name in listed if "ringside" in name or "vader" in name]
+    return found

@@ -1,0 +1,216 @@
+"""What fails on many hosts ends within a bound, is named by rank and host, and leaves nothing on any host.
+
+One case a launcher is for ``make test``; those marked ``faults`` are for ``make test-faults``.
+"""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from compare.guard import LEASE_SECONDS
+from compare.results import read_run
+from tests.lab.comparing import arguments, compare, left, start
+from tests.lab.hosts import REPOSITORY
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
+
+STALL_SECONDS = 12.0
+BOUND_SECONDS = 30.0
+UNREACHABLE_BOUND_SECONDS = 15.0
+# Behind a dead link nobody can end a rank but itself: its lease runs out, then it is ended.
+GONE_SECONDS = STALL_SECONDS + LEASE_SECONDS
+LAUNCHERS = {
+    "torchrun": "ddp",
+    "horovodrun-gloo": "horovod",
+    "horovodrun-mpi": "horovod:controller=mpi",
+    "mpirun": "mpi",
+}
+IN_A_RANK = {
+    "raise": (6, ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"]),
+    "kill": (6, ["rank 1 on n2 died", "ended from outside"]),
+    "hang": (7, ["rank 1 on n2 made no progress for 12 s", "sitecustomize.py:"]),
+}
+ON_A_HOST = {"link_down": 9, "drop_packets": 9, "stop": 9}
+QUICK = {
+    ("torchrun", "kill"),
+    ("horovodrun-gloo", "raise"),
+    ("horovodrun-mpi", "kill"),
+    ("mpirun", "hang"),
+}
+
+
+def cases(kinds):
+    return [
+        pytest.param(
+            launcher,
+            kind,
+            marks=[] if (launcher, kind) in QUICK else [pytest.mark.faults],
+            id=f"{launcher}-{kind}",
+        )
+        for kind in kinds
+        for launcher in LAUNCHERS
+    ]
+
+
+class Disturbed:
+    """A run on n1 and n2 under way, at the login."""
+
+    def __init__(self, lab, mnist_dir, arm, *more, fault=None, **options):
+        self.lab = lab
+        self.site = lab.folder / "site"
+        shutil.copytree(REPOSITORY / "tests" / "faults" / "injected", self.site)
+        if fault:
+            (self.site / "fault.json").write_text(json.dumps(fault))
+        self.process = start(
+            lab,
+            "n1,n2",
+            mnist_dir,
+            *("--backend", arm, "--stall", STALL_SECONDS, *more),
+            steps=options.get("steps", 28_000),
+            environment={"PYTHONPATH": "/run/lab/site"},
+        )
+
+    def wait_for_training(self, launch=1):
+        until(lambda: self._is_training(launch) or self.process.poll() is not None, 150)
+        assert self.process.poll() is None, self.process.communicate()
+
+    def said(self):
+        """Wait for its end, and return what it said, in words without their line ends."""
+        said = " ".join(self.process.communicate(timeout=150)[1].split())
+        assert "Traceback" not in said
+        return said
+
+    def _is_training(self, launch):
+        files = list((self.lab.folder / "run").glob(f"launches/{launch:02d}-*/rank-*.progress"))
+        return len(files) == 2 and all('"train"' in file.read_text() for file in files)
+
+
+def until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.1)
+
+
+def gone_from(lab, machines, seconds):
+    until(lambda: left(lab, machines) == [], seconds)
+
+
+@pytest.mark.parametrize(("launcher", "kind"), cases(IN_A_RANK))
+def test_a_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_backend, launcher, kind):
+    fault = {"module": "compare.rank", "kind": kind, "rank": 1, "step": 100}
+    run = Disturbed(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault)
+    said = run.said()
+    took = time.time() - float((run.site / "injected_at").read_text())
+    code, words = IN_A_RANK[kind]
+    assert run.process.returncode == code, said
+    for word in words:
+        assert word in said
+    assert took < BOUND_SECONDS
+    assert not read_run(run.lab.folder / "run").complete
+    assert left(run.lab) == []
+
+
+@pytest.mark.parametrize(("launcher", "fault"), cases(ON_A_HOST))
+def test_a_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, launcher, fault):
+    lab = make_lab(2)
+    run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
+    run.wait_for_training()
+    lost, (kept, *_) = lab.hosts[1], lab.hosts
+    getattr(lost, fault)()
+    began = time.monotonic()
+    said = run.said()
+    took = time.monotonic() - began
+    assert run.process.returncode == ON_A_HOST[fault], said
+    assert "Host n2 (-H:2)" in said
+    assert took < BOUND_SECONDS
+    gone_from(lab, [lab.login, kept], 2)
+    if fault != "stop":
+        gone_from(lab, [lost], GONE_SECONDS)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend, launcher):
+    lab = make_lab(2)
+    run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
+    run.wait_for_training()
+    os.kill(parent_of(run), signal.SIGINT)
+    began = time.monotonic()
+    said = run.said()
+    assert run.process.returncode == 130, said
+    assert time.monotonic() - began < BOUND_SECONDS
+    assert left(lab) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nothing_outlives_a_parent_that_is_killed(make_lab, mnist_dir, every_backend, launcher):
+    lab = make_lab(2)
+    run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
+    run.wait_for_training()
+    os.kill(parent_of(run), signal.SIGKILL)
+    run.process.communicate(timeout=60)
+    # Folders of the parent's own on the login are beyond anybody's reach: processes alone count there.
+    until(lambda: not left(lab, lab.hosts) and not lab.login.command_lines(), BOUND_SECONDS)
+
+
+@pytest.mark.faults
+def test_finished_launches_are_kept(make_lab, mnist_dir):
+    lab = make_lab(2)
+    run = Disturbed(lab, mnist_dir, "ddp", "--repeats", "20", steps=200)
+    until(lambda: list((lab.folder / "run").glob("launches/03-*/rank-1.progress")), 150)
+    lab.hosts[1].stop()
+    said = run.said()
+    assert run.process.returncode == 9, said
+    assert len(read_run(lab.folder / "run").launches) >= 2
+    assert "What was finished is kept" in said
+
+
+@pytest.mark.faults
+def test_a_port_that_was_taken_in_the_meantime_is_tried_again(make_lab, mnist_dir):
+    fault = {"module": "compare.many_hosts", "port": 22}  # sshd's
+    run = Disturbed(make_lab(2), mnist_dir, "ddp", fault=fault, steps=30)
+    said = run.said()
+    assert run.process.returncode == 0, said
+    assert "starts again: another process took its port" in said
+    assert left(run.lab) == []
+
+
+@pytest.mark.parametrize("host", ["down", "silent", "no-such-host"])
+def test_a_host_that_does_not_answer_is_named_before_anything_starts(make_lab, mnist_dir, host):
+    lab = make_lab(1)
+    began = time.monotonic()
+    done = compare(lab, f"n1,{host}", mnist_dir, "--backend", "ddp")
+    assert done.returncode == 9, done.stderr
+    assert f"Host {host} (-H:2)" in done.stderr
+    assert time.monotonic() - began < UNREACHABLE_BOUND_SECONDS
+    assert not (lab.folder / "run").exists()
+    assert left(lab) == []
+
+
+def test_more_ranks_than_slots_are_refused(make_lab, mnist_dir):
+    lab = make_lab(1)
+    done = compare(lab, "n1:2", mnist_dir, "--backend", "ddp", "-np", "3")
+    assert done.returncode == 2, done.stderr
+    assert "3 ranks do not fit: the hosts take 2" in done.stderr
+
+
+def test_a_wrong_interpreter_on_one_host_is_named(make_lab, mnist_dir):
+    lab = make_lab(2)
+    interpreter = os.path.realpath(arguments("n1", mnist_dir)[0])
+    lab.hosts[1].run(["mount", "--bind", "/run/lab/nothing", interpreter])
+    done = compare(lab, "n1,n2", mnist_dir, "--backend", "ddp")
+    assert done.returncode == 9, done.stderr
+    assert "Host n2 (-H:2) cannot execute what it should" in done.stderr
+    assert left(lab, [lab.login, lab.hosts[0]]) == []
+
+
+def parent_of(run):
+    """The process of `compare run`; what was started is nsenter, which waits for it."""
+    (parent,) = [p for p in run.lab.login.processes() if "compare" in p.cmdline() and "run" in p.cmdline()]
+    return parent.pid

@@ -1,0 +1,91 @@
+"""`compare run` on real hosts, started at a login that is none of them: every launcher, uneven slots too."""
+
+import json
+import shutil
+
+import pytest
+
+from compare.results import read_run
+from tests.lab.comparing import ARMS, RUN, compare, left
+from tests.lab.hosts import why_no_rate_limit
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("slots", [(1, 1), (1, 1, 1, 1), (2, 2), (2, 1)], ids=lambda s: "+".join(map(str, s)))
+def test_every_launcher_trains_one_model_on_all_hosts(make_lab, mnist_dir, every_backend, slots):
+    lab = make_lab(len(slots))
+    done = compare(
+        lab, ",".join(f"n{n}:{count}" for n, count in enumerate(slots, 1)), mnist_dir, "--backend", ARMS
+    )
+    assert done.returncode == 0, done.stderr
+    run = read_run(lab.folder / "run")
+    assert run.complete
+    assert [launch.launcher for launch in run.launches].count("horovodrun") == 2
+    expected = [f"n{n}" for n, count in enumerate(slots, 1) for _ in range(count)]
+    for launch in run.launches:
+        assert [rank.host for rank in launch.ranks] == expected
+        assert len({rank.final_hash for rank in launch.ranks}) == 1
+    assert (run.network.interface, run.network.network) == ("eth0", "10.77.0.0/24")
+    assert "all over eth0 (10.77.0.0/24); the ranks meet at 10.77.0.11" in done.stderr
+    assert left(lab) == []
+
+
+def test_without_a_shared_file_system_the_data_set_is_copied_once(make_lab, mnist_dir):
+    lab = make_lab(2)
+    # In the private /tmp of the login, and with a cache on every host that no other sees.
+    config = lab.folder / "etc-ssh" / "sshd_config"
+    assert "XDG_CACHE_HOME=/tmp/cache" in config.read_text()
+    lab.login.run(["cp", "-r", mnist_dir, "/tmp/mine"])  # noqa: S108
+    for times in (1, 0):
+        done = compare(lab, "n1,n2", "/tmp/mine", "--backend", "ddp")  # noqa: S108
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("Copying mnist") == times
+        shutil.rmtree(lab.folder / "run")
+    assert left(lab) == []
+
+
+def test_a_secret_reaches_the_ranks_and_nobody_else(make_lab, mnist_dir, every_backend):
+    lab = make_lab(2)
+    secret = {"MY_TOKEN": "hunter2", "PYTHONHASHSEED": "0"}
+    more = ("-x", "MY_TOKEN", "-x", "OMP_DISPLAY_ENV=hunter2", "--backend", ARMS)
+    done = compare(lab, "n1,n2", mnist_dir, *more, environment=secret)
+    assert done.returncode == 0, done.stderr
+    held = [path for path in (lab.folder / "run").rglob("*") if path.is_file()]
+    assert len(held) > 20
+    assert [path for path in held if b"hunter2" in path.read_bytes()] == []
+    assert "hunter2" not in done.stdout + done.stderr
+    run = read_run(lab.folder / "run")
+    for launch in run.launches:
+        for rank in launch.ranks:
+            assert rank.attestation["environment"]["OMP_DISPLAY_ENV"] == "***"
+
+
+def test_a_dry_run_shows_every_command_and_file_and_starts_nothing(make_lab, mnist_dir, every_backend):
+    lab = make_lab(2)
+    more = ("--backend", ARMS, "--dry-run", "-x", "MY_TOKEN=hunter2", "--ssh-user", "root")
+    done = compare(lab, "n1:2,n2:1", mnist_dir, *more)
+    assert done.returncode == 0, done.stderr
+    for said in ("# ddp on n1", "# ddp on n2", "n1:2,n2:1", "MY_TOKEN", "***", "User root", "--node_rank=1"):
+        assert said in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+    assert not (lab.folder / "run").exists()
+
+
+def test_at_1_gbit_the_all_reduce_takes_what_the_ring_needs(make_lab, mnist_dir, requires_backend):
+    requires_backend("ddp")
+    if reason := why_no_rate_limit():
+        pytest.skip(reason)
+    lab = make_lab(2)
+    for host in lab.hosts:
+        host.limit_rate("1gbit")
+    more = ("--backend", "ddp", "--model", "mlp:784-4096-10", "--export-json", f"{RUN}.json")
+    done = compare(lab, "n1,n2", mnist_dir, *more)
+    assert done.returncode == 0, done.stderr
+    exported = json.loads((lab.folder / "run.json").read_text())
+    (launch,) = exported["run"]["launches"]
+    message_bytes = sum(launch["ranks"][0]["message_bytes"])
+    ring_bound_seconds = 2 * (2 - 1) / 2 * message_bytes * 8 / 1e9
+    seconds = exported["summary"]["arms"][0]["detail"]["collective_seconds"]["mean"]
+    assert message_bytes > 12e6
+    assert 0.95 < seconds / ring_bound_seconds < 3
