@@ -276,13 +276,18 @@ def read_json(path: Path, kind: type[T]) -> T:
         ) from None
 
 
+def results_file(path: Path) -> Path:
+    """Return the file that holds a run: the path itself, or what lies in that folder."""
+    return path / RESULTS_FILE if path.is_dir() else path
+
+
 def read_run(path: Path) -> Run:
     """Read a run from its directory, or from its results file.
 
     Raises:
         OutputError: there is no run, or it was written under another schema.
     """
-    file = path / RESULTS_FILE if path.is_dir() else path
+    file = results_file(path)
     if not file.exists():
         raise OutputError(
             f"There is no run at {path}.",
