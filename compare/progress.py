@@ -56,6 +56,10 @@ class LiveProgress:
     ) -> None:
         self._bars.stop()
 
+    def _place(self, planned: Planned) -> str:
+        """Say which round it is, and of how many where that is known."""
+        return f"{planned.round}" + ("" if self._config.budget_seconds else f"/{self._config.rounds}")
+
     def launch_begins(self, planned: Planned) -> None:
         """Begin a fresh bar of steps."""
         self._bars.reset(self._steps, description=f"round {planned.round}: {escape(planned.arm.label)}")
@@ -74,7 +78,7 @@ class LiveProgress:
     def launch_restarts(self, planned: Planned, reason: str) -> None:
         """Say that a launch is started again."""
         self._console.print(
-            f"round {planned.round}/{self._config.rounds}  {planned.arm.label:<28} starts again: {reason}",
+            f"round {self._place(planned)}  {planned.arm.label:<28} starts again: {reason}",
             style="yellow",
             highlight=False,
             markup=False,
@@ -84,7 +88,7 @@ class LiveProgress:
         """Print one line."""
         self._bars.advance(self._launches)
         self._console.print(
-            f"round {planned.round}/{self._config.rounds}  {planned.arm.label:<28} "
+            f"round {self._place(planned)}  {planned.arm.label:<28} "
             f"{step_seconds(launch) * 1e3:8.2f} ms/step   {launch.seconds:5.1f} s in all",
             style="dim",
             highlight=False,

@@ -88,6 +88,12 @@ def _rows(arm, turns):
             both("first_step_seconds", 1, "s"),
         ),
         Row(
+            f"{arm}: the same, with the proof of parity before it",
+            turns.ratio("product", "script", "with_proof_seconds"),
+            None,
+            both("with_proof_seconds", 1, "s"),
+        ),
+        Row(
             f"{arm}: peak memory of a rank over the script's",
             turns.ratio("product", "script", "peak_bytes"),
             at_most(1.05),
