@@ -49,7 +49,8 @@ def compare_conditions(run: Run) -> list[Finding]:
     """
     arms = [arm for arm in run.config.arms if run.of(arm)]
     names = [item.name for item in _ITEMS]
-    found = [_judge(run, arms, item) for item in (*_ITEMS, *_versions(run), *_environment(run))]
+    looked_at = (*_ITEMS, _malloc(run), *_versions(run), *_environment(run))
+    found = [_judge(run, arms, item) for item in looked_at]
     order = {"condition": 0, "confounder": 1, "compared": 2}
     kept = [finding for finding in found if finding is not None]
     return sorted(kept, key=lambda f: (order[f.role], names.index(f.item) if f.item in names else len(names)))
@@ -122,7 +123,6 @@ _ITEMS = (
     _Item("threads", "condition", _attested("threads")),
     _Item("inter-op threads", "condition", _attested("interop_threads")),
     _Item("affinity", "condition", _attested("affinity")),
-    _Item("malloc settings", "condition", _attested("malloc")),
     _Item("matmul precision", "condition", _attested("matmul_precision")),
     _Item("parameter dtypes", "condition", _attested("parameter_dtypes")),
     _Item("input dtype", "condition", _attested("batch", "dtype")),
@@ -163,6 +163,17 @@ _ITEMS = (
 )
 
 
+def _malloc(run: Run) -> _Item:
+    """Compare the allocator's settings, but for those that an arm sets: they have their own items."""
+    own = _set_by_arms(run)
+
+    def read(rank: RankResult) -> Any:
+        found = _attested("malloc")(rank)
+        return None if found is None else {name: held for name, held in found.items() if name not in own}
+
+    return _Item("malloc settings", "condition", read)
+
+
 def _versions(run: Run) -> list[_Item]:
     """Compare every library among the arms that load it."""
     names = {
@@ -198,10 +209,7 @@ _READ_BY = {
 
 def _environment(run: Run) -> list[_Item]:
     """Compare what the ranks found of the user's own settings, which may reach some arms' libraries alone."""
-    given = {
-        name.removeprefix(_ENV) for arm in run.config.arms for name in arm.given if name.startswith(_ENV)
-    }
-    names = sorted(given | {name for launch in run.launches for name in launch.inherited})
+    names = sorted(_set_by_arms(run) | {name for launch in run.launches for name in launch.inherited})
     return [
         _Item(
             *(name, "condition", _setting(name)),
@@ -212,6 +220,10 @@ def _environment(run: Run) -> list[_Item]:
         )
         for name in names
     ]
+
+
+def _set_by_arms(run: Run) -> set[str]:
+    return {name for arm in run.config.arms for name in arm.environment}
 
 
 def _readers(name: str) -> tuple[str, ...]:
@@ -267,12 +279,26 @@ def _classify(
         return "alike", ""
     if item.role != "condition":
         return "declared", item.why
-    by_options = [name for name in item.options if any(name in arm.given for arm in arms)]
-    # What the options do not touch must still agree.
-    rest = [first[arm.label] for arm in arms if not any(name in arm.given for name in by_options)]
-    if by_options and all(ranks == rest[0] for ranks in rest):
-        return "declared", f"by the arms' option {', '.join(by_options)}: {item.why}"
+    by_option = {arm.label: name for arm in arms if (name := _declaring(arm, first[arm.label], item))}
+    # What no option explains must still agree, and be what those arms were asked for by default.
+    rest = [arm for arm in arms if arm.label not in by_option]
+    agree = all(first[arm.label] == first[rest[0].label] for arm in rest)
+    if by_option and agree and not any(_astray(arm, first[arm.label], item) for arm in rest):
+        names = [name for name in item.options if name in by_option.values()]
+        return "declared", f"by the arms' option {', '.join(names)}: {item.why}"
     return "unlike", item.why or "the arms did not run under the same conditions"
+
+
+def _declaring(arm: Arm, ranks: list[str], item: _Item) -> str | None:
+    """Return the option that the arm was given for the item, if every rank attests the value asked for."""
+    given = (name for name in item.options if name in arm.given)
+    return next((name for name in given if set(ranks) == {_spell(arm.given[name])}), None)
+
+
+def _astray(arm: Arm, ranks: list[str], item: _Item) -> bool:
+    """Whether a rank attests other than its backend's option says, given or by default."""
+    asked = [_spell(arm.options[name]) for name in item.options if name in arm.options]
+    return bool(asked) and set(ranks) != set(asked)
 
 
 def _differs_within(rounds: list[list[str]], item: _Item) -> bool:

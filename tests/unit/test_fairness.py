@@ -226,6 +226,63 @@ def test_a_variable_that_an_arm_declares_is_declared():
     assert found(run)["GLOO_SOCKET_MODE"].kind == "declared"
 
 
+@pytest.mark.parametrize("shell", [{}, {"MALLOC_ARENA_MAX": "2"}])
+def test_an_allocator_setting_that_an_arm_declares_is_declared_once(shell):
+    arm = "ddp:env.MALLOC_ARENA_MAX=1"
+
+    def change(label, round_, rank, facts):
+        own = {"MALLOC_ARENA_MAX": "1"} if label == arm else shell
+        facts["environment"] |= own
+        facts["malloc"] |= own
+
+    items = found(a_fair_run("none", "ddp", arm, change=change, inherited=shell))
+    assert items["malloc settings"].kind == "alike"
+    assert items["MALLOC_ARENA_MAX"].kind == "declared"
+
+
+def test_an_allocator_setting_beside_the_declared_one_is_found():
+    arm = "ddp:env.MALLOC_ARENA_MAX=1"
+
+    def change(label, round_, rank, facts):
+        if label == arm:
+            facts["malloc"] |= {"MALLOC_ARENA_MAX": "1", "MALLOC_TOP_PAD_": "1"}
+            facts["environment"]["MALLOC_ARENA_MAX"] = "1"
+
+    assert names_of_unlike(a_fair_run("none", "ddp", arm, change=change)) == ["malloc settings"]
+
+
+UNDECLARED = {
+    "the arm asked for none": ("horovod:compression=none", "ddp", {"horovod:compression=none": "fp16"}),
+    "another arm asked for none": ("horovod:compression=none", "ddp", {"ddp": "fp16"}),
+    "the arm asked for another": ("ddp:comm_hook=powersgd", "ddp", {"ddp:comm_hook=powersgd": "fp16"}),
+    "beside one that is as asked": (
+        *("ddp:comm_hook=powersgd", "horovod:compression=none"),
+        {"ddp:comm_hook=powersgd": "powersgd", "horovod:compression=none": "fp16"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNDECLARED)
+def test_an_option_declares_only_what_it_asked_for(case):
+    *arms, attests = UNDECLARED[case]
+
+    def change(label, round_, rank, facts):
+        if label in attests:
+            facts["replica"]["compression"] = attests[label]
+
+    assert names_of_unlike(a_fair_run(*arms, change=change)) == ["compression"]
+
+
+def test_a_variable_that_did_not_reach_its_arm_as_declared_is_found():
+    arm = "ddp:env.GLOO_SOCKET_MODE=1"
+
+    def change(label, round_, rank, facts):
+        if label == arm:
+            facts["environment"]["GLOO_SOCKET_MODE"] = "2"
+
+    assert names_of_unlike(a_fair_run("ddp", arm, change=change)) == ["GLOO_SOCKET_MODE"]
+
+
 def test_buckets_that_differ_between_rounds_of_one_arm_are_found():
     def change(arm, round_, rank, facts):
         if arm == "ddp":
