@@ -79,6 +79,8 @@ class _Item(NamedTuple):
     """Whether the control has it; it does not communicate."""
     of_rank: bool = False
     """Whether ranks differ by nature; they are then compared one by one between arms."""
+    of_host: bool = False
+    """Whether ranks of one arm on different hosts may differ: one alone on its host shares no memory."""
     of_some: bool = False
     """Whether arms that do not have it are none the less alike."""
     of_shell: bool = False
@@ -116,6 +118,7 @@ def _trained_steps(rank: RankResult) -> int:
     return sum(block.steps for block in rank.blocks if block.mode == "training")
 
 
+_OF_HOST = "their ranks reach each other in different ways, a rank alone on its host by no shared memory"
 _COMPARED = "belongs to the backend or its options: this is what is compared"
 _ITEMS = (
     _Item("device", "condition", _attested("device")),
@@ -146,6 +149,7 @@ _ITEMS = (
         *("transport", "confounder", _transport),
         "comes with the backend: part of a difference in speed may be the transport's, not the library's",
         of_control=False,
+        of_host=True,
     ),
     _Item("library", "compared", _attested("group", "library"), _COMPARED, of_control=False),
     _Item("controller", "compared", _attested("group", "controller"), _COMPARED, of_control=False),
@@ -252,7 +256,8 @@ def _judge(run: Run, arms: list[Arm], item: _Item) -> Finding | None:
     if all(value == ABSENT for rounds in seen.values() for ranks in rounds for value in ranks):
         return _unread(arms, item) if item.of_shell else None
     values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
-    kind, why = _classify(asked, seen, item)
+    hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
+    kind, why = _classify(asked, seen, hosts, item)
     return Finding(item=item.name, role=item.role, kind=kind, values=values, why=why)
 
 
@@ -268,15 +273,16 @@ def _per_rank(launch: Launch, item: _Item) -> list[str]:
 
 
 def _classify(
-    arms: list[Arm], seen: dict[str, list[list[str]]], item: _Item
+    arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: _Item
 ) -> tuple[Literal["alike", "declared", "unlike"], str]:
-    uneven = [arm.label for arm in arms if _differs_within(seen[arm.label], item)]
+    uneven = [arm.label for arm in arms if _differs_within(seen[arm.label], hosts[arm.label], item)]
     if uneven:
         return "unlike", f"ranks or rounds of {', '.join(uneven)} differ among themselves"
     first = {arm.label: seen[arm.label][0] for arm in arms}
     compared = [ranks for ranks in first.values() if not item.of_some or set(ranks) != {ABSENT}]
     if all(ranks == compared[0] for ranks in compared):
-        return "alike", ""
+        apart = [arm.label for arm in arms if len(set(first[arm.label])) > 1] if item.of_host else []
+        return ("declared", f"hosts of {', '.join(apart)} differ: {_OF_HOST}") if apart else ("alike", "")
     if item.role != "condition":
         return "declared", item.why
     by_option = {arm.label: name for arm in arms if (name := _declaring(arm, first[arm.label], item))}
@@ -301,9 +307,12 @@ def _astray(arm: Arm, ranks: list[str], item: _Item) -> bool:
     return bool(asked) and set(ranks) != set(asked)
 
 
-def _differs_within(rounds: list[list[str]], item: _Item) -> bool:
+def _differs_within(rounds: list[list[str]], hosts: list[str], item: _Item) -> bool:
     if any(ranks != rounds[0] for ranks in rounds):
         return True
+    if item.of_host:
+        on_hosts = set(zip(hosts, rounds[0], strict=True))
+        return len(on_hosts) > len(set(hosts))
     return not item.of_rank and len(set(rounds[0])) > 1
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from compare.fairness import compare_conditions, unlike
+from compare.hostfile import Host
 from compare.launch.environment import library_settings
 from compare.report import render
 from compare.stats import summarise
@@ -289,6 +290,66 @@ def test_buckets_that_differ_between_rounds_of_one_arm_are_found():
             facts["replica"]["bucket_bytes"] = [round_]
 
     assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["buckets in bytes"]
+
+
+# ---- ranks on several hosts ----
+
+
+def on_two_hosts(*transports, arms=EVERY_ARM):
+    """Two ranks on host a and one on host b; what each attests of the transport in mpi."""
+    launches = [
+        a_launch(
+            arm,
+            round_,
+            ranks=[
+                a_rank(rank, host="aab"[rank], milliseconds=5.0, attestation=attested(arm, rank))
+                for rank in range(3)
+            ],
+        )
+        for arm in arms
+        for round_ in (1, 2)
+    ]
+    for launch in launches:
+        for result, transport in zip(launch.ranks, transports, strict=True):
+            if launch.arm == "mpi":
+                result.attestation["group"]["transport"] = transport
+    return a_run({arm: [5.0, 5.0] for arm in arms}, launches=launches, hosts=[Host("a", 2), Host("b", 1)])
+
+
+MIXED = "shared memory, TCP over eth0"
+
+
+@pytest.mark.parametrize("arms", [EVERY_ARM, ("mpi",), ("none", "mpi", "mpi:mode=flat")])
+def test_a_rank_alone_on_its_host_has_another_transport_and_that_is_a_confounder(arms):
+    finding = found(on_two_hosts(MIXED, MIXED, "TCP over eth0", arms=arms))["transport"]
+    assert (finding.role, finding.kind) == ("confounder", "declared")
+    assert finding.values["mpi"] == f"rank 0: {MIXED}, rank 1: {MIXED}, rank 2: TCP over eth0"
+    assert finding.why
+
+
+def test_ranks_of_one_host_must_have_one_transport():
+    run = on_two_hosts(MIXED, "TCP over eth0", "TCP over eth0")
+    assert names_of_unlike(run) == ["transport"]
+
+
+def test_a_transport_that_differs_between_rounds_is_found_on_any_host():
+    def change(arm, round_, rank, facts):
+        if arm == "mpi" and round_ == rank + 1:
+            facts["group"]["transport"] = "TCP over lo"
+        return {"host": "ab"[rank]}
+
+    run = a_fair_run(*EVERY_ARM, change=change, hosts=[Host("a", 1), Host("b", 1)])
+    assert names_of_unlike(run) == ["transport"]
+
+
+def test_hosts_are_no_excuse_for_any_other_item():
+    def change(arm, round_, rank, facts):
+        if arm == "mpi" and rank == 1:
+            facts["threads"] = 2
+        return {"host": "ab"[rank]}
+
+    run = a_fair_run(*EVERY_ARM, change=change, hosts=[Host("a", 1), Host("b", 1)])
+    assert names_of_unlike(run) == ["threads"]
 
 
 # ---- what stood in the shell ----
