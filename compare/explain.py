@@ -1,7 +1,8 @@
 """Why synchronising costs what it costs: causes, each with its measured evidence. Pure, like ``stats.py``.
 
 A cause is only named where it is beyond noise: its interval over launches lies above zero, and it makes
-up ``MATTERS`` of a step at least. With one round there is no interval, and only what needs none is said.
+up ``MATTERS`` of a step at least. With fewer than ``FEWEST_ROUNDS`` there is no interval that says anything,
+and only what needs none is said.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ MATTERS = 0.05
 """Share of a step from which a cause is worth a sentence: somewhat above what is called equivalent."""
 DOMINATES = 2 / 3
 """Share of the collectives' time from which a part explains it: twice the other part."""
-FEWEST_ROUNDS = 2
-"""Launches of an arm from which there is any interval at all."""
+FEWEST_ROUNDS = 3
+"""Launches of an arm from which there is an interval: the range of two holds what is true one time in two."""
 _HALF = 0.5
 
 
@@ -52,18 +53,16 @@ def explain(run: Run, summary: Summary) -> list[Reason]:
     """
     if summary.oversubscribed:
         return [_oversubscription(run)]
-    found = [
-        reason for arm, own in _synchronising(run, summary) for reason in _of_arm(run, summary, arm, own)
-    ]
+    found = [reason for arm, own in _synchronising(run, summary) for reason in _of_arm(run, arm, own)]
     return [*found, *_transports(run, summary)]
 
 
-def _of_arm(run: Run, summary: Summary, arm: Arm, own: ArmSummary) -> Iterator[Reason]:
+def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Reason]:
     launches = run.of(arm)
-    if _costs(own, summary.noise):
+    if _costs(own):
         yield from _little_compute(launches, own)
         yield from _growth(launches, own)
-    yield from _background(own, summary.noise)
+    yield from _background(own)
     yield from _straggler(launches, own)
 
 
@@ -75,24 +74,16 @@ def _synchronising(run: Run, summary: Summary) -> Iterator[tuple[Arm, ArmSummary
 # ---- what is beyond noise ----
 
 
-def _shows(estimate: Estimate | None, whole: float, noise: float | None = None) -> bool:
-    """Whether a cost is beyond noise, and worth a sentence.
-
-    Args:
-        estimate: the cost, in seconds a step.
-        whole: what it is a part of.
-        noise: the noise floor, where launches of different arms were compared. A confidence interval
-            has that noise in it already; the range of two launches has not, and must exceed it.
-    """
+def _shows(estimate: Estimate | None, whole: float) -> bool:
+    """Whether a cost, in seconds a step, is beyond noise, and worth a sentence as a part of the whole."""
     if estimate is None or estimate.n < FEWEST_ROUNDS:
         return False
-    floor = noise if noise and estimate.method == "range" else 0.0
-    return estimate.low > 0 and estimate.mean >= max(MATTERS, floor) * whole
+    return estimate.low > 0 and estimate.mean >= MATTERS * whole
 
 
-def _costs(own: ArmSummary, noise: float | None) -> bool:
+def _costs(own: ArmSummary) -> bool:
     step = own.step_seconds.mean
-    return _shows(own.detail.exposed_seconds, step) or _shows(own.sync_seconds, step, noise)
+    return _shows(own.detail.exposed_seconds, step) or _shows(own.sync_seconds, step)
 
 
 # ---- the causes ----
@@ -153,9 +144,9 @@ def _growth(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
     yield Reason(key=key, arm=own.arm, evidence=evidence)
 
 
-def _background(own: ArmSummary, noise: float | None) -> Iterator[Reason]:
+def _background(own: ArmSummary) -> Iterator[Reason]:
     tax, reference = own.detail.background_seconds, own.detail.reference_seconds
-    if tax and reference and _shows(tax, own.step_seconds.mean, noise):
+    if tax and reference and _shows(tax, own.step_seconds.mean):
         evidence = {"background_seconds": tax.mean, "reference_seconds": reference.mean}
         yield Reason(key="background", arm=own.arm, evidence=evidence)
 
