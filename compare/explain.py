@@ -32,6 +32,8 @@ DOMINATES = 2 / 3
 """Share of the collectives' time from which a part explains it: twice the other part."""
 FEWEST_ROUNDS = 3
 """Launches of an arm from which there is an interval: the range of two holds what is true one time in two."""
+ALPHA = 0.05
+"""How often a straggler may be named in an arm whose ranks are even."""
 _HALF = 0.5
 
 
@@ -154,22 +156,33 @@ def _background(own: ArmSummary) -> Iterator[Reason]:
 def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
     """One and the same rank computes longer in every launch.
 
-    The largest of several noisy times is always above their mean, so it is one rank that is followed.
+    Any rank may come out as the slowest, and the largest of several noisy times is always above their mean:
+    so it must be the same in every launch, and beyond noise at a level divided by the ranks (Bonferroni).
     """
     referred = [launch for launch in launches if _has_reference(launch)]
-    rank = own.detail.slowest_rank
     times = [[rank_seconds(result, "reference") for result in launch.ranks] for launch in referred]
-    if not times:
+    slowest = {ranks.index(max(ranks)) for ranks in times}
+    if len(times) < FEWEST_ROUNDS or len(slowest) > 1:
         return
-    excess = Estimate.of(ranks[rank] - statistics.fmean(ranks) for ranks in times)
-    if _shows(excess, statistics.fmean(statistics.fmean(ranks) for ranks in times)):
+    rank = slowest.pop()
+    excess = [ranks[rank] - statistics.fmean(ranks) for ranks in times]
+    compute = statistics.fmean(statistics.fmean(ranks) for ranks in times)
+    if _lower_end(excess, ALPHA / len(times[0])) > 0 and statistics.fmean(excess) >= MATTERS * compute:
         evidence = {
             "rank": rank,
             "host": referred[-1].ranks[rank].host,
-            "excess_seconds": excess.mean,
+            "excess_seconds": statistics.fmean(excess),
             "compute_seconds": statistics.fmean(ranks[rank] for ranks in times),
         }
         yield Reason(key="straggler", arm=own.arm, evidence=evidence)
+
+
+def _lower_end(values: Sequence[float], alpha: float) -> float:
+    """Return the lower end of Student's one-sided interval of the mean, at level 1 - ``alpha``."""
+    from scipy.special import stdtrit  # the parent starts without it
+
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values) - float(stdtrit(len(values) - 1, 1 - alpha)) * error
 
 
 def _transports(run: Run, summary: Summary) -> Iterator[Reason]:

@@ -181,6 +181,40 @@ def test_ranks_that_are_slower_in_turn_are_no_straggler():
     assert keys(a_run({"ddp": [1.0]}, launches=launches)) == []
 
 
+def of_ranks(*rounds):
+    """A run of the reference's milliseconds of every rank, round by round."""
+    launches = [
+        a_launch(
+            "ddp",
+            number,
+            ranks=[a_rank(rank, milliseconds=20.0, reference=time) for rank, time in enumerate(times)],
+        )
+        for number, times in enumerate(rounds, start=1)
+    ]
+    return a_run({"ddp": [1.0]}, launches=launches, config={"ranks": len(rounds[0])}, cores=len(rounds[0]))
+
+
+def test_a_straggler_is_the_same_rank_in_every_launch():
+    """In the last round the other one is slower, by a hair; on average rank 1 is slower beyond noise."""
+    always = of_ranks((10, 12), (10, 12.1), (10, 11.9), (10, 11.8), (10, 12), (10, 12.1))
+    assert keys(always) == [("straggler", "ddp")]
+    but_once = of_ranks((10, 12), (10, 12.1), (10, 11.9), (10, 11.8), (10, 12), (10.1, 10))
+    assert keys(but_once) == []
+
+
+def test_more_ranks_need_more_evidence_for_a_straggler():
+    """The largest of eight noisy times is more often far above their mean than the larger of two."""
+    excesses = (1.6, 2.0, 2.6)
+    two = of_ranks(*((10.0, 10.0 + 2 * excess) for excess in excesses))
+    eight = of_ranks(*((*[10.0] * 7, 10.0 + 8 / 7 * excess) for excess in excesses))
+    assert keys(two) == [("straggler", "ddp")]
+    assert keys(eight) == []
+
+
+def test_one_rank_is_no_straggler():
+    assert keys(of_ranks((10.0,), (10.1,), (10.2,))) == []
+
+
 def test_ranks_that_share_cores_are_told_with_both_numbers_and_nothing_else_is():
     arms = {"ddp": CAUSES["latency"]}
     run = a_measured_run(arms, cores=1)
