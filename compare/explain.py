@@ -224,17 +224,20 @@ class Parts(NamedTuple):
 def split_collectives(launch: Launch) -> Parts | None:
     """Split the time of a step's collectives alone by how the all-reduce's time grows with its bytes.
 
-    Two bounds on the fixed part, of which the smaller holds: what is left of the measured time once all
-    bytes have passed at the sweep's bandwidth, and as many latencies as there are calls. The first alone
-    would be wrong where large messages pass more slowly than the sweep's, the second where calls are fused.
+    With latency a and seconds per byte 1 / b of the sweep's line (``fit_line``), n calls of S bytes together
+    are expected to take n a + S / b. The measured time is divided in that proportion: a sweep that was slower
+    or quicker throughout than the collectives favours neither part. The fixed part is n a at most, for large
+    messages may pass more slowly than the sweep's. Where a library fuses calls, n counts too many of them,
+    and the fixed part is an upper bound.
     """
     seconds, points = collective_seconds(launch), _sweep_points(launch)
     if not seconds or len(points) < 2:  # noqa: PLR2004 -- a line takes two
         return None
     latency, seconds_per_byte = fit_line(points)
     sizes = launch.ranks[0].message_bytes
-    fixed = min(seconds - sum(sizes) * seconds_per_byte, len(sizes) * latency)
-    return Parts(seconds, min(max(fixed, 0.0), seconds))
+    latencies = len(sizes) * latency
+    expected = latencies + sum(sizes) * seconds_per_byte
+    return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
