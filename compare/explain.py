@@ -1,7 +1,8 @@
 """Why synchronising costs what it costs: causes, each with its measured evidence. Pure, like ``stats.py``.
 
 A cause is only named where it is beyond noise: its interval over launches lies above zero, and it makes
-up ``MATTERS`` of a step at least. With one round there is no interval, and only what needs none is said.
+up ``MATTERS`` of a step at least. With fewer than ``FEWEST_ROUNDS`` there is no interval that says anything,
+and only what needs none is said.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ MATTERS = 0.05
 """Share of a step from which a cause is worth a sentence: somewhat above what is called equivalent."""
 DOMINATES = 2 / 3
 """Share of the collectives' time from which a part explains it: twice the other part."""
-FEWEST_ROUNDS = 2
-"""Launches of an arm from which there is any interval at all."""
+FEWEST_ROUNDS = 3
+"""Launches of an arm from which there is an interval: the range of two holds what is true one time in two."""
+ALPHA = 0.05
+"""How often a straggler may be named in an arm whose ranks are even."""
 _HALF = 0.5
 
 
@@ -52,18 +55,16 @@ def explain(run: Run, summary: Summary) -> list[Reason]:
     """
     if summary.oversubscribed:
         return [_oversubscription(run)]
-    found = [
-        reason for arm, own in _synchronising(run, summary) for reason in _of_arm(run, summary, arm, own)
-    ]
+    found = [reason for arm, own in _synchronising(run, summary) for reason in _of_arm(run, arm, own)]
     return [*found, *_transports(run, summary)]
 
 
-def _of_arm(run: Run, summary: Summary, arm: Arm, own: ArmSummary) -> Iterator[Reason]:
+def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Reason]:
     launches = run.of(arm)
-    if _costs(own, summary.noise):
+    if _costs(own):
         yield from _little_compute(launches, own)
         yield from _growth(launches, own)
-    yield from _background(own, summary.noise)
+    yield from _background(own)
     yield from _straggler(launches, own)
 
 
@@ -75,24 +76,16 @@ def _synchronising(run: Run, summary: Summary) -> Iterator[tuple[Arm, ArmSummary
 # ---- what is beyond noise ----
 
 
-def _shows(estimate: Estimate | None, whole: float, noise: float | None = None) -> bool:
-    """Whether a cost is beyond noise, and worth a sentence.
-
-    Args:
-        estimate: the cost, in seconds a step.
-        whole: what it is a part of.
-        noise: the noise floor, where launches of different arms were compared. A confidence interval
-            has that noise in it already; the range of two launches has not, and must exceed it.
-    """
+def _shows(estimate: Estimate | None, whole: float) -> bool:
+    """Whether a cost, in seconds a step, is beyond noise, and worth a sentence as a part of the whole."""
     if estimate is None or estimate.n < FEWEST_ROUNDS:
         return False
-    floor = noise if noise and estimate.method == "range" else 0.0
-    return estimate.low > 0 and estimate.mean >= max(MATTERS, floor) * whole
+    return estimate.low > 0 and estimate.mean >= MATTERS * whole
 
 
-def _costs(own: ArmSummary, noise: float | None) -> bool:
+def _costs(own: ArmSummary) -> bool:
     step = own.step_seconds.mean
-    return _shows(own.detail.exposed_seconds, step) or _shows(own.sync_seconds, step, noise)
+    return _shows(own.detail.exposed_seconds, step) or _shows(own.sync_seconds, step)
 
 
 # ---- the causes ----
@@ -153,9 +146,9 @@ def _growth(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
     yield Reason(key=key, arm=own.arm, evidence=evidence)
 
 
-def _background(own: ArmSummary, noise: float | None) -> Iterator[Reason]:
+def _background(own: ArmSummary) -> Iterator[Reason]:
     tax, reference = own.detail.background_seconds, own.detail.reference_seconds
-    if tax and reference and _shows(tax, own.step_seconds.mean, noise):
+    if tax and reference and _shows(tax, own.step_seconds.mean):
         evidence = {"background_seconds": tax.mean, "reference_seconds": reference.mean}
         yield Reason(key="background", arm=own.arm, evidence=evidence)
 
@@ -163,22 +156,33 @@ def _background(own: ArmSummary, noise: float | None) -> Iterator[Reason]:
 def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
     """One and the same rank computes longer in every launch.
 
-    The largest of several noisy times is always above their mean, so it is one rank that is followed.
+    Any rank may come out as the slowest, and the largest of several noisy times is always above their mean:
+    so it must be the same in every launch, and beyond noise at a level divided by the ranks (Bonferroni).
     """
     referred = [launch for launch in launches if _has_reference(launch)]
-    rank = own.detail.slowest_rank
     times = [[rank_seconds(result, "reference") for result in launch.ranks] for launch in referred]
-    if not times:
+    slowest = {ranks.index(max(ranks)) for ranks in times}
+    if len(times) < FEWEST_ROUNDS or len(slowest) > 1:
         return
-    excess = Estimate.of(ranks[rank] - statistics.fmean(ranks) for ranks in times)
-    if _shows(excess, statistics.fmean(statistics.fmean(ranks) for ranks in times)):
+    rank = slowest.pop()
+    excess = [ranks[rank] - statistics.fmean(ranks) for ranks in times]
+    compute = statistics.fmean(statistics.fmean(ranks) for ranks in times)
+    if _lower_end(excess, ALPHA / len(times[0])) > 0 and statistics.fmean(excess) >= MATTERS * compute:
         evidence = {
             "rank": rank,
             "host": referred[-1].ranks[rank].host,
-            "excess_seconds": excess.mean,
+            "excess_seconds": statistics.fmean(excess),
             "compute_seconds": statistics.fmean(ranks[rank] for ranks in times),
         }
         yield Reason(key="straggler", arm=own.arm, evidence=evidence)
+
+
+def _lower_end(values: Sequence[float], alpha: float) -> float:
+    """Return the lower end of Student's one-sided interval of the mean, at level 1 - ``alpha``."""
+    from scipy.special import stdtrit  # the parent starts without it
+
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values) - float(stdtrit(len(values) - 1, 1 - alpha)) * error
 
 
 def _transports(run: Run, summary: Summary) -> Iterator[Reason]:
@@ -220,17 +224,20 @@ class Parts(NamedTuple):
 def split_collectives(launch: Launch) -> Parts | None:
     """Split the time of a step's collectives alone by how the all-reduce's time grows with its bytes.
 
-    Two bounds on the fixed part, of which the smaller holds: what is left of the measured time once all
-    bytes have passed at the sweep's bandwidth, and as many latencies as there are calls. The first alone
-    would be wrong where large messages pass more slowly than the sweep's, the second where calls are fused.
+    With latency a and seconds per byte 1 / b of the sweep's line (``fit_line``), n calls of S bytes together
+    are expected to take n a + S / b. The measured time is divided in that proportion: a sweep that was slower
+    or quicker throughout than the collectives favours neither part. The fixed part is n a at most, for large
+    messages may pass more slowly than the sweep's. Where a library fuses calls, n counts too many of them,
+    and the fixed part is an upper bound.
     """
     seconds, points = collective_seconds(launch), _sweep_points(launch)
     if not seconds or len(points) < 2:  # noqa: PLR2004 -- a line takes two
         return None
     latency, seconds_per_byte = fit_line(points)
     sizes = launch.ranks[0].message_bytes
-    fixed = min(seconds - sum(sizes) * seconds_per_byte, len(sizes) * latency)
-    return Parts(seconds, min(max(fixed, 0.0), seconds))
+    latencies = len(sizes) * latency
+    expected = latencies + sum(sizes) * seconds_per_byte
+    return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -49,7 +49,8 @@ def compare_conditions(run: Run) -> list[Finding]:
     """
     arms = [arm for arm in run.config.arms if run.of(arm)]
     names = [item.name for item in _ITEMS]
-    found = [_judge(run, arms, item) for item in (*_ITEMS, *_versions(run), *_environment(run))]
+    looked_at = (*_ITEMS, _malloc(run), *_versions(run), *_environment(run))
+    found = [_judge(run, arms, item) for item in looked_at]
     order = {"condition": 0, "confounder": 1, "compared": 2}
     kept = [finding for finding in found if finding is not None]
     return sorted(kept, key=lambda f: (order[f.role], names.index(f.item) if f.item in names else len(names)))
@@ -78,6 +79,8 @@ class _Item(NamedTuple):
     """Whether the control has it; it does not communicate."""
     of_rank: bool = False
     """Whether ranks differ by nature; they are then compared one by one between arms."""
+    of_host: bool = False
+    """Whether ranks of one arm on different hosts may differ: one alone on its host shares no memory."""
     of_some: bool = False
     """Whether arms that do not have it are none the less alike."""
     of_shell: bool = False
@@ -115,6 +118,7 @@ def _trained_steps(rank: RankResult) -> int:
     return sum(block.steps for block in rank.blocks if block.mode == "training")
 
 
+_OF_HOST = "their ranks reach each other in different ways, a rank alone on its host by no shared memory"
 _COMPARED = "belongs to the backend or its options: this is what is compared"
 _ITEMS = (
     _Item("device", "condition", _attested("device")),
@@ -122,7 +126,6 @@ _ITEMS = (
     _Item("threads", "condition", _attested("threads")),
     _Item("inter-op threads", "condition", _attested("interop_threads")),
     _Item("affinity", "condition", _attested("affinity")),
-    _Item("malloc settings", "condition", _attested("malloc")),
     _Item("matmul precision", "condition", _attested("matmul_precision")),
     _Item("parameter dtypes", "condition", _attested("parameter_dtypes")),
     _Item("input dtype", "condition", _attested("batch", "dtype")),
@@ -146,6 +149,7 @@ _ITEMS = (
         *("transport", "confounder", _transport),
         "comes with the backend: part of a difference in speed may be the transport's, not the library's",
         of_control=False,
+        of_host=True,
     ),
     _Item("library", "compared", _attested("group", "library"), _COMPARED, of_control=False),
     _Item("controller", "compared", _attested("group", "controller"), _COMPARED, of_control=False),
@@ -161,6 +165,17 @@ _ITEMS = (
         of_control=False,
     ),
 )
+
+
+def _malloc(run: Run) -> _Item:
+    """Compare the allocator's settings, but for those that an arm sets: they have their own items."""
+    own = _set_by_arms(run)
+
+    def read(rank: RankResult) -> Any:
+        found = _attested("malloc")(rank)
+        return None if found is None else {name: held for name, held in found.items() if name not in own}
+
+    return _Item("malloc settings", "condition", read)
 
 
 def _versions(run: Run) -> list[_Item]:
@@ -198,10 +213,7 @@ _READ_BY = {
 
 def _environment(run: Run) -> list[_Item]:
     """Compare what the ranks found of the user's own settings, which may reach some arms' libraries alone."""
-    given = {
-        name.removeprefix(_ENV) for arm in run.config.arms for name in arm.given if name.startswith(_ENV)
-    }
-    names = sorted(given | {name for launch in run.launches for name in launch.inherited})
+    names = sorted(_set_by_arms(run) | {name for launch in run.launches for name in launch.inherited})
     return [
         _Item(
             *(name, "condition", _setting(name)),
@@ -212,6 +224,10 @@ def _environment(run: Run) -> list[_Item]:
         )
         for name in names
     ]
+
+
+def _set_by_arms(run: Run) -> set[str]:
+    return {name for arm in run.config.arms for name in arm.environment}
 
 
 def _readers(name: str) -> tuple[str, ...]:
@@ -240,7 +256,8 @@ def _judge(run: Run, arms: list[Arm], item: _Item) -> Finding | None:
     if all(value == ABSENT for rounds in seen.values() for ranks in rounds for value in ranks):
         return _unread(arms, item) if item.of_shell else None
     values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
-    kind, why = _classify(asked, seen, item)
+    hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
+    kind, why = _classify(asked, seen, hosts, item)
     return Finding(item=item.name, role=item.role, kind=kind, values=values, why=why)
 
 
@@ -256,28 +273,46 @@ def _per_rank(launch: Launch, item: _Item) -> list[str]:
 
 
 def _classify(
-    arms: list[Arm], seen: dict[str, list[list[str]]], item: _Item
+    arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: _Item
 ) -> tuple[Literal["alike", "declared", "unlike"], str]:
-    uneven = [arm.label for arm in arms if _differs_within(seen[arm.label], item)]
+    uneven = [arm.label for arm in arms if _differs_within(seen[arm.label], hosts[arm.label], item)]
     if uneven:
         return "unlike", f"ranks or rounds of {', '.join(uneven)} differ among themselves"
     first = {arm.label: seen[arm.label][0] for arm in arms}
     compared = [ranks for ranks in first.values() if not item.of_some or set(ranks) != {ABSENT}]
     if all(ranks == compared[0] for ranks in compared):
-        return "alike", ""
+        apart = [arm.label for arm in arms if len(set(first[arm.label])) > 1] if item.of_host else []
+        return ("declared", f"hosts of {', '.join(apart)} differ: {_OF_HOST}") if apart else ("alike", "")
     if item.role != "condition":
         return "declared", item.why
-    by_options = [name for name in item.options if any(name in arm.given for arm in arms)]
-    # What the options do not touch must still agree.
-    rest = [first[arm.label] for arm in arms if not any(name in arm.given for name in by_options)]
-    if by_options and all(ranks == rest[0] for ranks in rest):
-        return "declared", f"by the arms' option {', '.join(by_options)}: {item.why}"
+    by_option = {arm.label: name for arm in arms if (name := _declaring(arm, first[arm.label], item))}
+    # What no option explains must still agree, and be what those arms were asked for by default.
+    rest = [arm for arm in arms if arm.label not in by_option]
+    agree = all(first[arm.label] == first[rest[0].label] for arm in rest)
+    if by_option and agree and not any(_astray(arm, first[arm.label], item) for arm in rest):
+        names = [name for name in item.options if name in by_option.values()]
+        return "declared", f"by the arms' option {', '.join(names)}: {item.why}"
     return "unlike", item.why or "the arms did not run under the same conditions"
 
 
-def _differs_within(rounds: list[list[str]], item: _Item) -> bool:
+def _declaring(arm: Arm, ranks: list[str], item: _Item) -> str | None:
+    """Return the option that the arm was given for the item, if every rank attests the value asked for."""
+    given = (name for name in item.options if name in arm.given)
+    return next((name for name in given if set(ranks) == {_spell(arm.given[name])}), None)
+
+
+def _astray(arm: Arm, ranks: list[str], item: _Item) -> bool:
+    """Whether a rank attests other than its backend's option says, given or by default."""
+    asked = [_spell(arm.options[name]) for name in item.options if name in arm.options]
+    return bool(asked) and set(ranks) != set(asked)
+
+
+def _differs_within(rounds: list[list[str]], hosts: list[str], item: _Item) -> bool:
     if any(ranks != rounds[0] for ranks in rounds):
         return True
+    if item.of_host:
+        on_hosts = set(zip(hosts, rounds[0], strict=True))
+        return len(on_hosts) > len(set(hosts))
     return not item.of_rank and len(set(rounds[0])) > 1
 
 

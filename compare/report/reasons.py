@@ -21,8 +21,18 @@ def reasons(run: Run, summary: Summary) -> list[str]:
     of_cause: dict[str, list[str]] = {}
     for reason in explain(run, summary):
         of_cause.setdefault(reason.key, []).append(_EVIDENCE[reason.key](reason.arm, reason.evidence))
-    order = [cause for cause in _CAUSES if cause in of_cause]
-    return [f"Why: {_CAUSES[c][0]}: {'; '.join(of_cause[c])}. {_CAUSES[c][1]}".rstrip() for c in order]
+    return [
+        f"Why: {_caveat(cause, summary)}{name}: {'; '.join(of_cause[cause])}. {advice}"
+        for cause, (name, advice) in _CAUSES.items()
+        if cause in of_cause
+    ]
+
+
+def _caveat(cause: str, summary: Summary) -> str:
+    """Say where the evidence is that of disturbed rounds; that ranks outnumber cores is not measured."""
+    if cause == "oversubscription" or not summary.disturbed_rounds:
+        return ""
+    return "measured while others used the machine: "
 
 
 def differences(run: Run) -> list[list[str]]:

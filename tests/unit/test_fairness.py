@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from compare.fairness import compare_conditions, unlike
+from compare.hostfile import Host
 from compare.launch.environment import library_settings
 from compare.report import render
 from compare.stats import summarise
@@ -226,12 +227,129 @@ def test_a_variable_that_an_arm_declares_is_declared():
     assert found(run)["GLOO_SOCKET_MODE"].kind == "declared"
 
 
+@pytest.mark.parametrize("shell", [{}, {"MALLOC_ARENA_MAX": "2"}])
+def test_an_allocator_setting_that_an_arm_declares_is_declared_once(shell):
+    arm = "ddp:env.MALLOC_ARENA_MAX=1"
+
+    def change(label, round_, rank, facts):
+        own = {"MALLOC_ARENA_MAX": "1"} if label == arm else shell
+        facts["environment"] |= own
+        facts["malloc"] |= own
+
+    items = found(a_fair_run("none", "ddp", arm, change=change, inherited=shell))
+    assert items["malloc settings"].kind == "alike"
+    assert items["MALLOC_ARENA_MAX"].kind == "declared"
+
+
+def test_an_allocator_setting_beside_the_declared_one_is_found():
+    arm = "ddp:env.MALLOC_ARENA_MAX=1"
+
+    def change(label, round_, rank, facts):
+        if label == arm:
+            facts["malloc"] |= {"MALLOC_ARENA_MAX": "1", "MALLOC_TOP_PAD_": "1"}
+            facts["environment"]["MALLOC_ARENA_MAX"] = "1"
+
+    assert names_of_unlike(a_fair_run("none", "ddp", arm, change=change)) == ["malloc settings"]
+
+
+UNDECLARED = {
+    "the arm asked for none": ("horovod:compression=none", "ddp", {"horovod:compression=none": "fp16"}),
+    "another arm asked for none": ("horovod:compression=none", "ddp", {"ddp": "fp16"}),
+    "the arm asked for another": ("ddp:comm_hook=powersgd", "ddp", {"ddp:comm_hook=powersgd": "fp16"}),
+    "beside one that is as asked": (
+        *("ddp:comm_hook=powersgd", "horovod:compression=none"),
+        {"ddp:comm_hook=powersgd": "powersgd", "horovod:compression=none": "fp16"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNDECLARED)
+def test_an_option_declares_only_what_it_asked_for(case):
+    *arms, attests = UNDECLARED[case]
+
+    def change(label, round_, rank, facts):
+        if label in attests:
+            facts["replica"]["compression"] = attests[label]
+
+    assert names_of_unlike(a_fair_run(*arms, change=change)) == ["compression"]
+
+
+def test_a_variable_that_did_not_reach_its_arm_as_declared_is_found():
+    arm = "ddp:env.GLOO_SOCKET_MODE=1"
+
+    def change(label, round_, rank, facts):
+        if label == arm:
+            facts["environment"]["GLOO_SOCKET_MODE"] = "2"
+
+    assert names_of_unlike(a_fair_run("ddp", arm, change=change)) == ["GLOO_SOCKET_MODE"]
+
+
 def test_buckets_that_differ_between_rounds_of_one_arm_are_found():
     def change(arm, round_, rank, facts):
         if arm == "ddp":
             facts["replica"]["bucket_bytes"] = [round_]
 
     assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["buckets in bytes"]
+
+
+# ---- ranks on several hosts ----
+
+
+def on_two_hosts(*transports, arms=EVERY_ARM):
+    """Two ranks on host a and one on host b; what each attests of the transport in mpi."""
+    launches = [
+        a_launch(
+            arm,
+            round_,
+            ranks=[
+                a_rank(rank, host="aab"[rank], milliseconds=5.0, attestation=attested(arm, rank))
+                for rank in range(3)
+            ],
+        )
+        for arm in arms
+        for round_ in (1, 2)
+    ]
+    for launch in launches:
+        for result, transport in zip(launch.ranks, transports, strict=True):
+            if launch.arm == "mpi":
+                result.attestation["group"]["transport"] = transport
+    return a_run({arm: [5.0, 5.0] for arm in arms}, launches=launches, hosts=[Host("a", 2), Host("b", 1)])
+
+
+MIXED = "shared memory, TCP over eth0"
+
+
+@pytest.mark.parametrize("arms", [EVERY_ARM, ("mpi",), ("none", "mpi", "mpi:mode=flat")])
+def test_a_rank_alone_on_its_host_has_another_transport_and_that_is_a_confounder(arms):
+    finding = found(on_two_hosts(MIXED, MIXED, "TCP over eth0", arms=arms))["transport"]
+    assert (finding.role, finding.kind) == ("confounder", "declared")
+    assert finding.values["mpi"] == f"rank 0: {MIXED}, rank 1: {MIXED}, rank 2: TCP over eth0"
+    assert finding.why
+
+
+def test_ranks_of_one_host_must_have_one_transport():
+    run = on_two_hosts(MIXED, "TCP over eth0", "TCP over eth0")
+    assert names_of_unlike(run) == ["transport"]
+
+
+def test_a_transport_that_differs_between_rounds_is_found_on_any_host():
+    def change(arm, round_, rank, facts):
+        if arm == "mpi" and round_ == rank + 1:
+            facts["group"]["transport"] = "TCP over lo"
+        return {"host": "ab"[rank]}
+
+    run = a_fair_run(*EVERY_ARM, change=change, hosts=[Host("a", 1), Host("b", 1)])
+    assert names_of_unlike(run) == ["transport"]
+
+
+def test_hosts_are_no_excuse_for_any_other_item():
+    def change(arm, round_, rank, facts):
+        if arm == "mpi" and rank == 1:
+            facts["threads"] = 2
+        return {"host": "ab"[rank]}
+
+    run = a_fair_run(*EVERY_ARM, change=change, hosts=[Host("a", 1), Host("b", 1)])
+    assert names_of_unlike(run) == ["threads"]
 
 
 # ---- what stood in the shell ----
