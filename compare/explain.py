@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from compare.arms import Arm
-    from compare.results import Launch, Run
+    from compare.results import Launch, RankResult, Run
     from compare.stats import ArmSummary, Summary
 
 Key = Literal[
@@ -227,10 +227,12 @@ def split_collectives(launch: Launch) -> Parts | None:
     With latency a and seconds per byte 1 / b of the sweep's line (``fit_line``), n calls of S bytes together
     are expected to take n a + S / b. The measured time is divided in that proportion: a sweep that was slower
     or quicker throughout than the collectives favours neither part. The fixed part is n a at most, for large
-    messages may pass more slowly than the sweep's. Where a library fuses calls, n counts too many of them,
-    and the fixed part is an upper bound.
+    messages may pass more slowly than the sweep's. Where a library fuses several calls, nobody tells into
+    how many messages, and there is no answer.
     """
     seconds, points = collective_seconds(launch), _sweep_points(launch)
+    if _fuses(launch.ranks[0]):
+        return None
     if not seconds or len(points) < 2:  # noqa: PLR2004 -- a line takes two
         return None
     latency, seconds_per_byte = fit_line(points)
@@ -238,6 +240,10 @@ def split_collectives(launch: Launch) -> Parts | None:
     latencies = len(sizes) * latency
     expected = latencies + sum(sizes) * seconds_per_byte
     return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
+
+
+def _fuses(rank: RankResult) -> bool:
+    return len(rank.message_bytes) > 1 and "fusion_bytes" in rank.attestation["group"]
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
