@@ -142,6 +142,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         app()
+    except KeyboardInterrupt:  # while something was still being loaded
+        sys.exit(INTERRUPTED)
     except RingsideError as error:
         _print_error(error)
         sys.exit(error.exit_code)
@@ -194,7 +196,7 @@ def run(
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
     repeats: Annotated[
         int | None,
-        typer.Option(show_default="3, or what --budget allows", help="Rounds; each launches every arm once."),
+        typer.Option(show_default="5, or what --budget allows", help="Rounds; each launches every arm once."),
     ] = None,
     budget: Annotated[
         float | None,
@@ -276,8 +278,8 @@ def run(
         if dry_run:
             _print_commands(console, config, site, directory)
             return
-        directory = create_directory(directory)
         source = _find_data(choice, data_dir, talk)
+        directory = create_directory(directory)
         site.deliver(source, _teller(talk))
         result = _carry_out(
             prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
@@ -445,7 +447,7 @@ def aa(
     *,
     backend: Annotated[str, typer.Option(help="The arm that is compared with itself.")],
     comparisons: Annotated[int, typer.Option(min=1, help="How often.")] = 10,
-    repeats: Annotated[int, typer.Option(min=2, help="Rounds of each comparison.")] = 3,
+    repeats: Annotated[int, typer.Option(min=5, help="Rounds of each comparison.")] = 5,
     num_proc: NumProc = None,
     hostfile: Hostfile = None,
     hosts: HostList = None,
@@ -526,8 +528,8 @@ def aa(
         config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
         first, second = twins(config.arms[0])
         config = msgspec.structs.replace(config, arms=(first, second), baseline=first.label)
-        directory = create_directory(output or prepare.default_output(config, purpose="-aa"))
         source = _find_data(choice, data_dir, talk)
+        directory = create_directory(output or prepare.default_output(config, purpose="-aa"))
         site.deliver(source, _teller(talk))
         result = _carry_out(
             prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
@@ -608,8 +610,8 @@ def verify(
             stall_seconds=stall,
         )
         config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
-        directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
         source = _find_data(choice, data_dir, talk)
+        directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
         site.deliver(source, _teller(talk))
         verification = _verify(
             prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
@@ -648,7 +650,7 @@ def report(
     """Show a run again, whole or as far as it came, in any format."""
     from compare.report import RENDERERS, render
     from compare.report.table import RunTable
-    from compare.results import read_run, write_text
+    from compare.results import read_run, results_file, write_text
     from compare.stats import summarise
 
     if form not in RENDERERS:
@@ -656,6 +658,8 @@ def report(
             f"There is no format called {form!r}.", remedy=f"Use one of: {', '.join(RENDERERS)}."
         )
     shown = read_run(run_directory)
+    if output and output.exists() and output.samefile(results_file(run_directory)):
+        raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
     summary = summarise(shown)
     if output:
         write_text(output, render(shown, summary, form, detail=detail) + "\n")

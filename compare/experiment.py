@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from compare.stats import has_time_for_another_round, is_disturbed, verdicts
+from compare.stats import has_time_left, is_disturbed, verdicts
 from compare.verdict import FIRST_LOOK
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def _goes_on(run: Run, rounds: int) -> bool:
     """Whether another round is to come after so many."""
     if rounds >= run.config.rounds:
         return False
-    if run.config.budget_seconds is None or not rounds:
+    if run.config.budget_seconds is None:
         return True
-    return has_time_for_another_round(run) and not (rounds >= FIRST_LOOK and is_settled(run))
+    return has_time_left(run, 1) and not (rounds >= FIRST_LOOK and is_settled(run))
 
 
 def is_settled(run: Run) -> bool:
@@ -83,6 +83,6 @@ def set_aside_disturbed(run: Run) -> Run:
         return run
     last = run.launches[-width:]
     taken_again = len(run.set_aside) // width
-    if not any(map(is_disturbed, last)) or taken_again >= run.config.max_reruns:
+    if not any(map(is_disturbed, last)) or taken_again >= run.config.max_reruns or not has_time_left(run, 1):
         return run
     return msgspec.structs.replace(run, launches=run.launches[:-width], set_aside=[*run.set_aside, *last])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from compare.results import Run
 
 EXPERIMENTS = 10_000
+_FEWEST_RECORDED = 30
+"""Rounds below which resampling would say more of the few launches than of the procedure."""
 _MOST_LOOKS = 20
 """Rounds of a simulated run under a budget, if that many were recorded."""
 
@@ -26,6 +28,8 @@ class NullReport(msgspec.Struct, frozen=True, kw_only=True):
     """What came of comparing an arm with itself."""
 
     arm: str
+    recorded: int
+    """Rounds that were launched."""
     rounds_each: int
     """Rounds of a comparison."""
     verdicts: list[Verdict]
@@ -59,13 +63,17 @@ def assess(run: Run, *, experiments: int = EXPERIMENTS) -> NullReport | None:
     first, second = run.config.arms
     ratios = log_ratios(run, second, first)
     each = run.config.rounds // run.config.comparisons
-    found = [judge({"": ratios[at : at + each]})[""] for at in range(0, len(ratios) - each + 1, each)]
+    found = [
+        judge({"": ratios[at : at + each]}, fewest=FIRST_LOOK)[""]
+        for at in range(0, len(ratios) - each + 1, each)
+    ]
     if not found:
         return None
     false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
     low, high = binomial_interval(false, len(found))
     return NullReport(
         arm=msgspec.structs.replace(first, twin=0).label,
+        recorded=len(ratios),
         rounds_each=each,
         verdicts=found,
         false_differences=false,
@@ -87,6 +95,6 @@ def _simulated(run: Run, looks: list[Look], experiments: int) -> NullRate | None
         [step_seconds(la) for la in run.launches if la.round == r] for r in range(1, run.config.rounds + 1)
     ]
     rounds = [times for times in both if len(times) == len(run.config.arms)]
-    if not looks or len(rounds) < looks[-1].rounds:
+    if not looks or len(rounds) < max(_FEWEST_RECORDED, looks[-1].rounds):
         return None
     return simulate_null(rounds, looks, experiments=experiments, seed=run.config.seed)

@@ -22,7 +22,7 @@ from compare.errors import OutputError, UnavailableError, UsageError
 from compare.hostfile import Host, is_local, local_host, parse_hosts, place, read_hostfile, select
 from compare.launch.environment import MASK, refusal_of
 from compare.network import LOOPBACK
-from compare.results import Run
+from compare.results import RESULTS_FILE, Run
 from compare.site import ThisMachine
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from compare.host import Reach
     from compare.site import Site
 
-DEFAULT_ROUNDS = 3
+DEFAULT_ROUNDS = 5
+"""Fewer settle nothing, see ``verdict.FIRST_LOOK``."""
 MOST_ROUNDS = 1000
 DEFAULT_RANKS = 2
 """Without a hostfile that says how many slots there are."""
@@ -296,6 +297,8 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
     """
     folder = path.absolute().parent
     if to_be_made and folder == to_be_made.absolute():
+        if path.name in {RESULTS_FILE, "config.json", "hostfile"}:
+            raise UsageError(f"{path} is where the run itself is saved.", remedy="Choose another name.")
         return
     problem = (
         f"{path} is a folder."

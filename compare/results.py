@@ -295,6 +295,11 @@ class _Exported(msgspec.Struct):
     run: Run
 
 
+def results_file(path: Path) -> Path:
+    """Return the file that holds a run: the path itself, or what lies in that folder."""
+    return path / RESULTS_FILE if path.is_dir() else path
+
+
 def read_run(path: Path) -> Run:
     """Read a run from its directory, from its results file, or from what ``--export-json`` wrote of it.
 
@@ -302,7 +307,7 @@ def read_run(path: Path) -> Run:
         OutputError: there is no run, it was written under another schema, it contradicts itself, or it is
             a verification.
     """
-    file = path / RESULTS_FILE if path.is_dir() else path
+    file = results_file(path)
     if not file.exists():
         if path.is_dir() and (path / _VERIFICATION_FILE).exists():
             raise _verification(path / _VERIFICATION_FILE)

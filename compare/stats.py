@@ -41,6 +41,12 @@ class Estimate(msgspec.Struct, frozen=True):
     """``t``: Student's 95 % interval of the mean. ``range``: smallest and largest, of fewer than three."""
 
     @classmethod
+    def of_ratios(cls, ratios: Iterable[float]) -> Self:
+        """Estimate a geometric mean, as verdicts do: a ratio and its inverse then say the same."""
+        logs = cls.of(map(math.log, ratios))
+        return cls(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, logs.method)
+
+    @classmethod
     def of(cls, values: Iterable[float]) -> Self:
         """Estimate from one value a launch; there must be at least one."""
         values = list(values)
@@ -280,7 +286,9 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
         sync_seconds=_paired(run, arm, control, lambda own, other: own - other),
         sync_share=_paired(run, arm, control, lambda own, other: (own - other) / own),
         efficiency=_paired(run, arm, control, lambda own, other: other / own),
-        speed_against_baseline=_paired(run, arm, baseline, lambda own, other: other / own),
+        speed_against_baseline=Estimate.of_ratios(map(math.exp, log_ratios(run, arm, baseline)))
+        if log_ratios(run, arm, baseline)
+        else None,
         verdict=verdict,
         accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
         test_loss=_mean_loss(ranks, samples),
@@ -304,6 +312,8 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
     imbalance = {launch.number: _imbalance_seconds(control_of[launch.round]) for launch in paired}
     changes = [change for launch in launches if (change := _phase_changes(launch))]
     alone = [(launch, seconds) for launch in launches if (seconds := collective_seconds(launch))]
+    if run.config.ranks == 1:
+        alone = []  # nothing travels
     last = launches[-1].ranks[0]
     reduced = 2 * (run.config.ranks - 1) / run.config.ranks
     return Detail(
@@ -408,7 +418,7 @@ def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
         for name, own in times.items()
         if name != baseline
     }
-    return judge(ratios, looks(run))
+    return judge(ratios, looks(run), fewest=FIRST_LOOK)
 
 
 def looks(run: Run) -> list[Look]:
@@ -426,19 +436,33 @@ def looks(run: Run) -> list[Look]:
     ]
 
 
-def has_time_for_another_round(run: Run) -> bool:
-    """Whether a budget, if there is one, allows one more round after those that are complete."""
-    done = len(run.launches) // len(run.config.arms)
-    return run.config.budget_seconds is None or not done or _rounds_left(run, done) > 0
+def has_time_left(run: Run, rounds: float) -> bool:
+    """Whether a budget, if there is one, allows so many more rounds from now on, at the pace so far.
+
+    Rounds that were set aside took their time as well.
+    """
+    budget = run.config.budget_seconds
+    taken = [*run.launches, *run.set_aside]
+    if budget is None or not taken:
+        return True
+    elapsed = _end(taken) - _begin(taken)
+    pace = elapsed / (len(taken) / len(run.config.arms))
+    return elapsed + rounds * pace <= budget
 
 
 def _rounds_left(run: Run, rounds: int) -> int:
     """Say how many more rounds fitted into the budget when ``rounds`` were complete."""
-    launches = run.launches[: rounds * len(run.config.arms)]
-    begun = min(launch.started_at for launch in [*run.launches, *run.set_aside])
-    elapsed = max(launch.started_at + launch.seconds for launch in launches) - begun
+    elapsed = _end(run.launches[: rounds * len(run.config.arms)]) - _begin([*run.launches, *run.set_aside])
     # The mean round, those that were taken again included: they will come again.
     return max(0, int(((run.config.budget_seconds or 0.0) - elapsed) / (elapsed / rounds)))
+
+
+def _begin(launches: list[Launch]) -> float:
+    return min(launch.started_at for launch in launches)
+
+
+def _end(launches: list[Launch]) -> float:
+    return max(launch.started_at + launch.seconds for launch in launches)
 
 
 def _noise(run: Run) -> float | None:

@@ -104,6 +104,7 @@ def judge(
     *,
     alpha: float = ALPHA,
     margin: float = MARGIN,
+    fewest: int = 2,
 ) -> dict[str, Verdict]:
     """Judge every arm against the baseline.
 
@@ -116,6 +117,7 @@ def judge(
         alpha: probability of calling any arm different that does not differ, over all arms and looks.
         margin: relative difference that does not matter. It is symmetric in the logarithm: with 0.03 a speed
             ratio between 1 / 1.03 and 1.03 is within it.
+        fewest: rounds below which nothing is settled, see `FIRST_LOOK`.
 
     Raises:
         ValueError: a value is not finite (or no ratio that a double can hold), or a setting is out of range.
@@ -131,9 +133,11 @@ def judge(
             continue
         sample = _Sample.of([log_ratios[arm][: look.rounds] for arm in arms])
         decision = _decide(sample, level, math.log1p(margin), settled)
+        if look.rounds < fewest:
+            decision = decision._replace(settled=settled)
         for index, arm in enumerate(arms):
             if sample.n[index] and not (settled.different | settled.equivalent)[index]:
-                verdicts[arm] = _verdict(index, sample, decision, margin)
+                verdicts[arm] = _verdict(index, sample, decision, margin, fewest)
         settled = decision.settled
     return verdicts
 
@@ -415,7 +419,7 @@ def _check(log_ratios: Mapping[str, Sequence[float]], alpha: float, margin: floa
                 raise ValueError(f"the log ratio of {arm} in round {round_} is {value}")
 
 
-def _verdict(index: int, sample: _Sample, decision: _Decision, margin: float) -> Verdict:
+def _verdict(index: int, sample: _Sample, decision: _Decision, margin: float, fewest: int) -> Verdict:
     mean, n = float(sample.mean[index]), int(sample.n[index])
     half_width, alpha = float(decision.half_width[index]), float(decision.alpha[index])
     kind: Literal["faster", "slower", "equivalent", "unresolved"] = "unresolved"
@@ -435,7 +439,9 @@ def _verdict(index: int, sample: _Sample, decision: _Decision, margin: float) ->
         p_adjusted=float(decision.p_adjusted[index]),
         n=n,
         margin=margin,
-        rounds_to_settle=_rounds_to_settle(mean, float(sample.error[index]), n, alpha, margin)
+        rounds_to_settle=_at_least(
+            fewest - n, _rounds_to_settle(mean, float(sample.error[index]), n, alpha, margin)
+        )
         if unresolved
         else None,
     )
@@ -444,6 +450,10 @@ def _verdict(index: int, sample: _Sample, decision: _Decision, margin: float) ->
 def _exp(value: float) -> float | None:
     """Leave the logarithm; None for what JSON cannot hold, or a ratio of 0, whose inverse there is not."""
     return math.exp(value) if abs(value) < _LARGEST_LOG else None
+
+
+def _at_least(least: int, rounds: int | None) -> int | None:
+    return None if rounds is None else max(least, rounds)
 
 
 def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: float) -> int | None:

@@ -58,6 +58,8 @@ class HorovodReplica(LocalReplica):
         }
 
     def collectives(self) -> Collectives | None:
+        if self.attest()["compression"] != "none":
+            return None  # what travels then is smaller than the gradients, and made in the optimizer's hooks
         gradients = [torch.zeros_like(p) for p in self.model.parameters()]
 
         def run() -> None:

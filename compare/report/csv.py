@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from compare.results import Run
     from compare.stats import ArmSummary, Summary
 
+_OF_VERDICTS = ("speed_ratio", "low", "high", "level", "p", "p_adjusted", "n", "rounds_to_settle")
+
 
 def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
     """Render every field of the summary, always with every detail; an estimate becomes mean, low and high."""
@@ -35,6 +37,10 @@ def _flat(value: ArmSummary | Detail, prefix: str = "") -> dict[str, object]:
         name = f"{prefix}{field.name}"
         if isinstance(found, Detail):
             row |= _flat(found, "detail_")
+        elif field.name == "verdict":
+            fields = msgspec.structs.asdict(found) if found else {}
+            row |= {"verdict": fields.get("kind")}
+            row |= {f"verdict_{key}": fields.get(key) for key in _OF_VERDICTS}
         elif "Estimate" in str(field.type):
             fields = msgspec.structs.asdict(found) if isinstance(found, Estimate) else {}
             row |= {

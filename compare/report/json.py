@@ -8,6 +8,7 @@ import msgspec
 
 from compare.explain import explain
 from compare.fairness import compare_conditions
+from compare.null import assess
 
 if TYPE_CHECKING:
     from compare.results import Run
@@ -20,5 +21,6 @@ def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
     derived = msgspec.to_builtins(summary) | {
         "fairness": compare_conditions(run),
         "why": explain(run, summary),
+        "null": assess(run),
     }
     return msgspec.json.format(msgspec.json.encode({"summary": derived, "run": run}), indent=1).decode()

@@ -179,8 +179,8 @@ def _against_itself(run: Run) -> list[str]:
     ):
         if rate:
             said.append(
-                f"Resampled from these launches, {rate.experiments:,} comparisons {how}: {rate.rate:.1%} "
-                f"saw one ({rate.low:.1%}–{rate.high:.1%})."
+                f"Resampled from the {found.recorded} recorded rounds, {rate.rate:.1%} of "
+                f"{rate.experiments:,} comparisons {how} saw one."
             )
     return said
 

@@ -59,8 +59,8 @@ def test_blocks_are_as_equal_as_can_be_and_none_is_lost(steps):
 @untimed
 @given(st.integers(2 * BLOCK_STEPS, 20_000))
 def test_a_block_has_about_as_many_steps_as_it_should(steps):
-    # Rounding to whole blocks moves a length most where there are fewest blocks: two of 37, or three of 25.
-    assert all(0.8 * BLOCK_STEPS <= size <= 1.25 * BLOCK_STEPS for size in split_into_blocks(steps))
+    # Rounding to whole blocks moves a length most where there are fewest blocks: 37 and 38, or three of 25.
+    assert all(0.8 * BLOCK_STEPS <= size <= 1.27 * BLOCK_STEPS for size in split_into_blocks(steps))
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_what_could_not_run_is_named_with_the_reason(form):
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)
 def test_the_fastest_arm_is_marked_where_there_is_one(form):
-    text = shown(a_run(MEASURED), form)
+    text = shown(a_run({arm: [*times, *times[:2]] for arm, times in MEASURED.items()}), form)
     assert "ddp:bucket_cap_mb=1 ◀ fastest" in text
     marked = [line for line in text.splitlines() if "◀" in line]
     assert all("ddp:bucket_cap_mb=1" in line for line in marked)

@@ -164,7 +164,7 @@ def test_figures_worked_out_by_hand():
     assert ddp.sync_share == alike(Estimate.of([1 / 5, 2 / 6, 5 / 10]))
     assert ddp.efficiency == alike(Estimate.of([4 / 5, 4 / 6, 5 / 10]))
     assert ddp.speed_against_baseline == Estimate(1.0, 1.0, 1.0, 3, "t")
-    assert manual.speed_against_baseline == alike(Estimate.of([5 / 10, 6 / 6, 10 / 8]))
+    assert manual.speed_against_baseline == alike(Estimate.of_ratios([5 / 10, 6 / 6, 10 / 8]))
 
 
 def test_two_rounds_are_a_mean_with_the_smallest_and_the_largest():
@@ -250,7 +250,9 @@ def test_arms_come_in_the_order_they_were_named():
 
 
 def test_the_clearly_fastest_arm_is_named():
-    assert fastest({"none": [4, 4], "ddp": [6.0, 6.1], "mpi": [5.0, 5.1]}) == ["mpi"]
+    rounds = {"none": [4] * 5, "ddp": [6.0, 6.1, 6.0, 6.2, 6.1], "mpi": [5.0, 5.1, 5.0, 5.1, 5.2]}
+    assert fastest(rounds) == ["mpi"]
+    assert fastest({arm: times[:4] for arm, times in rounds.items()}) == [], "four rounds settle nothing"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_no_arm_is_called_fastest_without_proof(why, milliseconds):
 
 
 def test_the_control_is_never_called_fastest():
-    assert fastest({"none": [1, 1], "ddp": [5, 5], "mpi": [6, 6]}) == ["ddp"]
+    assert fastest({"none": [1] * 5, "ddp": [5] * 5, "mpi": [6] * 5}) == ["ddp"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_the_control_is_never_called_fastest():
 )
 def test_no_arm_is_called_fastest_when_ranks_wait_for_each_others_cores(threads, cores, too_many):
     run = a_run(
-        {"none": [4, 4], "ddp": [6.0, 6.1], "mpi": [5.0, 5.1]},
+        {"none": [4] * 5, "ddp": [6.0, 6.1] * 2 + [6.0], "mpi": [5.0, 5.1] * 2 + [5.0]},
         config={"threads_per_rank": threads},
         cores=cores,
     )
@@ -333,9 +335,8 @@ def test_every_figure_follows_from_the_step_times(milliseconds):
         own = steps[name]
         assert arm.step_seconds == Estimate.of(own)
         assert arm.samples_per_second == Estimate.of(128 / mine for mine in own)
-        assert arm.speed_against_baseline == Estimate.of(
-            other / mine for mine, other in zip(own, steps[run.config.baseline], strict=True)
-        )
+        ratios = [other / mine for mine, other in zip(own, steps[run.config.baseline], strict=True)]
+        assert arm.speed_against_baseline.mean == pytest.approx(statistics.geometric_mean(ratios))
         if "none" in arms and name != "none":
             pairs = list(zip(own, steps["none"], strict=True))
             assert arm.sync_seconds == Estimate.of(mine - control for mine, control in pairs)
@@ -573,7 +574,12 @@ def test_a_rank_whose_phases_are_missing_leaves_them_unknown_for_all():
 # ---- collectives ----
 
 
-@pytest.mark.parametrize(("ranks", "reduced"), [(2, 1.0), (4, 1.5), (1, 0.0)])
+def test_of_one_rank_there_are_no_collectives():
+    detail = the_arm([a_launch(ranks=[a_rank(0)])], config={"ranks": 1}).detail
+    assert (detail.collective_seconds, detail.hiding, detail.bus_bandwidth) == (None, None, None)
+
+
+@pytest.mark.parametrize(("ranks", "reduced"), [(2, 1.0), (4, 1.5)])
 def test_bandwidth_is_that_of_nccl_tests(ranks, reduced):
     """busbw = algbw x 2 (n - 1) / n; 800 kB in 0.4 ms are 2 GB/s."""
     launch = a_launch(
