@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from compare.errors import OutputError
+from compare.parity import Gate
+from compare.report import render
 from compare.results import (
     RESULTS_FILE,
     SCHEMA_VERSION,
@@ -25,7 +27,9 @@ from compare.results import (
     write_json,
     write_text,
 )
-from tests.unit.factories import DIGITS, a_block, a_phased_block, a_rank, a_run
+from compare.stats import summarise
+from compare.verify import ArmVerification, Verification
+from tests.unit.factories import DIGITS, a_block, a_launch, a_phased_block, a_rank, a_run
 
 
 def refusal(path):
@@ -265,3 +269,165 @@ def test_fields_of_a_later_version_are_passed_over(tmp_path):
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / RESULTS_FILE).mkdir()
     assert "Is a directory" in refusal(tmp_path).found
+
+
+# ---- well-formed, and yet no run ----
+
+
+PHASED = {"forward": [1.0] * 3, "backward": [2.0] * 3, "sync": [1.0] * 3, "step": [0.5] * 3}
+
+
+def a_full_run(**changes):
+    """A run with everything that is derived from: reference, phases, collectives."""
+
+    def ranks():
+        blocks = [a_block(5), a_block(4, mode="reference"), a_phased_block(**PHASED)]
+        blocks.append(a_phased_block("reference", **PHASED))
+        use = MachineUse(wall_ns=10, cpus=2, busy_ns=5, stolen_ns=0)
+        return [a_rank(rank, blocks=blocks, machine=use) for rank in (0, 1)]
+
+    order = [(arm, round_) for round_ in (1, 2, 3) for arm in ("none", "ddp")]
+    launches = [a_launch(arm, r, ranks=ranks(), number=n) for n, (arm, r) in enumerate(order, start=1)]
+    return a_run({"none": [1.0], "ddp": [1.0]}, launches=launches, **changes)
+
+
+def broken(tmp_path, edit):
+    """The results of a run after ``edit`` was done to them as JSON."""
+    write_json(tmp_path / RESULTS_FILE, a_full_run())
+    content = json.loads((tmp_path / RESULTS_FILE).read_text())
+    edit(content)
+    (tmp_path / RESULTS_FILE).write_text(json.dumps(content))
+    return tmp_path
+
+
+LAST = -1  # every edit is made in the last launch and on its last rank: a check of the first alone finds none
+
+
+def rank_of(run):
+    return run["launches"][LAST]["ranks"][LAST]
+
+
+OF_A_LAUNCH = {
+    "a rank removed": lambda run: run["launches"][LAST]["ranks"].pop(),
+    "no ranks": lambda run: run["launches"][LAST].update(ranks=[]),
+    "a rank twice": lambda run: rank_of(run).update(rank=0),
+    "no blocks": lambda run: [rank.update(blocks=[]) for rank in run["launches"][LAST]["ranks"]],
+    "one rank's blocks missing": lambda run: rank_of(run).update(blocks=[]),
+    "one rank's block missing": lambda run: rank_of(run)["blocks"].pop(),
+    "another mode": lambda run: rank_of(run)["blocks"][1].update(mode="training"),
+    "other steps": lambda run: rank_of(run)["blocks"][0].update(steps=29),
+    "no headline": lambda run: [rank["blocks"].pop(0) for rank in run["launches"][LAST]["ranks"]],
+    "steps 0": lambda run: [rank["blocks"][0].update(steps=0) for rank in run["launches"][LAST]["ranks"]],
+    "wall_ns 0": lambda run: rank_of(run)["blocks"][0].update(wall_ns=0),
+    "negative time": lambda run: rank_of(run)["blocks"][0].update(wall_ns=-1),
+    "a phase removed": lambda run: [
+        r["blocks"][2]["phases"].pop("sync") for r in run["launches"][LAST]["ranks"]
+    ],
+    "one rank's phases gone": lambda run: rank_of(run)["blocks"][2].update(phases={}),
+    "a phase without times": lambda run: rank_of(run)["blocks"][2]["phases"].update(sync=[]),
+    "a collective less": lambda run: rank_of(run)["collective_ns"].pop(),
+    "a collective in no time": lambda run: rank_of(run)["collective_ns"].append(0),
+    "a sweep of one rank": lambda run: rank_of(run).update(sweep=[{"message_bytes": 4, "ns": [1]}]),
+    "a sweep never timed": lambda run: rank_of(run).update(sweep=[{"message_bytes": 4, "ns": []}]),
+    "no test samples": lambda run: [
+        rank["evaluation"].update(samples=0) for rank in run["launches"][LAST]["ranks"]
+    ],
+    "no CPUs": lambda run: rank_of(run)["machine"].update(cpus=0),
+    "no attestation": lambda run: rank_of(run).update(attestation={}),
+    "no transport": lambda run: rank_of(run)["attestation"]["group"].pop("transport"),
+    "a group that is none": lambda run: rank_of(run)["attestation"].update(group="gloo"),
+    "a replica that is none": lambda run: rank_of(run)["attestation"].update(replica=7),
+    "no time at all": lambda run: run["launches"][LAST].update(seconds=0),
+    "an arm of no run": lambda run: run["launches"][LAST].update(arm="mpi"),
+    "a round twice": lambda run: run["launches"][LAST].update(round=1),
+}
+OF_THE_RUN = {
+    "no arms": lambda run: run["config"].update(arms=[], baseline="", comparisons=None),
+    "no baseline": lambda run: run["config"].update(baseline=""),
+    "an arm twice": lambda run: run["config"]["arms"].append(run["config"]["arms"][0]),
+    "comparisons 0": lambda run: run["config"].update(comparisons=0),
+    "more comparisons than rounds": lambda run: run["config"].update(comparisons=4, rounds=3),
+    "comparisons of three arms": lambda run: [
+        run["config"].update(comparisons=1),
+        run["config"]["arms"].append({"backend": "mpi"}),
+    ],
+    "no hosts": lambda run: run.update(hosts=[]),
+}
+
+
+@pytest.mark.parametrize("edit", OF_A_LAUNCH)
+def test_an_edited_launch_is_refused_by_its_name(tmp_path, edit):
+    error = refusal(broken(tmp_path, OF_A_LAUNCH[edit]))
+    assert str(tmp_path / RESULTS_FILE) in error.what
+    assert "Launch 6 (" in error.found
+    assert "edited" in error.remedy
+
+
+@pytest.mark.parametrize("edit", OF_THE_RUN)
+def test_an_edited_config_is_refused(tmp_path, edit):
+    error = refusal(broken(tmp_path, OF_THE_RUN[edit]))
+    assert str(tmp_path / RESULTS_FILE) in error.what
+    assert error.found
+    assert "edited" in error.remedy
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        a_run(),
+        a_full_run(),
+        a_run({"ddp": [5.0]}),
+        a_run({"none": [4.0]}),
+        a_run(launches=[], complete=False),
+    ],
+    ids=["plain", "full", "one arm", "control", "not begun"],
+)
+def test_what_is_accepted_can_be_shown_in_every_format(tmp_path, run):
+    write_json(tmp_path / RESULTS_FILE, run)
+    read = read_run(tmp_path)
+    assert read == run
+    for form in ("markdown", "csv", "json"):
+        assert render(read, summarise(read), form, detail=True)
+
+
+# ---- other files of ours ----
+
+
+def test_an_export_is_read_by_its_run(tmp_path):
+    run = a_full_run()
+    write_text(tmp_path / "export.json", render(run, summarise(run), "json"))
+    assert read_run(tmp_path / "export.json") == run
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (lambda run: run.update(schema_version=1), "schema version 1"),
+        (lambda run: run.pop("schema_version"), "schema version 0"),
+        (lambda run: run["launches"][0]["ranks"].pop(), "as Ringside writes it"),
+    ],
+    ids=["version", "no version", "contradiction"],
+)
+def test_an_exported_run_is_held_to_the_same(tmp_path, edit, named):
+    run = a_full_run()
+    content = json.loads(render(run, summarise(run), "json"))
+    edit(content["run"])
+    (tmp_path / "export.json").write_text(json.dumps(content))
+    assert named in refusal(tmp_path / "export.json").what
+
+
+@pytest.mark.parametrize("value", [7, None, [], "text"])
+def test_an_export_whose_run_is_none_is_refused(tmp_path, value):
+    (tmp_path / "export.json").write_text(json.dumps({"summary": {}, "run": value}))
+    assert str(tmp_path / "export.json") in refusal(tmp_path / "export.json").what
+
+
+@pytest.mark.parametrize("given", [".", "verification.json"])
+def test_a_verification_is_told_for_what_it_is(tmp_path, given):
+    gate = Gate(name="ranks", outcome="passed")
+    arms = [ArmVerification(arm="ddp", gates=[gate], seconds=1.0)]
+    write_json(tmp_path / "verification.json", Verification(run=a_run(), arms=arms))
+    error = refusal(tmp_path / given)
+    assert "is a verification" in error.what
+    assert "compare verify" in error.found
+    assert "compare run" in error.remedy
