@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-faults test-long lint bench clean
+.PHONY: help setup demo test test-faults test-long test-hosts lint bench clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -26,14 +26,17 @@ setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included w
 demo: setup ## compare every available backend, two ranks on this machine
 	$(VENV)/bin/compare run --num-proc 2 --repeats 2
 
-test: setup lint ## lint, then every test but those of test-faults and test-long (PYTEST_ARGS="-k name")
-	$(PY) -m pytest -m "not faults and not long" $(TESTS) $(PYTEST_ARGS)
+test: setup lint ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
+	$(PY) -m pytest -m "not faults and not long and not hosts" $(TESTS) $(PYTEST_ARGS)
 
 test-faults: setup ## the tests that kill ranks, cut links and fill disks
-	$(PY) -m pytest -m faults $(TESTS) $(PYTEST_ARGS)
+	$(PY) -m pytest -m "faults and not hosts" $(TESTS) $(PYTEST_ARGS)
 
 test-long: setup ## the tests that inject delays and causes, and find them again
 	$(PY) -m pytest -m long $(TESTS) $(PYTEST_ARGS)
+
+test-hosts: setup ## launches over several hosts, and what can go wrong with them; made of namespaces, as root
+	$(PY) -m pytest -m hosts $(TESTS) $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	$(PY) -m ruff check .

@@ -26,6 +26,8 @@ LENGTH = ("--repeats", str(ROUNDS), "--max-reruns", "3", "--warmup", "30", "--st
 # A delay does more than to delay: caches grow cold, and ranks that were late by turns wait no more.
 TOLERANCE_SECONDS = 0.0003
 
+pytestmark = pytest.mark.long
+
 
 def a_run(folder, mnist_dir, backend, *arguments, injected=None):
     """Do a run of two ranks, with something injected into all of them, and read its results."""
@@ -116,7 +118,6 @@ def straggler(tmp_path_factory, mnist_dir, requires_backend):
     return a_run(folder, mnist_dir, ARM, *LENGTH, injected=injected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("figure", ["sync", "exposed", "communication", "blocked"])
 def test_a_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
     def of(arm):
@@ -126,13 +127,11 @@ def test_a_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
     assert interval.low > 0, interval
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("figure", ["background", "imbalance", "skew", "forward", "backward", "step"])
 def test_a_delay_in_every_ranks_sync_is_nothing_else(slow_sync, figure):
     assert_raised_by(0.0, changes(slow_sync, lambda arm: getattr(arm.detail, f"{figure}_seconds")))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("figure", ["sync", "exposed", "imbalance", "skew"])
 def test_a_straggler_costs_what_the_others_wait_for_it(straggler, figure):
     """3 (1 - 1/2) ms: the slowest rank takes 3 ms longer, the mean over ranks half of that."""
@@ -144,14 +143,12 @@ def test_a_straggler_costs_what_the_others_wait_for_it(straggler, figure):
     assert interval.low > 0, interval
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("figure", ["communication", "background"])
 def test_a_straggler_is_no_communication(straggler, figure):
     interval = assert_raised_by(0.0, changes(straggler, lambda arm: getattr(arm.detail, f"{figure}_seconds")))
     assert interval.high < 0.0015, interval
 
 
-@pytest.mark.long
 def test_the_straggler_is_named(straggler):
     assert [arm.detail.slowest_rank for arm in summarise(half(straggler, delayed=True)).arms] == [1, 1]
 
@@ -172,7 +169,6 @@ MLP = ("--model", "mlp", "--steps", "200")
 CONVNET = ("--model", "convnet", "--steps", "24", "--batch-size", "16")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "model"),
     [("ddp", MLP), ("ddp", CONVNET), ("horovod", CONVNET), ("mpi", CONVNET)],

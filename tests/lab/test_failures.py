@@ -16,7 +16,7 @@ from compare.results import read_run
 from tests.lab.comparing import arguments, compare, left, start
 from tests.lab.hosts import REPOSITORY
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow]
+pytestmark = [pytest.mark.lab, pytest.mark.hosts]
 
 STALL_SECONDS = 12.0
 BOUND_SECONDS = 30.0

@@ -9,7 +9,7 @@ from compare import data
 from compare.job import LaunchFiles
 from compare.results import RankResult, read_json
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow]
+pytestmark = [pytest.mark.lab, pytest.mark.hosts]
 
 
 @pytest.mark.parametrize("slots", [(1, 1), (2, 1)])

@@ -21,11 +21,13 @@ class _Delay:
     So what it does is compared within one process and one second, whatever else the machine is doing.
     """
 
-    def __init__(self, module, seconds):
+    def __init__(self, seconds):
+        from compare import turns
+
         self._seconds = seconds
         self._steps = repeat(False)
         self._blocks = Counter()
-        timed_block = module._timed_block
+        timed_block = turns._timed_block
 
         def in_turns(plan, side, group):
             if plan.phased:
@@ -38,7 +40,7 @@ class _Delay:
             finally:
                 self._steps = repeat(False)
 
-        module._timed_block = in_turns
+        turns._timed_block = in_turns
 
     def before(self, function):
         def delayed(*arguments, **named):
@@ -57,8 +59,8 @@ def _slow_sync(module, job, placement, seconds):
     import backends
 
     if job.arm.synchronises:
-        _, replica = backends.load(job.arm.backend)
-        replica.sync = _Delay(module, seconds).before(replica.sync)
+        _, replica = backends.load(job.arm.backend, job.arm.options)
+        replica.sync = _Delay(seconds).before(replica.sync)
 
 
 def _slow_computing(module, job, placement, seconds):
@@ -66,14 +68,16 @@ def _slow_computing(module, job, placement, seconds):
     from compare import train
 
     if placement.rank == placement.world_size - 1:
-        train.loss_function = _Delay(module, seconds).before(train.loss_function)
+        train.loss_function = _Delay(seconds).before(train.loss_function)
 
 
 def _no_reference(module, job, placement, seconds):
-    """Let no replica stand beside the arm: only an arm that synchronises has a reference."""
-    from compare.arms import Arm
-
-    Arm.synchronises = property(lambda self: False)
+    """Let no replica stand beside the arm."""
+    take_turns = module.take_turns
+    module.make_reference = lambda *_: None
+    module.take_turns = lambda job, sides, *others, **named: take_turns(
+        job, {"training": sides["training"]}, *others, **named
+    )
 
 
 _CHANGES = {"slow sync": _slow_sync, "slow computing": _slow_computing, "no reference": _no_reference}
