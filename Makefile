@@ -24,7 +24,7 @@ help: ## show this list
 setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included where it can be built
 
 demo: setup ## compare every available backend, two ranks on this machine
-	$(VENV)/bin/compare run --num-proc 2 --repeats 2
+	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0
 
 test: setup lint ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
 	$(PY) -m pytest -m "not faults and not long and not hosts" $(TESTS) $(PYTEST_ARGS)
