@@ -236,7 +236,6 @@ def run(
     """Run the same training through every arm, and print them side by side."""
     from compare import prepare
     from compare.availability import survey
-    from compare.config import OPTIMIZERS, RunConfig
     from compare.run import create_directory
 
     _end_in_good_order()
@@ -246,17 +245,16 @@ def run(
     chosen = prepare.choose_hosts(
         hostfile, num_proc, named=hosts, include=include or (), exclude=exclude or ()
     )
-    ranks = sum(host.slots for host in chosen)
     way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
     with way.to(chosen, talk) as site:
-        draft = RunConfig(
+        draft = prepare.begin_config(
+            site,
             arms=named,
-            ranks=ranks,
             model=model,
             optimizer=optimizer,
-            learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+            learning_rate=lr,
             batch_size_per_rank=batch_size,
             accumulate=accumulate,
             epochs=epochs,
@@ -267,9 +265,7 @@ def run(
             max_reruns=max_reruns,
             seed=seed,
             device=device,
-            threads_per_rank=(
-                prepare.default_threads(site.hosts, site.cpus()) if threads is None else threads
-            ),
+            threads_per_rank=threads,
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )
@@ -487,7 +483,6 @@ def aa(
     from compare import prepare
     from compare.arms import parse_arms
     from compare.availability import survey
-    from compare.config import OPTIMIZERS, RunConfig
     from compare.null import twins
     from compare.run import create_directory
 
@@ -500,17 +495,16 @@ def aa(
     chosen = prepare.choose_hosts(
         hostfile, num_proc, named=hosts, include=include or (), exclude=exclude or ()
     )
-    ranks = sum(host.slots for host in chosen)
     way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
     with way.to(chosen, talk) as site:
-        draft = RunConfig(
+        draft = prepare.begin_config(
+            site,
             arms=arms,
-            ranks=ranks,
             model=model,
             optimizer=optimizer,
-            learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+            learning_rate=lr,
             batch_size_per_rank=batch_size,
             steps=steps,
             warmup_steps=warmup,
@@ -519,9 +513,7 @@ def aa(
             max_reruns=max_reruns,
             seed=seed,
             device=device,
-            threads_per_rank=(
-                prepare.default_threads(site.hosts, site.cpus()) if threads is None else threads
-            ),
+            threads_per_rank=threads,
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )
@@ -575,7 +567,6 @@ def verify(
     """Prove, launching every arm once, that all train what a single process would."""
     from compare import parity, prepare
     from compare.availability import survey
-    from compare.config import OPTIMIZERS, RunConfig
     from compare.report.verification import renderable
     from compare.results import write_json
     from compare.run import create_directory
@@ -587,17 +578,16 @@ def verify(
     chosen = prepare.choose_hosts(
         hostfile, num_proc, named=hosts, include=include or (), exclude=exclude or ()
     )
-    ranks = sum(host.slots for host in chosen)
     way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
         prepare.require_writable(export_json, to_be_made=output)
     with way.to(chosen, talk) as site:
-        draft = RunConfig(
+        draft = prepare.begin_config(
+            site,
             arms=named,
-            ranks=ranks,
             model=model,
             optimizer=optimizer,
-            learning_rate=OPTIMIZERS.get(optimizer, 0.01) if lr is None else lr,
+            learning_rate=lr,
             batch_size_per_rank=batch_size,
             accumulate=accumulate,
             steps=parity.STEPS,
@@ -605,9 +595,7 @@ def verify(
             rounds=1,
             seed=seed,
             device=device,
-            threads_per_rank=(
-                prepare.default_threads(site.hosts, site.cpus()) if threads is None else threads
-            ),
+            threads_per_rank=threads,
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )

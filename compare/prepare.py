@@ -11,13 +11,14 @@ import sys
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from backends import BACKENDS
 from compare import __version__
 from compare.arms import CONTROL, Arm, parse_arm
+from compare.config import OPTIMIZERS, RunConfig
 from compare.errors import OutputError, UnavailableError, UsageError
 from compare.hostfile import Host, is_local, local_host, parse_hosts, place, read_hostfile, select
 from compare.launch.environment import MASK, refusal_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from compare.availability import Survey
-    from compare.config import RunConfig
     from compare.data import DatasetChoice, DatasetSource
     from compare.host import Reach
     from compare.site import Site
@@ -39,6 +39,40 @@ DEFAULT_ROUNDS = 5
 MOST_ROUNDS = 1000
 DEFAULT_RANKS = 2
 """Without a hostfile that says how many slots there are."""
+
+
+def begin_config(
+    site: Site,
+    *,
+    optimizer: str,
+    learning_rate: float | None,
+    threads_per_rank: int | None,
+    **given: Any,
+) -> RunConfig:
+    """Begin a config with what the user gave, and what follows from where the ranks run.
+
+    Args:
+        site: where they run.
+        optimizer: its name; decides the learning rate if there is none.
+        learning_rate: None for the optimizer's own.
+        threads_per_rank: None to share the cores.
+        given: every other field of ``RunConfig`` that the command has a flag for.
+
+    Raises:
+        UsageError: a value cannot be.
+    """
+    if learning_rate is None:
+        # An optimizer that there is not is refused by the config itself.
+        learning_rate = OPTIMIZERS.get(optimizer, next(iter(OPTIMIZERS.values())))
+    if threads_per_rank is None:
+        threads_per_rank = default_threads(site.hosts, site.cpus())
+    return RunConfig(
+        ranks=sum(host.slots for host in site.hosts),
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        threads_per_rank=threads_per_rank,
+        **given,
+    )
 
 
 def settle(

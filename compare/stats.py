@@ -41,9 +41,9 @@ class Estimate(msgspec.Struct, frozen=True):
     """``t``: Student's 95 % interval of the mean. ``range``: smallest and largest, of fewer than three."""
 
     @classmethod
-    def of_ratios(cls, ratios: Iterable[float]) -> Self:
+    def of_log_ratios(cls, values: Iterable[float]) -> Self:
         """Estimate a geometric mean, as verdicts do: a ratio and its inverse then say the same."""
-        logs = cls.of(map(math.log, ratios))
+        logs = cls.of(values)
         return cls(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, logs.method)
 
     @classmethod
@@ -286,9 +286,7 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
         sync_seconds=_paired(run, arm, control, lambda own, other: own - other),
         sync_share=_paired(run, arm, control, lambda own, other: (own - other) / own),
         efficiency=_paired(run, arm, control, lambda own, other: other / own),
-        speed_against_baseline=Estimate.of_ratios(map(math.exp, log_ratios(run, arm, baseline)))
-        if log_ratios(run, arm, baseline)
-        else None,
+        speed_against_baseline=_geometric(log_ratios(run, arm, baseline)),
         verdict=verdict,
         accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
         test_loss=_mean_loss(ranks, samples),
@@ -366,6 +364,10 @@ def _slowest_rank(launches: list[Launch]) -> int:
 def _maybe(values: Iterable[float]) -> Estimate | None:
     values = list(values)
     return Estimate.of(values) if values else None
+
+
+def _geometric(log_ratios: list[float]) -> Estimate | None:
+    return Estimate.of_log_ratios(log_ratios) if log_ratios else None
 
 
 def _transport(attestation: dict[str, Any]) -> str:
