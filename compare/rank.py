@@ -103,6 +103,9 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     guard.note("collectives", config.total_steps, expected_seconds=SLACK * _ALONE_STEPS * timed.step_seconds)
     message_bytes, collective_ns = _time_collectives(replica.collectives(), group)
 
+    guard.note("collectives", config.total_steps, expected_seconds=SLACK * _ALONE_STEPS * timed.step_seconds)
+    sweep = _sweep(message_bytes, replica, group)
+
     guard.note("test", config.total_steps)
     result = RankResult(
         rank=placement.rank,
@@ -119,7 +122,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         gradient_tensors=sum(1 for _ in model.parameters()),
         message_bytes=message_bytes,
         collective_ns=collective_ns,
-        sweep=_sweep(message_bytes, replica, group),
+        sweep=sweep,
         cpu_ns=timed.cpu_ns,
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=Moments(*(moment - job.launched_at for moment in moments)),

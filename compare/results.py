@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 RESULTS_FILE = "results.json"
-_VERIFICATION_FILE = "verification.json"
+VERIFICATION_FILE = "verification.json"
 PHASES = {"forward", "backward", "sync", "step"}
 """Of a step, where they were timed."""
 
@@ -309,8 +309,8 @@ def read_run(path: Path) -> Run:
     """
     file = results_file(path)
     if not file.exists():
-        if path.is_dir() and (path / _VERIFICATION_FILE).exists():
-            raise _verification(path / _VERIFICATION_FILE)
+        if path.is_dir() and (path / VERIFICATION_FILE).exists():
+            raise _verification(path / VERIFICATION_FILE)
         raise OutputError(
             f"There is no run at {path}.",
             found=f"{file} does not exist.",

@@ -12,7 +12,7 @@ from compare.experiment import Planned
 from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
 from compare.parity import Gate, judge, pass_of
-from compare.results import Failure, Run, write_json
+from compare.results import VERIFICATION_FILE, Failure, Run, write_json
 from compare.run import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from compare.results import Launch
     from compare.site import Site
-
-VERIFICATION_FILE = "verification.json"
 
 
 class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
