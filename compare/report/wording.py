@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from compare.fairness import compare_conditions, unlike
 from compare.null import assess
 from compare.stats import FOREIGN_LIMIT
-from compare.verdict import describe
+from compare.verdict import FIRST_LOOK, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,8 +186,11 @@ def _against_itself(run: Run) -> list[str]:
 
 
 def _unresolved(summary: Summary) -> list[str]:
-    open_ = {arm.arm: arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.kind == "unresolved"}
-    return [f"{name} is {describe(verdict)}." for name, verdict in open_.items()]
+    found = {arm.arm: arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.kind == "unresolved"}
+    early = any(verdict.n < FIRST_LOOK for verdict in found.values())
+    few = f"Fewer than {FIRST_LOOK} rounds settle no verdict: take --repeats {FIRST_LOOK}, or a --budget."
+    said = [f"{arm} is {describe(verdict)}." for arm, verdict in found.items() if verdict.n >= FIRST_LOOK]
+    return [few, *said] if early else said
 
 
 def _noise(summary: Summary) -> list[str]:
@@ -293,6 +296,8 @@ def _percent(estimate: Estimate | None) -> str:
 def _verdict(arm: ArmSummary) -> str:
     if arm.verdict is None:
         return "–"
+    if arm.verdict.n < FIRST_LOOK:
+        return f"unresolved: {arm.verdict.n} of {_count(FIRST_LOOK, 'round')}"
     said = describe(arm.verdict)
     # How many rounds it would take stands under the table.
     return said.partition(", ")[0] if arm.verdict.kind == "unresolved" else said

@@ -520,3 +520,11 @@ def test_how_near_to_a_single_process_the_arms_were_is_said(form):
     text = unfolded(shown(run, form))
     assert "every arm took 5 float64 steps beside a single process" in text
     assert "ended within 3e-15 of it" in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_what_too_few_rounds_leave_open_is_said_with_what_would_settle_it(form):
+    text = unfolded(shown(a_run({"none": [4.0, 4.0], "ddp": [5.0, 5.1], "mpi": [9.0, 2.0]}), form))
+    assert "unresolved: 2 of 5 rounds" in text
+    assert "Fewer than 5 rounds settle no verdict: take --repeats 5, or a --budget." in text
+    assert "either way" not in text
