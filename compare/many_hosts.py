@@ -323,7 +323,12 @@ def _tick_until(links: Sequence[Link], condition: Callable[[Link], bool]) -> Non
     until = time.monotonic() + START_SECONDS + _ANSWER_SECONDS
     while waiting := [link for link in links if not condition(link)]:
         if time.monotonic() > until:
-            raise HostError(f"Host {waiting[0].host.name} does not answer.", remedy="Try again.")
+            raise HostError(
+                f"Host {waiting[0].host.name} does not answer.",
+                found=f"Its agent is linked, and said nothing for {START_SECONDS + _ANSWER_SECONDS:g} s.",
+                remedy="Is it overloaded, or its disk stuck? Look with `compare doctor`, or leave it out: "
+                f"--exclude {waiting[0].host.name}.",
+            )
         for link in links:
             link.tick()
         time.sleep(_POLL_SECONDS)
