@@ -143,7 +143,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     arms: list[ArmSummary]
     oversubscribed: bool
-    """More threads than cores: ranks wait for each other's core, and no arm is called fastest."""
+    """More threads than cores on a host: ranks wait for each other's core, and nothing is ranked."""
     rounds_taken_again: int
     disturbed_rounds: list[int]
     """Rounds that count although others used the machine: they could not be taken again any more."""
@@ -153,7 +153,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(run: Run) -> Summary:
     """Summarise the arms that have at least one finished launch, in the order they were named."""
-    oversubscribed = run.config.ranks * run.config.threads_per_rank > run.cores * len(run.hosts)
+    # Host by host: cores that are idle on one are of no use to the ranks of another.
+    oversubscribed = any(host.slots * run.config.threads_per_rank > run.cores for host in run.hosts)
     found = {} if oversubscribed else verdicts(run, run.config.baseline)
     fastest = None if oversubscribed else _fastest(run)
     return Summary(

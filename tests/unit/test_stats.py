@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from compare.arms import parse_arm
+from compare.hostfile import Host
 from compare.report.wording import warnings
 from compare.results import Block, Evaluation, MachineUse, Moments
 from compare.stats import (
@@ -292,6 +293,13 @@ def test_no_arm_is_called_fastest_when_ranks_wait_for_each_others_cores(threads,
     summary = summarise(run)
     assert summary.oversubscribed is too_many
     assert any(arm.fastest for arm in summary.arms) is not too_many
+
+
+@pytest.mark.parametrize(("slots", "too_many"), [((2, 2), False), ((3, 1), True)])
+def test_idle_cores_of_one_host_are_of_no_use_to_the_ranks_of_another(slots, too_many):
+    hosts = [Host(f"n{number}", count) for number, count in enumerate(slots)]
+    run = a_run({"none": [4.0], "ddp": [5.0]}, config={"ranks": 4}, hosts=hosts, cores=2)
+    assert summarise(run).oversubscribed is too_many
 
 
 @pytest.mark.parametrize(
