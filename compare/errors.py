@@ -67,6 +67,10 @@ class StalledError(LaunchError):
     exit_code = 7
 
 
+class BudgetError(StalledError):
+    """A launch was ended, or not begun, because the time that the whole run was given is over."""
+
+
 class ParityError(RingsideError):
     """The ranks of an arm did not train one model, or not the one that a single process trains."""
 

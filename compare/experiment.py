@@ -76,6 +76,14 @@ def is_settled(run: Run) -> bool:
     return all(verdict.kind != "unresolved" for verdict in found)
 
 
+def set_aside_unfinished(run: Run) -> Run:
+    """Set aside what there is of a round that will not be finished: its arms have nobody to stand beside."""
+    whole = len(run.launches) // len(run.config.arms) * len(run.config.arms)
+    return msgspec.structs.replace(
+        run, launches=run.launches[:whole], set_aside=[*run.set_aside, *run.launches[whole:]]
+    )
+
+
 def set_aside_disturbed(run: Run) -> Run:
     """Set the last round aside where it is complete, was disturbed, and may be taken again."""
     width = len(run.config.arms)

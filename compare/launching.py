@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends import BACKENDS
 from compare.availability import environment_bin, find_launcher
-from compare.errors import LaunchError, OutputError, UnavailableError
+from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError
 from compare.job import Job, LaunchFiles
 from compare.launch import LAUNCHERS
 from compare.launch.environment import inherited, library_settings, settings
 from compare.launch.request import Request
 from compare.results import Launch, RankResult, Run, write_json
+from compare.stats import seconds_left
 from compare.watch import Watch, tail
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def launch_arm(
             what comes back; nothing is judged here.
 
     Raises:
+        BudgetError: the run's budget was over before the launch was.
         HostError: a host cannot be reached any more.
         LaunchError: a rank failed, died or stalled; named with what it said.
         OutputError: the run's folder cannot be written.
@@ -166,6 +168,9 @@ def _launch_once(
 ) -> Launch:
     launcher = BACKENDS[planned.arm.backend].launcher
     began = time.time()
+    budget = seconds_left(run, began)
+    if budget <= 0:
+        raise BudgetError("The budget is over.")
     job = Job(
         config=run.config,
         arm=planned.arm,
@@ -182,7 +187,7 @@ def _launch_once(
         commands = commands_for(run.config, planned.arm, site, spot.job_file, spot.settings(), mark=spot.mark)
         write_json(files.commands, [list(command.argv) for command in commands])
         observer.launch_starts(planned, commands)
-        ranks = _supervised(job, planned, spot, commands, observer)
+        ranks = _supervised(job, planned, spot, commands, observer, budget_seconds=budget)
     return Launch(
         number=planned.number,
         round=planned.round,
@@ -203,7 +208,13 @@ def _launch_once(
 
 
 def _supervised(
-    job: Job, planned: Planned, spot: Spot, commands: list[Command], observer: Observer
+    job: Job,
+    planned: Planned,
+    spot: Spot,
+    commands: list[Command],
+    observer: Observer,
+    *,
+    budget_seconds: float,
 ) -> list[RankResult]:
     config = job.config
     watch = Watch(spot, config.ranks, config.stall_seconds)
@@ -212,7 +223,10 @@ def _supervised(
         observer.steps_done(planned, watch.steps_done())
         return watch.tick()
 
-    ending = spot.carry_out(commands, job, deadline_seconds=config.launch_timeout_seconds, on_tick=tick)
+    deadline = min(config.launch_timeout_seconds, budget_seconds)
+    ending = spot.carry_out(commands, job, deadline_seconds=deadline, on_tick=tick)
+    if ending.timed_out and deadline < config.launch_timeout_seconds:
+        raise BudgetError("The budget is over.")
     return watch.conclude(f"{planned.arm.label}, round {planned.round}", ending)
 
 

@@ -95,7 +95,8 @@ def prove(
         optimizer=config.optimizer,
         learning_rate=config.learning_rate,
         hash=outcome.hash,
-        share_of_first_update=_finite(outcome.share_of_first_update),
+        share_of_first_update=_finite(outcome.first_update.share),
+        error_of_first_update=_finite(outcome.first_update.error),
         differences=[_finite(difference) for difference in outcome.differences],
         seconds=time.monotonic() - begun,
     )
@@ -129,6 +130,15 @@ def relative_difference(found: nn.Module, expected: nn.Module) -> float:
     return worst
 
 
+class _Update(NamedTuple):
+    """An update of all parameters, beside the right one."""
+
+    share: float
+    """Its component along the right one: 1 is right, 0 none at all, the number of ranks a sum."""
+    error: float
+    """Its distance from the right one, over the size of that."""
+
+
 class _Oracle:
     """The same training in a single process, as a tutorial would write it."""
 
@@ -145,25 +155,25 @@ class _Oracle:
         self._optimizer.step()
 
     @torch.no_grad()
-    def share_of_update(self, found: nn.Module) -> float:
-        """Say how much of the oracle's update another model has made, from the same start.
+    def hold_against_update(self, found: nn.Module) -> _Update:
+        """Hold the update that another model has made, from the same start, against the oracle's.
 
-        Its component along the oracle's: 1 is right, 0 none at all, the number of ranks a sum. Asked
-        once, after the first step.
+        Asked once, after the first step.
         """
-        along, whole = 0.0, 0.0
+        along, apart, whole = 0.0, 0.0, 0.0
         for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
-            right = (e - s).flatten()
+            right, wrong = (e - s).flatten(), (f - e).flatten()
             along += float(torch.dot((f - s).flatten(), right))
+            apart += float(torch.dot(wrong, wrong))
             whole += float(torch.dot(right, right))
         self._start.clear()
-        return along / whole if whole else math.nan
+        return _Update(along / whole, math.sqrt(apart / whole)) if whole else _Update(math.nan, math.nan)
 
 
 class _Outcome(NamedTuple):
     steps: int
     hash: str
-    share_of_first_update: float
+    first_update: _Update
     differences: list[float]
 
 
@@ -189,7 +199,7 @@ def _follow(
     replica.accumulate(config.accumulate)
     own = batches(replica.shard, config)
     differences: list[float] = []
-    share, seconds = math.nan, 0.0
+    first_update, seconds = _Update(math.nan, math.nan), 0.0
     for step in range(steps):
         note(seconds)
         begun = time.monotonic()
@@ -198,9 +208,9 @@ def _follow(
             oracle.step()
             differences.append(relative_difference(replica.model, oracle.model))
         if step == 0:
-            share = oracle.share_of_update(replica.model)
+            first_update = oracle.hold_against_update(replica.model)
         seconds = time.monotonic() - begun
-    return _Outcome(steps, hash_parameters(replica.model), share, differences)
+    return _Outcome(steps, hash_parameters(replica.model), first_update, differences)
 
 
 def _finite(number: float) -> float | None:

@@ -37,8 +37,8 @@ _CLOSE = 0.01
 """Shares of an update that are nearer than this to a number with a meaning are taken for it."""
 
 _ROUNDED = 0.05
-"""How far from 1 the first update's share of the right one may be in an arm that rounds: fp16 is 1e-6 away,
-a sum over two ranks 1, and PowerSGD does not compress its first steps."""
+"""How far from the right one the first update of an arm that rounds may be: fp16 is 3e-4 away, a sum over
+two ranks 1, and PowerSGD does not compress its first steps."""
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ def _judge_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         )
     figure = passes[0].differences[-1]
     alike = len({taken.hash for taken in passes.values()}) == 1
-    if not arm.exact and figure is not None and alike and _first_update_is_whole(passes.values()):
+    if not arm.exact and figure is not None and alike and _first_update_is_right(passes.values()):
         # It rounds or compresses by its own choice: how far that takes it in the end is stated, not judged.
         return Gate(name=name, outcome="exempt", figure=figure)
     if arm.exact and figure is not None and figure <= limit and alike:
@@ -149,10 +149,9 @@ def _judge_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     )
 
 
-def _first_update_is_whole(passes: Iterable[ParityPass]) -> bool:
-    """Whether every rank's first update was the mean but for rounding: no sum, no part, not nothing."""
-    shares = [taken.share_of_first_update for taken in passes]
-    return all(share is not None and abs(share - 1) < _ROUNDED for share in shares)
+def _first_update_is_right(passes: Iterable[ParityPass]) -> bool:
+    """Whether every rank's first update was the mean but for rounding: no sum, and of no other samples."""
+    return all(_is_within(taken.error_of_first_update, _ROUNDED) for taken in passes)
 
 
 def explain(passes: list[tuple[int, ParityPass]], limit: float) -> str:

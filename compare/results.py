@@ -101,6 +101,9 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 over the parameters' bytes after the last step."""
     share_of_first_update: float | None
     """How much of the single process's first update this rank made: 1 is right, 0 is none at all."""
+    error_of_first_update: float | None = None
+    """How far this rank's first update is from the single process's, over the size of that (Euclidean norms
+    over all parameters). None where it is not a number, and in results that are older than this field."""
     differences: list[float | None]
     """Relative difference of the parameters from the single process's after each step; on ranks other
     than 0 after the first alone. None where it is not a number."""
@@ -189,7 +192,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     launches: list[Launch] = []
     """Those that count."""
     set_aside: list[Launch] = []
-    """Whole rounds that were taken again, because others used the machine meanwhile."""
+    """Whole rounds that were taken again, because others used the machine meanwhile, and what there is of a
+    last one that a budget cut short."""
     complete: bool = False
     failure: Failure | None = None
 

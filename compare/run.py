@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.errors import OutputError, RingsideError
-from compare.experiment import next_launch, set_aside_disturbed
+from compare.errors import BudgetError, OutputError, RingsideError
+from compare.experiment import next_launch, set_aside_disturbed, set_aside_unfinished
 from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
 from compare.parity import check_launch
@@ -18,6 +18,7 @@ from compare.stats import foreign_share
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from compare.experiment import Planned
     from compare.site import Site
 
 
@@ -59,9 +60,10 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
         observer: told of everything that happens.
 
     Returns:
-        The complete run.
+        The complete run. What a budget cut short is no part of it.
 
     Raises:
+        BudgetError: the budget was over before every arm had run once.
         RingsideError: a launch failed; what was finished is saved, and marked incomplete.
         KeyboardInterrupt: likewise.
     """
@@ -73,16 +75,16 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
         try:
             launch = launch_arm(run, planned, directory, site, observer)
             check_launch(planned.arm, launch.ranks)
+        except BudgetError:
+            whole = set_aside_unfinished(run)
+            if whole.launches:
+                run = whole
+                break
+            error = _too_small_a_budget(run)
+            _save_failure(run, planned, error, directory)
+            raise error from None
         except (RingsideError, KeyboardInterrupt) as error:
-            failure = Failure(
-                arm=planned.arm.label,
-                round=planned.round,
-                kind=type(error).__name__,
-                message=str(error) or "interrupted",
-            )
-            # Where nothing can be written any more, the first error is the one to tell.
-            with suppress(OutputError):
-                write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
+            _save_failure(run, planned, error, directory)
             raise
         run = msgspec.structs.replace(run, launches=[*run.launches, launch])
         kept = set_aside_disturbed(run)
@@ -96,3 +98,24 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
     run = msgspec.structs.replace(run, complete=True)
     write_json(directory / RESULTS_FILE, run)
     return run
+
+
+def _save_failure(run: Run, planned: Planned, error: BaseException, directory: Path) -> None:
+    failure = Failure(
+        arm=planned.arm.label,
+        round=planned.round,
+        kind=type(error).__name__,
+        message=str(error) or "interrupted",
+    )
+    # Where nothing can be written any more, the first error is the one to tell.
+    with suppress(OutputError):
+        write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
+
+
+def _too_small_a_budget(run: Run) -> BudgetError:
+    done, arms = len(run.launches), len(run.config.arms)
+    return BudgetError(
+        f"--budget {run.config.budget_seconds:g} was over before every arm had run once.",
+        found=f"{done} of {arms} had." if done else "None had.",
+        remedy="Give it longer, name fewer arms, or train fewer --steps.",
+    )

@@ -453,6 +453,16 @@ def has_time_left(run: Run, rounds: float) -> bool:
     return elapsed + rounds * pace <= budget
 
 
+def seconds_left(run: Run, now: float) -> float:
+    """Say how much of a budget is left at a Unix time; infinity where there is none.
+
+    It begins with the first launch: what comes before that is the same for every run.
+    """
+    taken = [*run.launches, *run.set_aside]
+    begun = _begin(taken) if taken else now
+    return math.inf if run.config.budget_seconds is None else begun + run.config.budget_seconds - now
+
+
 def _rounds_left(run: Run, rounds: int) -> int:
     """Say how many more rounds fitted into the budget when ``rounds`` were complete."""
     elapsed = _end(run.launches[: rounds * len(run.config.arms)]) - _begin([*run.launches, *run.set_aside])

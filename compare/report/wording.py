@@ -158,6 +158,7 @@ def notes(run: Run, summary: Summary) -> list[str]:
     return [
         *_against_itself(run),
         f"{means} {sync}",
+        *_why_ended(run, summary, rounds),
         *_noise(summary),
         *_unresolved(summary),
         *_same_training(run, summary),
@@ -191,6 +192,22 @@ def _unresolved(summary: Summary) -> list[str]:
     few = f"Fewer than {FIRST_LOOK} rounds settle no verdict: take --repeats {FIRST_LOOK}, or a --budget."
     said = [f"{arm} is {describe(verdict)}." for arm, verdict in found.items() if verdict.n >= FIRST_LOOK]
     return [few, *said] if early else said
+
+
+def _why_ended(run: Run, summary: Summary, rounds: int) -> list[str]:
+    """Say why a run under a budget took no more rounds."""
+    if run.config.budget_seconds is None or not run.complete:
+        return []
+    judged = [arm.verdict for arm in summary.arms if arm.verdict]
+    if not judged:
+        why = "there is no verdict to settle"
+    elif rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged):
+        why = "every verdict was settled"
+    elif rounds == run.config.rounds:
+        why = "--repeats allows no more"
+    else:
+        why = f"no other fitted into --budget {run.config.budget_seconds:g}"
+    return [f"Ended after {_count(rounds, 'round')}: {why}."]
 
 
 def _noise(summary: Summary) -> list[str]:

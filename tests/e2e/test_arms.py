@@ -23,20 +23,8 @@ def ran(tmp_path_factory, mnist_dir, every_backend):
     """Two passes a step, on two ranks, through arms that were written as sweeps."""
     folder = tmp_path_factory.mktemp("arms") / "run"
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "compare",
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            ARMS,
-            "-np",
-            "2",
-            "--accumulate",
-            "2",
-        ),
+        *(sys.executable, "-m", "compare", "run", "--max-reruns", "0"),
+        *("--backend", ARMS, "-np", "2", "--accumulate", "2"),
         *("--model", "mlp:784-16-10", "--batch-size", "32", "--steps", "40", "--warmup", "10"),
         *("--repeats", "1", "--data-dir", str(mnist_dir), "--output", str(folder)),
     ]

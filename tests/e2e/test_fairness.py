@@ -23,23 +23,14 @@ SHELL = {
 
 pytestmark = pytest.mark.long
 
+RUN = ("run", "--max-reruns", "0")
+"""Noise may not take a round again here."""
+
 
 def compare_run(mnist_dir, directory, *flags, environment=None):
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "compare",
-            "run",
-            "--max-reruns",
-            "0",
-            "--steps",
-            "40",
-            "--warmup",
-            "5",
-            "--repeats",
-            "1",
-        ]
+        [sys.executable, "-m", "compare", *RUN]
+        + ["--steps", "40", "--warmup", "5", "--repeats", "1"]
         + ["--data-dir", str(mnist_dir), "--output", str(directory), *flags],
         env=os.environ | {"COLUMNS": "200"} | (environment or {}),
         stdin=subprocess.DEVNULL,

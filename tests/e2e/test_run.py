@@ -26,6 +26,9 @@ ARMS = (
     "mpi",
 )
 
+RUN = ("run", "--max-reruns", "0")
+"""Noise may not take a round again here."""
+
 
 def compare(*arguments, environment=None, timeout=240):
     return subprocess.run(
@@ -57,19 +60,8 @@ def whole(tmp_path_factory, mnist_dir, every_backend):
     """One epoch of the MLP at batch 64 on two ranks, through every arm."""
     folder = tmp_path_factory.mktemp("whole")
     done = compare(
-        *(
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            ",".join(ARMS),
-            "-np",
-            2,
-            "--repeats",
-            1,
-            "--data-dir",
-            mnist_dir,
-        ),
+        *RUN,
+        *("--backend", ",".join(ARMS), "-np", 2, "--repeats", 1, "--data-dir", mnist_dir),
         *("--output", folder / "run", "--export-json", folder / "run.json"),
     )
     assert done.returncode == 0, done.stderr
@@ -203,20 +195,8 @@ def test_nothing_is_left_running(whole):
 def test_a_contradicting_environment_does_not_change_the_truth(tmp_path, mnist_dir, every_backend):
     """What contradicts the arm is overruled; what the arm leaves open is taken; both are attested."""
     done = compare(
-        *(
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            "horovod",
-            "--no-control",
-            "--steps",
-            40,
-            "--warmup",
-            5,
-            "--repeats",
-            1,
-        ),
+        *RUN,
+        *("--backend", "horovod", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
         *("--threads", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
         environment={
             "OMP_NUM_THREADS": "7",
@@ -237,20 +217,8 @@ def test_a_contradicting_environment_does_not_change_the_truth(tmp_path, mnist_d
 
 def test_secrets_in_the_shell_stay_there(tmp_path, mnist_dir):
     done = compare(
-        *(
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            "ddp",
-            "--no-control",
-            "--steps",
-            40,
-            "--warmup",
-            5,
-            "--repeats",
-            1,
-        ),
+        *RUN,
+        *("--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
         *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
         environment={"AWS_SECRET_ACCESS_KEY": "hunter2hunter2"},
     )
@@ -262,20 +230,8 @@ def test_secrets_in_the_shell_stay_there(tmp_path, mnist_dir):
 def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
     directory = tmp_path / "run"
     started = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "compare",
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            "ddp",
-            "--steps",
-            "60",
-            "--repeats",
-            "50",
-        ]
+        [sys.executable, "-m", "compare", *RUN]
+        + ["--backend", "ddp", "--steps", "60", "--repeats", "50"]
         + ["--data-dir", str(mnist_dir), "--output", str(directory)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -302,18 +258,9 @@ def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
 def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
     """NCCL on a CPU is refused by the ranks themselves, after they were started."""
     done = compare(
-        *(
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            "ddp,ddp:process_group=nccl",
-            "--no-control",
-            "--device",
-            "cpu",
-            "--steps",
-            40,
-        ),
+        *RUN,
+        *("--backend", "ddp,ddp:process_group=nccl", "--no-control", "--device", "cpu"),
+        *("--steps", 40),
         *("--warmup", 5, "--repeats", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
     )
     assert done.returncode == 6
@@ -327,20 +274,8 @@ def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
 
 def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
     done = compare(
-        *(
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            "mpi",
-            "--no-control",
-            "--repeats",
-            1,
-            "--epochs",
-            500,
-            "--timeout",
-            12,
-        ),
+        *RUN,
+        *("--backend", "mpi", "--no-control", "--repeats", 1, "--epochs", 500, "--timeout", 12),
         *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
     )
     assert done.returncode == 7, done.stderr
@@ -348,22 +283,26 @@ def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
     assert processes_of(tmp_path / "run") == []
 
 
+def test_a_budget_ends_the_run_with_what_is_whole(tmp_path, mnist_dir):
+    begun = time.monotonic()
+    short = ("--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--data-dir", mnist_dir)
+    done = compare(*RUN, *short, "--budget", 12, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "run")
+    launches = [*run.launches, *run.set_aside]
+    assert max(la.started_at + la.seconds for la in launches) - launches[0].started_at < 12
+    assert time.monotonic() - begun < 12 + 15
+    assert "Ended after" in done.stdout
+    too_short = compare(*RUN, *short, "--budget", 1, "--output", tmp_path / "none")
+    assert too_short.returncode == 7, too_short.stderr
+    assert "--budget 1 was over before every arm had run once" in too_short.stderr
+    assert processes_of(tmp_path) == []
+
+
 def test_digits_stand_in_is_stamped_on_the_table(tmp_path):
     done = compare(
-        *(
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            "ddp",
-            "--no-control",
-            "--steps",
-            40,
-            "--warmup",
-            5,
-            "--repeats",
-            1,
-        ),
+        *RUN,
+        *("--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
         *("--data-dir", tmp_path / "data", "--output", tmp_path / "run"),
         environment={"RINGSIDE_MNIST_MIRRORS": "http://127.0.0.1:9/"},
     )

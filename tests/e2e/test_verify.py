@@ -15,6 +15,10 @@ BROKEN = os.pathsep.join([str(Path(__file__).parent / "broken"), str(ROOT)])
 
 SUMS, SKIPS = "manual:mode=flat", "manual:mode=per_parameter"
 UNSHARDED, NEVER_STEPS = "mpi:mode=flat", "mpi:mode=per_parameter"
+ROUNDS_UNSHARDED = "ddp:comm_hook=fp16"
+
+RUN = ("run", "--max-reruns", "0")
+"""Noise may not take a round again here."""
 
 
 def compare(*arguments, python_path=""):
@@ -37,11 +41,12 @@ def gates_of(file):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory, mnist_dir, requires_backend):
-    """Two ranks through one right strategy and four wrong ones."""
+    """Two ranks through one right strategy and five wrong ones."""
     requires_backend("mpi")
     folder = tmp_path_factory.mktemp("broken")
     done = compare(
-        *("verify", "--backend", f"{SUMS},{SKIPS},{UNSHARDED},{NEVER_STEPS},ddp", "-np", 2),
+        *("verify", "--backend", f"{SUMS},{SKIPS},{UNSHARDED},{NEVER_STEPS},{ROUNDS_UNSHARDED},ddp"),
+        *("-np", 2),
         *("--data-dir", mnist_dir, "--output", folder / "run", "--export-json", folder / "out.json"),
         python_path=BROKEN,
     )
@@ -50,10 +55,10 @@ def broken(tmp_path_factory, mnist_dir, requires_backend):
 
 
 def test_every_arm_is_tried_although_the_first_fails(broken):
-    assert list(broken[1]) == [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, "ddp"]
+    assert list(broken[1]) == [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, ROUNDS_UNSHARDED, "ddp"]
 
 
-@pytest.mark.parametrize("arm", [SUMS, SKIPS, UNSHARDED, NEVER_STEPS])
+@pytest.mark.parametrize("arm", [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, ROUNDS_UNSHARDED])
 def test_a_wrong_strategy_fails_in_either_precision_by_far(broken, arm):
     said, gates = broken
     for name, limit in (("float64", 1e-12), ("float32", 1e-6)):
@@ -75,6 +80,7 @@ def test_only_ranks_that_end_apart_or_stand_still_fail_the_ranks_gate(broken):
         (SKIPS, "The first update is wrong on rank 1 (by"),
         (UNSHARDED, "are their shards the parts of every global batch?"),
         (NEVER_STEPS, "the step does not reach the parameters"),
+        (ROUNDS_UNSHARDED, "are their shards the parts of every global batch?"),
     ],
 )
 def test_what_is_wrong_is_told(broken, arm, meaning):
@@ -89,20 +95,8 @@ def test_the_right_one_beside_them_passes(broken):
 
 def test_a_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
     done = compare(
-        *(
-            "run",
-            "--max-reruns",
-            "0",
-            "--backend",
-            SUMS,
-            "--no-control",
-            "--steps",
-            10,
-            "--warmup",
-            1,
-            "--repeats",
-            1,
-        ),
+        *RUN,
+        *("--backend", SUMS, "--no-control", "--steps", 10, "--warmup", 1, "--repeats", 1),
         *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
         python_path=BROKEN,
     )

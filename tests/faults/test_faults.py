@@ -39,6 +39,9 @@ DEATHS = {
 HANGS = ("hang", "hang before rendezvous", "stop")
 QUICK = {("torchrun", "raise"), ("horovodrun", "hang"), ("mpirun", "kill")}
 
+RUN = ("run", "--max-reruns", "0")
+"""Noise may not take a round again here."""
+
 
 def cases(kinds):
     found = []
@@ -59,17 +62,8 @@ class Started:
         if fault:
             (self.site / "fault.json").write_text(json.dumps(fault))
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "compare",
-                "run",
-                "--max-reruns",
-                "0",
-                "--no-control",
-                "--data-dir",
-                str(mnist_dir),
-            ]
+            [sys.executable, "-m", "compare", *RUN]
+            + ["--no-control", "--data-dir", str(mnist_dir)]
             + ["--output", str(self.directory), "--stall", str(STALL_SECONDS), *arguments],
             env=os.environ | {"PYTHONPATH": str(self.site)},
             stdin=subprocess.DEVNULL,
@@ -226,8 +220,9 @@ def test_finished_launches_are_kept_when_a_later_one_fails(start):
 
 
 @pytest.mark.faults
-def test_an_output_folder_that_vanishes_is_an_error_of_output(start):
-    run = start("ddp")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_output_folder_that_vanishes_is_an_error_of_output(start, launcher):
+    run = start(LAUNCHERS[launcher])
     run.wait_for_training()
     shutil.rmtree(run.directory)
     _, said = run.process.communicate(timeout=60)
@@ -238,7 +233,8 @@ def test_an_output_folder_that_vanishes_is_an_error_of_output(start):
 
 
 @pytest.mark.faults
-def test_a_disk_that_fills_is_an_error_of_output(start, tmp_path):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_disk_that_fills_is_an_error_of_output(start, tmp_path, launcher):
     small = tmp_path / "run"
     small.mkdir()
     mounted = subprocess.run(
@@ -250,7 +246,7 @@ def test_a_disk_that_fills_is_an_error_of_output(start, tmp_path):
     if mounted.returncode:
         pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
     try:
-        run = start("ddp", "--output", str(small / "run"))
+        run = start(LAUNCHERS[launcher], "--output", str(small / "run"))
         run.directory = small / "run"
         run.wait_for_training()
         ballast = os.open(small / "ballast", os.O_WRONLY | os.O_CREAT)
@@ -267,6 +263,7 @@ def test_a_disk_that_fills_is_an_error_of_output(start, tmp_path):
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+# The others' launchers choose their ports themselves, at the moment in which they open them.
 @pytest.mark.faults
 def test_a_port_that_was_taken_in_the_meantime_is_tried_again_and_said(start):
     with closing(socket.socket()) as other:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compare.errors import BudgetError
 from compare.experiment import next_launch, order_of, set_aside_disturbed, total_launches
 from compare.launching import Observer
 from compare.results import MachineUse, read_run
@@ -247,6 +248,43 @@ class Listening(Observer):
 
     def round_repeats(self, round_, foreign):
         self.repeated.append((round_, foreign))
+
+
+def over_after(launches):
+    """A launch that finds the budget over after so many others."""
+
+    def launch(run, planned, directory, affinity, observer):
+        if planned.number > launches:
+            raise BudgetError("over")
+        return launched(planned, disturbed=False)
+
+    return launch
+
+
+@pytest.mark.parametrize(("done", "counted"), [(2, [1, 2]), (3, [1, 2]), (4, [1, 2, 3, 4])])
+def test_a_round_that_a_budget_cuts_short_is_set_aside(monkeypatch, tmp_path, done, counted):
+    monkeypatch.setattr("compare.run.launch_arm", over_after(done))
+    config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
+    run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
+    assert run.complete
+    assert (numbers(run.launches), numbers(run.set_aside)) == (counted, [3] if done == 3 else [])
+    assert read_run(tmp_path) == run
+
+
+@pytest.mark.parametrize(("done", "said"), [(0, "None had"), (1, "1 of 2 had")])
+def test_a_budget_that_ends_in_the_first_round_is_an_error_that_loses_nothing(
+    monkeypatch, tmp_path, done, said
+):
+    monkeypatch.setattr("compare.run.launch_arm", over_after(done))
+    with pytest.raises(BudgetError, match="--budget 3 was over before every arm had run once") as caught:
+        carry_out(
+            a_beginning(a_config("none,ddp", rounds=9, budget_seconds=3)), tmp_path, [0, 1], Listening()
+        )
+    assert said in caught.value.found
+    kept = read_run(tmp_path)
+    assert not kept.complete
+    assert kept.failure.kind == "BudgetError"
+    assert len(kept.launches) == done
 
 
 def test_a_run_saves_what_it_sets_aside_and_tells_of_it(monkeypatch, tmp_path):

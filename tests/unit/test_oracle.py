@@ -95,6 +95,7 @@ def test_a_right_replica_is_where_the_oracle_is(data, kind):
     assert taken.steps == len(taken.differences) == STEPS
     assert max(taken.differences) <= LIMITS[kind]
     assert taken.share_of_first_update == pytest.approx(1, abs=1e-6)
+    assert taken.error_of_first_update == pytest.approx(0, abs=1e-5)
     assert taken.seconds > 0
 
 
@@ -107,6 +108,7 @@ def test_a_wrong_update_shows_in_the_first_step(data, replica, share):
     assert taken.differences[-1] > 1e6 * LIMITS["float64"]
     if share is not None:
         assert taken.share_of_first_update == pytest.approx(share, abs=1e-9)
+        assert taken.error_of_first_update == pytest.approx(1, abs=1e-9)
 
 
 def test_what_a_step_leaves_over_shows_in_the_next(data):
@@ -119,6 +121,7 @@ def test_numbers_that_are_none_are_none(data):
     taken = proof(data, Diverges)
     assert taken.differences == [None] * STEPS
     assert taken.share_of_first_update is None
+    assert taken.error_of_first_update is None
 
 
 def test_the_learning_rate_of_the_run_can_neither_hide_a_fault_nor_cause_one(data):

@@ -125,6 +125,14 @@ def test_what_a_failed_pass_looks_like_is_told(meaning, ranks):
     assert meaning in failed(passes(*ranks))
 
 
+@pytest.mark.parametrize(("error", "outcome"), [(3e-4, "exempt"), (0.06, "failed"), (None, "failed")])
+def test_an_arm_that_rounds_may_round_its_first_update_and_no_more(error, outcome):
+    """Its share of the right update may be right by chance, on samples that are not its own."""
+    taken = a_pass(share_of_first_update=1.0, error_of_first_update=error, differences=[1e-4, 1e-3])
+    gates = judge(Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0, parity=[taken]), a_rank(1, parity=[taken])])
+    assert [gate.outcome for gate in gates if gate.name == "float64"] == [outcome]
+
+
 def test_one_rank_alone_cannot_sum():
     assert "times the right one" not in failed(passes((1e-2, 0.1, 1.0, TRAINED)))
 

@@ -528,3 +528,19 @@ def test_what_too_few_rounds_leave_open_is_said_with_what_would_settle_it(form):
     assert "unresolved: 2 of 5 rounds" in text
     assert "Fewer than 5 rounds settle no verdict: take --repeats 5, or a --budget." in text
     assert "either way" not in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+@pytest.mark.parametrize(
+    ("manual", "rounds", "why"),
+    [
+        ([9.0, 9.1, 9.0, 9.2, 9.1], 99, "5 rounds: every verdict was settled"),
+        ([5.0, 9.0, 3.0, 8.0, 4.0], 99, "5 rounds: no other fitted into --budget 60"),
+        ([5.0, 9.0, 3.0, 8.0, 4.0], 5, "5 rounds: --repeats allows no more"),
+        ([], 99, "5 rounds: there is no verdict to settle"),
+    ],
+)
+def test_why_a_run_under_a_budget_ended_is_said(form, manual, rounds, why):
+    times = {"ddp": [5.0] * 5} | ({"manual": manual} if manual else {})
+    run = a_run(times, config={"rounds": rounds, "budget_seconds": 60.0})
+    assert f"Ended after {why}." in unfolded(shown(run, form))

@@ -1,5 +1,6 @@
 """Which fault each arm has, where ``sitecustomize.py`` beside this is on PYTHONPATH."""
 
+from backends.strategies.ddp import DDPReplica
 from tests.contract.broken import NeverSteps, SkipsAParameter, Sums, Unsharded
 
 FAULTS = {
@@ -12,3 +13,10 @@ FAULTS = {
 
 def choose(model, make_optimizer, group, options):
     return FAULTS[group.name, options["mode"]](model, make_optimizer, group, options)
+
+
+def choose_ddp(model, make_optimizer, group, options):
+    replica = DDPReplica(model, make_optimizer, group, options)
+    if options["comm_hook"] != "none":
+        replica.shard = (0, group.world_size)  # every rank trains on the same batches
+    return replica
