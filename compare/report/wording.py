@@ -66,12 +66,15 @@ def cost_columns() -> list[Column]:
         Column("sync ms", lambda arm: _milliseconds(arm.sync_seconds)),
         Column("= exposed", lambda arm: _milliseconds(arm.detail.exposed_seconds)),
         Column("+ background", lambda arm: _milliseconds(arm.detail.background_seconds)),
+        Column("T_R ms", lambda arm: _milliseconds(arm.detail.reference_seconds)),
         Column("blocked", lambda arm: _change(arm.detail.blocked_seconds)),
         Column("forward", lambda arm: _change(arm.detail.forward_seconds)),
         Column("backward", lambda arm: _change(arm.detail.backward_seconds)),
         Column("optimizer", lambda arm: _change(arm.detail.step_seconds)),
+        Column("communication", lambda arm: _change(arm.detail.communication_seconds)),
         Column("imbalance", lambda arm: _change(arm.detail.imbalance_seconds)),
         Column("skew", lambda arm: _change(arm.detail.skew_seconds)),
+        Column("slowest rank", lambda arm: str(arm.detail.slowest_rank)),
     ]
 
 
