@@ -111,8 +111,8 @@ Exports = Annotated[
     typer.Option(
         "-x",
         "--env",
-        help="NAME or NAME=VALUE for the environment of every rank; "
-        "kept out of command lines, logs and results.",
+        help="NAME, with its value from your shell, or NAME=VALUE: for the environment of every rank, and kept "
+        "out of the command lines of launchers, logs and results.",
     ),
 ]
 Model = Annotated[str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")]
@@ -458,6 +458,7 @@ def aa(
     optimizer: Optimizer = "sgd",
     lr: LearningRate = None,
     batch_size: BatchSize = 64,
+    accumulate: Accumulate = 1,
     steps: Annotated[int, typer.Option(help="Training steps of a launch.")] = 150,
     warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30,
     max_reruns: Annotated[
@@ -475,6 +476,7 @@ def aa(
     export_json: ExportJson = None,
     timeout: Timeout = 300.0,
     stall: Stall = 30.0,
+    detail: DetailFlag = False,
     verbose: Verbose = False,
 ) -> None:
     """Compare an arm with itself: how often would this tool see a difference where there is none?"""
@@ -506,6 +508,7 @@ def aa(
             optimizer=optimizer,
             learning_rate=lr,
             batch_size_per_rank=batch_size,
+            accumulate=accumulate,
             steps=steps,
             warmup_steps=warmup,
             rounds=comparisons * repeats,
@@ -526,7 +529,7 @@ def aa(
         result = _carry_out(
             prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
         )
-        _finish(console, result, directory, export_json, detail=False)
+        _finish(console, result, directory, export_json, detail=detail)
 
 
 @app.command(context_settings=_EITHER_SPELLING)

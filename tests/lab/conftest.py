@@ -2,9 +2,44 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.lab import failure_table
+from tests.lab.failure_table import FailureTable
 from tests.lab.hosts import Lab, why_not
+
+TABLE = pytest.StashKey[FailureTable]()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--failure-table",
+        type=Path,
+        metavar="FILE",
+        help="put the table of failures, as measured, between its marks in FILE",
+    )
+
+
+def pytest_configure(config):
+    config.stash[TABLE] = FailureTable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    """Write the table, if all of it was measured and every promise in it kept."""
+    file = session.config.getoption("--failure-table")
+    if file and exitstatus == 0:
+        from tests.lab.test_failures import FAILURES
+
+        failure_table.write(session.config.stash[TABLE].markdown(list(FAILURES.values())), file)
+
+
+@pytest.fixture
+def record(pytestconfig):
+    """Note in the table how long a failure took to its end."""
+    return pytestconfig.stash[TABLE].record
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 from compare.guard import LEASE_SECONDS
 from compare.results import read_run
 from tests.lab.comparing import arguments, compare, left, start
+from tests.lab.failure_table import Failure
 from tests.lab.hosts import REPOSITORY
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts]
@@ -30,17 +31,41 @@ LAUNCHERS = {
     "mpirun": "mpi",
 }
 IN_A_RANK = {
-    "raise": (6, ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"]),
-    "kill": (6, ["rank 1 on n2 died", "ended from outside"]),
-    "hang": (7, ["rank 1 on n2 made no progress for 12 s", "sitecustomize.py:"]),
+    "raise": ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"],
+    "kill": ["rank 1 on n2 died", "ended from outside"],
+    "hang": ["rank 1 on n2 made no progress for 12 s", "sitecustomize.py:"],
 }
-ON_A_HOST = {"link_down": 9, "drop_packets": 9, "stop": 9}
+ON_A_HOST = ("link_down", "drop_packets", "stop")
+BEFORE_A_RUN = ("down", "silent", "no-such-host")
 QUICK = {
-    ("torchrun", "kill"),
+    *(("torchrun", kind) for kind in ("kill", *BEFORE_A_RUN, "slots", "interpreter")),
     ("horovodrun-gloo", "raise"),
     ("horovodrun-mpi", "kill"),
     ("mpirun", "hang"),
 }
+FAILURES = {
+    "raise": Failure("a rank raises", 6, "rank, host, error, file:line", BOUND_SECONDS),
+    "kill": Failure("a rank is killed", 6, "rank, host, signal", BOUND_SECONDS),
+    "hang": Failure("a rank hangs (`--stall 12`)", 7, "rank, host, file:line", BOUND_SECONDS),
+    "link_down": Failure("a host's link goes down", 9, "host", BOUND_SECONDS),
+    "drop_packets": Failure("a host's packets are dropped", 9, "host", BOUND_SECONDS),
+    "stop": Failure("a host goes down", 9, "host", BOUND_SECONDS),
+    "down": Failure("a host is down from the start", 9, "host, line of the file", UNREACHABLE_BOUND_SECONDS),
+    "silent": Failure("a host never answers", 9, "host, line of the file", UNREACHABLE_BOUND_SECONDS),
+    "no-such-host": Failure(
+        "a name that is no host's", 9, "host, line of the file", UNREACHABLE_BOUND_SECONDS
+    ),
+    "interpreter": Failure(
+        "another interpreter on one host", 9, "host, line of the file", UNREACHABLE_BOUND_SECONDS
+    ),
+    "slots": Failure("more ranks than slots", 2, "ranks and slots", UNREACHABLE_BOUND_SECONDS),
+    "port": Failure(
+        "a port is taken meanwhile (time of the whole run)", 0, "that it was started again", 60.0
+    ),
+    "ctrl-c": Failure("Ctrl-C", 130, "what was finished", BOUND_SECONDS),
+    "parent": Failure("`compare` is killed (-9)", "–", "–", BOUND_SECONDS),
+}
+"""Every row of the README's table, in its order."""
 
 
 def cases(kinds):
@@ -101,22 +126,22 @@ def gone_from(lab, machines, seconds):
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(IN_A_RANK))
-def test_a_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_backend, launcher, kind):
+def test_a_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_backend, record, launcher, kind):
     fault = {"module": "compare.rank", "kind": kind, "rank": 1, "step": 100}
     run = Disturbed(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault)
     said = run.said()
     took = time.time() - float((run.site / "injected_at").read_text())
-    code, words = IN_A_RANK[kind]
-    assert run.process.returncode == code, said
-    for word in words:
-        assert word in said
+    assert run.process.returncode == FAILURES[kind].code, said
+    for words in IN_A_RANK[kind]:
+        assert words in said
     assert took < BOUND_SECONDS
     assert not read_run(run.lab.folder / "run").complete
     assert left(run.lab) == []
+    record(FAILURES[kind], launcher, took)
 
 
 @pytest.mark.parametrize(("launcher", "fault"), cases(ON_A_HOST))
-def test_a_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, launcher, fault):
+def test_a_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, launcher, fault):
     lab = make_lab(2)
     run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
@@ -125,38 +150,43 @@ def test_a_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, launch
     began = time.monotonic()
     said = run.said()
     took = time.monotonic() - began
-    assert run.process.returncode == ON_A_HOST[fault], said
+    assert run.process.returncode == FAILURES[fault].code, said
     assert "Host n2 (-H:2)" in said
     assert took < BOUND_SECONDS
     gone_from(lab, [lab.login, kept], 2)
     if fault != "stop":
         gone_from(lab, [lost], GONE_SECONDS)
+    record(FAILURES[fault], launcher, took)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend, launcher):
+def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend, record, launcher):
     lab = make_lab(2)
     run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
     os.kill(parent_of(run), signal.SIGINT)
     began = time.monotonic()
     said = run.said()
-    assert run.process.returncode == 130, said
-    assert time.monotonic() - began < BOUND_SECONDS
+    took = time.monotonic() - began
+    assert run.process.returncode == FAILURES["ctrl-c"].code, said
+    assert took < BOUND_SECONDS
     assert left(lab) == []
+    record(FAILURES["ctrl-c"], launcher, took)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_nothing_outlives_a_parent_that_is_killed(make_lab, mnist_dir, every_backend, launcher):
+def test_nothing_outlives_a_parent_that_is_killed(make_lab, mnist_dir, every_backend, record, launcher):
     lab = make_lab(2)
     run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
     os.kill(parent_of(run), signal.SIGKILL)
+    began = time.monotonic()
     run.process.communicate(timeout=60)
     # Folders of the parent's own on the login are beyond anybody's reach: processes alone count there.
     until(lambda: not left(lab, lab.hosts) and not lab.login.command_lines(), BOUND_SECONDS)
+    record(FAILURES["parent"], launcher, time.monotonic() - began)
 
 
 @pytest.mark.faults
@@ -172,43 +202,58 @@ def test_finished_launches_are_kept(make_lab, mnist_dir):
 
 
 @pytest.mark.faults
-def test_a_port_that_was_taken_in_the_meantime_is_tried_again(make_lab, mnist_dir):
+def test_a_port_that_was_taken_in_the_meantime_is_tried_again(make_lab, mnist_dir, record):
     fault = {"module": "compare.many_hosts", "port": 22}  # sshd's
+    began = time.monotonic()
     run = Disturbed(make_lab(2), mnist_dir, "ddp", fault=fault, steps=30)
     said = run.said()
-    assert run.process.returncode == 0, said
+    took = time.monotonic() - began
+    assert run.process.returncode == FAILURES["port"].code, said
     assert "starts again: another process took its port" in said
+    assert took < FAILURES["port"].bound_seconds
     assert left(run.lab) == []
+    record(FAILURES["port"], "torchrun", took)
 
 
-@pytest.mark.parametrize("host", ["down", "silent", "no-such-host"])
-def test_a_host_that_does_not_answer_is_named_before_anything_starts(make_lab, mnist_dir, host):
+@pytest.mark.parametrize(("launcher", "host"), cases(BEFORE_A_RUN))
+def test_a_host_that_does_not_answer_is_named_before_anything_starts(
+    make_lab, mnist_dir, every_backend, record, launcher, host
+):
     lab = make_lab(1)
-    began = time.monotonic()
-    done = compare(lab, f"n1,{host}", mnist_dir, "--backend", "ddp")
-    assert done.returncode == 9, done.stderr
-    assert f"Host {host} (-H:2)" in done.stderr
-    assert time.monotonic() - began < UNREACHABLE_BOUND_SECONDS
+    took = refused(lab, f"n1,{host}", mnist_dir, LAUNCHERS[launcher], FAILURES[host], [f"Host {host} (-H:2)"])
     assert not (lab.folder / "run").exists()
     assert left(lab) == []
+    record(FAILURES[host], launcher, took)
 
 
-def test_more_ranks_than_slots_are_refused(make_lab, mnist_dir):
-    lab = make_lab(1)
-    done = compare(lab, "n1:2", mnist_dir, "--backend", "ddp", "-np", "3")
-    assert done.returncode == 2, done.stderr
-    assert "3 ranks do not fit: the hosts take 2" in done.stderr
+@pytest.mark.parametrize(("launcher", "kind"), cases(["slots"]))
+def test_more_ranks_than_slots_are_refused(make_lab, mnist_dir, every_backend, record, launcher, kind):
+    words = ["3 ranks do not fit: the hosts take 2"]
+    took = refused(make_lab(1), "n1:2", mnist_dir, LAUNCHERS[launcher], FAILURES[kind], words, "-np", "3")
+    record(FAILURES[kind], launcher, took)
 
 
-def test_a_wrong_interpreter_on_one_host_is_named(make_lab, mnist_dir):
+@pytest.mark.parametrize(("launcher", "kind"), cases(["interpreter"]))
+def test_a_wrong_interpreter_on_one_host_is_named(make_lab, mnist_dir, every_backend, record, launcher, kind):
     lab = make_lab(2)
     interpreter = os.path.realpath(arguments("n1", mnist_dir)[0])
     lab.hosts[1].run(["mount", "--bind", "/run/lab/nothing", interpreter])
-    done = compare(lab, "n1,n2", mnist_dir, "--backend", "ddp")
-    assert done.returncode == 9, done.stderr
-    assert "Host n2 (-H:2)" in done.stderr
-    assert "Permission denied" in done.stderr
+    words = ["Host n2 (-H:2)", "Permission denied"]
+    took = refused(lab, "n1,n2", mnist_dir, LAUNCHERS[launcher], FAILURES[kind], words)
     assert left(lab, [lab.login, lab.hosts[0]]) == []
+    record(FAILURES[kind], launcher, took)
+
+
+def refused(lab, hosts, mnist_dir, arm, failure, words, *more):
+    """Execute a run that ends before it begins, and return after how many seconds."""
+    began = time.monotonic()
+    done = compare(lab, hosts, mnist_dir, "--backend", arm, *more)
+    took = time.monotonic() - began
+    assert done.returncode == failure.code, done.stderr
+    for said in words:
+        assert said in done.stderr
+    assert took < failure.bound_seconds
+    return took
 
 
 def parent_of(run):

@@ -1,0 +1,74 @@
+"""The table of failures in the README, as the tests that cause them found it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGIN, END = "<!-- failures: begin -->", "<!-- failures: end -->"
+LAUNCHERS = {
+    "torchrun": "torchrun",
+    "horovodrun-gloo": "horovodrun, Gloo",
+    "horovodrun-mpi": "horovodrun, MPI",
+    "mpirun": "mpirun",
+}
+BEFORE = "before any starts"
+
+
+class Failure(NamedTuple):
+    """What goes wrong, and what is promised of it."""
+
+    what: str
+    code: int | str
+    named: str
+    bound_seconds: float
+
+
+class FailureTable:
+    """Collects one measured time a cell, and writes them where the README keeps its table."""
+
+    def __init__(self) -> None:
+        self._cells: dict[Failure, dict[str, float]] = {}
+
+    def record(self, failure: Failure, launcher: str, seconds: float) -> None:
+        """Note how long it took from the failure to the exit; the longest of several counts."""
+        cells = self._cells.setdefault(failure, {})
+        cells[launcher] = max(seconds, cells.get(launcher, 0.0))
+
+    def markdown(self, order: list[Failure]) -> str:
+        """Render all rows.
+
+        Raises:
+            ValueError: a failure of the order was not seen, so that the table would be one of some.
+        """
+        if missing := [failure.what for failure in order if failure not in self._cells]:
+            raise ValueError(f"not measured: {', '.join(missing)}")
+        heads = ["what fails", "exit code", "what is named", "bound", *LAUNCHERS.values()]
+        lines = [_line(heads), _line(["---", "---", "---", *["---:"] * 5])]
+        return "\n".join([*lines, *(self._row(failure) for failure in order)])
+
+    def _row(self, failure: Failure) -> str:
+        cells = self._cells[failure]
+        seconds = [f"{cells[name]:.1f} s" if name in cells else "–" for name in LAUNCHERS]
+        return _line(
+            [failure.what, str(failure.code), failure.named, f"{failure.bound_seconds:g} s", *seconds]
+        )
+
+
+def write(table: str, file: Path) -> None:
+    """Put the table between its two marks in a file.
+
+    Raises:
+        ValueError: the marks are not there, or stand the wrong way round.
+    """
+    before, begin, rest = file.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{file} has no place for the table: {BEGIN} … {END}")
+    file.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
