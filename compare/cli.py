@@ -50,7 +50,7 @@ app = typer.Typer(
     context_settings=_EITHER_SPELLING,
     epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch "
     "failed, 7 a launch stalled, 8 an arm does not train what it should, 9 a host cannot be used, "
-    "10 --strict found the arms unlike, 130 interrupted.",
+    "10 --strict found the arms unlike, 11 the budget was over too soon, 130 interrupted.",
 )
 data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True, rich_markup_mode=None)
 install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True, rich_markup_mode=None)
@@ -111,8 +111,8 @@ Exports = Annotated[
     typer.Option(
         "-x",
         "--env",
-        help="NAME, with its value from your shell, or NAME=VALUE: for the environment of every rank, and kept "
-        "out of the command lines of launchers, logs and results.",
+        help="NAME, with its value from your shell, or NAME=VALUE: for the environment of every rank, and "
+        "kept out of the command lines of launchers, logs and results.",
     ),
 ]
 Model = Annotated[str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")]

@@ -43,6 +43,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from compare.errors import DataError, OutputError
+from compare.words import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -368,7 +369,7 @@ def _refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
     if not damaged:
         return
     raise DataError(
-        f"{_count(len(damaged), 'file')} in {directory} cannot be used and nothing was overwritten",
+        f"{counted(len(damaged), 'file')} in {directory} cannot be used and nothing was overwritten",
         found="\n".join(f"{file.path} ({file.size_bytes:,} bytes): {file.problem}" for file in damaged),
         remedy=_replace_remedy(directory, [file.path for file in damaged]),
     )
@@ -426,10 +427,6 @@ def _unusable(path: Path, found: str) -> DataError:
 
 def _system_reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # -------------------------------------------------------------------------------------- fetching MNIST
@@ -979,7 +976,7 @@ def _read_idx(path: Path) -> tuple[Bytes, str]:
 def _read_shape(path: Path, stream: IO[bytes] | gzip.GzipFile, digest: hashlib._Hash) -> tuple[int, ...]:
     magic = stream.read(4)
     if len(magic) < len(b"\0\0\x08\x03"):
-        raise _unusable(path, f"It ends within its header, after {_count(len(magic), 'byte')}.")
+        raise _unusable(path, f"It ends within its header, after {counted(len(magic), 'byte')}.")
     zeros, code, dimensions = magic[:2], magic[2], magic[3]
     if zeros != b"\0\0" or code != _IDX_UINT8 or not 1 <= dimensions <= _IDX_MAX_DIMENSIONS:
         raise _unusable(path, f"It starts with 0x{magic.hex()}; IDX of unsigned bytes starts with 0x000008.")
@@ -1026,7 +1023,7 @@ def write_idx(path: str | Path, array: Bytes) -> None:
     if array.dtype != np.uint8 or not 1 <= array.ndim <= _IDX_MAX_DIMENSIONS:
         raise DataError(
             f"{path} cannot hold this array",
-            found=f"It is {array.dtype} with {_count(array.ndim, 'dimension')}.",
+            found=f"It is {array.dtype} with {counted(array.ndim, 'dimension')}.",
             remedy=f"Convert it to uint8 with 1 to {_IDX_MAX_DIMENSIONS} dimensions.",
         )
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, _IDX_UINT8, array.ndim, *array.shape)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from compare.hostfile import Host
+from compare.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -559,16 +560,16 @@ def _slots(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
             limited = f", of {facts.cores} by its control group" if cores < facts.cores else ""
             what, found = (
                 "It has more slots than cores.",
-                f"{slots} slots, {_counted(cores, 'core')}{limited}.",
+                f"{slots} slots, {counted(cores, 'core')}{limited}.",
             )
-            fix = f"Give it {_counted(max(1, int(cores)), 'slot')}: ranks that share a core wait for it."
+            fix = f"Give it {counted(max(1, int(cores)), 'slot')}: ranks that share a core wait for it."
             yield _finding("warning", "slots", each, what, found, fix)
         if facts.gpus and slots > len(facts.gpus):
             what, found = (
                 "It has more slots than GPUs.",
-                f"{slots} slots, {_counted(len(facts.gpus), 'GPU')}.",
+                f"{slots} slots, {counted(len(facts.gpus), 'GPU')}.",
             )
-            fix = f"Give it {_counted(len(facts.gpus), 'slot')}, or use --device cpu."
+            fix = f"Give it {counted(len(facts.gpus), 'slot')}, or use --device cpu."
             yield _finding("warning", "slots", each, what, found, fix)
         torch = facts.libraries.get("torch", Library())
         if facts.gpus and torch.facts.get("gpus") == 0:
@@ -576,7 +577,7 @@ def _slots(seen: Sequence[Seen], _: Here) -> Iterator[Finding]:
             fix = "Install a torch for CUDA, and a driver that is new enough for it."
             yield _finding("warning", "torch", each, "torch sees none of its GPUs.", found, fix)
         if not facts.quick and facts.load > _BUSY * facts.cores:
-            found = f"A load of {facts.load:.1f} on {_counted(facts.cores, 'core')}."
+            found = f"A load of {facts.load:.1f} on {counted(facts.cores, 'core')}."
             fix = "Wait until the others are done: their work would be measured as well."
             yield _finding("note", "slots", each, "It is at work already.", found, fix)
 
@@ -729,10 +730,6 @@ def _listed(names: Iterable[str]) -> str:
     shown = list(names)
     more = len(shown) - 5
     return ", ".join(shown[:5]) + (f" and {more} more" if more > 0 else "")
-
-
-def _counted(number: float, noun: str) -> str:
-    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
 
 
 def _size(size_bytes: int) -> str:

@@ -67,10 +67,6 @@ class StalledError(LaunchError):
     exit_code = 7
 
 
-class BudgetError(StalledError):
-    """A launch was ended, or not begun, because the time that the whole run was given is over."""
-
-
 class ParityError(RingsideError):
     """The ranks of an arm did not train one model, or not the one that a single process trains."""
 
@@ -87,3 +83,9 @@ class FairnessError(RingsideError):
     """The arms were not measured alike, and ``--strict`` asked for nothing less; results are saved."""
 
     exit_code = 10
+
+
+class BudgetError(RingsideError):
+    """The time that a whole run was given is over before its launch is."""
+
+    exit_code = 11

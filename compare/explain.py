@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from compare.stats import Estimate, collective_seconds, rank_seconds, step_seconds
+from compare.stats import Estimate, collective_seconds, rank_seconds, ranks_of_the_fullest_host, step_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,9 +93,9 @@ def _costs(own: ArmSummary) -> bool:
 
 def _oversubscription(run: Run) -> Reason:
     evidence = {
-        "ranks": run.config.ranks,
+        "ranks": ranks_of_the_fullest_host(run),
         "threads_per_rank": run.config.threads_per_rank,
-        "cores": run.cores * len(run.hosts),
+        "cores": run.cores,
     }
     return Reason(key="oversubscription", arm="", evidence=evidence)
 

@@ -153,8 +153,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(run: Run) -> Summary:
     """Summarise the arms that have at least one finished launch, in the order they were named."""
-    # Host by host: cores that are idle on one are of no use to the ranks of another.
-    oversubscribed = any(host.slots * run.config.threads_per_rank > run.cores for host in run.hosts)
+    oversubscribed = ranks_of_the_fullest_host(run) * run.config.threads_per_rank > run.cores
     found = {} if oversubscribed else verdicts(run, run.config.baseline)
     fastest = None if oversubscribed else _fastest(run)
     return Summary(
@@ -451,6 +450,11 @@ def has_time_left(run: Run, rounds: float) -> bool:
     elapsed = _end(taken) - _begin(taken)
     pace = elapsed / (len(taken) / len(run.config.arms))
     return elapsed + rounds * pace <= budget
+
+
+def ranks_of_the_fullest_host(run: Run) -> int:
+    """Count the ranks of the host that has most: cores that idle elsewhere are of no use to them."""
+    return max(host.slots for host in run.hosts)
 
 
 def seconds_left(run: Run, now: float) -> float:

@@ -26,7 +26,7 @@ RANK_SIDE = {
     "compare.turns",
 }
 # From results, or facts, to what is said of them.
-PURE = ("stats", "verdict", "null", "fairness", "explain", "diagnosis")
+PURE = ("stats", "verdict", "null", "fairness", "explain", "diagnosis", "words")
 # A second or more each to import, or not there at all.
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from compare.explain import explain
 from compare.fairness import compare_conditions
+from compare.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +68,8 @@ _CAUSES = {
 
 def _oversubscription(_: str, seen: dict[str, Any]) -> str:
     return (
-        f"{_count(seen['ranks'], 'rank')} × {_count(seen['threads_per_rank'], 'thread')} on "
-        f"{_count(seen['cores'], 'core')} wait for each other"
+        f"{counted(seen['ranks'], 'rank')} × {counted(seen['threads_per_rank'], 'thread')} on "
+        f"{counted(seen['cores'], 'core')} wait for each other"
     )
 
 
@@ -92,7 +93,7 @@ def _calls(arm: str, seen: dict[str, Any]) -> str:
     size = f"{each:.2g} MB" if seen["calls"] == 1 else f"{each:.2g} MB on average"
     verb = "takes" if seen["calls"] == 1 else "take"
     took = _milliseconds(seen["collective_seconds"])
-    return f"{arm}'s {_count(seen['calls'], 'call')} of {size} {verb} {took}"
+    return f"{arm}'s {counted(seen['calls'], 'call')} of {size} {verb} {took}"
 
 
 def _background(arm: str, seen: dict[str, Any]) -> str:
@@ -135,7 +136,3 @@ def _milliseconds(seconds: float) -> str:
 
 def _gigabytes(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e9:.2f} GB/s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from compare.fairness import compare_conditions, unlike
 from compare.null import assess
-from compare.stats import FOREIGN_LIMIT
+from compare.stats import FOREIGN_LIMIT, ranks_of_the_fullest_host
 from compare.verdict import FIRST_LOOK, describe
+from compare.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,11 +96,11 @@ def collective_columns() -> list[Column]:
 def headline(run: Run) -> str:
     """Say in one line what was measured."""
     config = run.config
-    length = f"{config.steps} steps" if config.steps else _count(config.epochs, "epoch")
+    length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
     return " · ".join(
         [
             f"{config.model} on {dataset_name(run)}",
-            f"{_count(config.ranks, 'rank')} × {_count(config.threads_per_rank, 'thread')}",
+            f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
             config.device,
             f"batch {config.batch_size_per_rank} per rank"
             + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
@@ -121,8 +122,9 @@ def warnings(run: Run, summary: Summary) -> list[str]:
         said.append(f"{run.dataset.note}.")
     if summary.oversubscribed:
         said.append(
-            f"Oversubscribed: {run.config.ranks} ranks × {_count(run.config.threads_per_rank, 'thread')} on "
-            f"{_count(run.cores, 'core')} wait for each other, so no arm is called fastest."
+            f"Oversubscribed: {counted(ranks_of_the_fullest_host(run), 'rank')} × "
+            f"{counted(run.config.threads_per_rank, 'thread')} on a host's {counted(run.cores, 'core')} wait "
+            "for each other, so no arm is called fastest."
         )
     said += _disturbances(summary)
     said += [f"NOT ALIKE: {said_of(finding)}" for finding in unlike(compare_conditions(run))]
@@ -152,7 +154,7 @@ def notes(run: Run, summary: Summary) -> list[str]:
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     method = next(arm.step_seconds.method for arm in summary.arms if arm.step_seconds.n == rounds)
     brackets = {"t": "95 % interval by t", "range": "smallest–largest"}[method]
-    means = f"Means over {_count(rounds, 'round')} ({brackets})."
+    means = f"Means over {counted(rounds, 'round')} ({brackets})."
     sync = (
         "Sync cost is step time minus that of none: the same ranks without communication."
         if run.config.control
@@ -173,7 +175,7 @@ def _against_itself(run: Run) -> list[str]:
     found = assess(run)
     if found is None:
         return []
-    comparisons = f"{_count(len(found.verdicts), 'comparison')} of {_count(found.rounds_each, 'round')}"
+    comparisons = f"{counted(len(found.verdicts), 'comparison')} of {counted(found.rounds_each, 'round')}"
     share = f"{found.rate:.1%} (95 % interval {found.low:.1%}–{found.high:.1%})"
     saw = f"{found.false_differences} of {comparisons} saw a difference"
     said = [f"{found.arm} against itself: {saw}, {share}."]
@@ -210,7 +212,7 @@ def _why_ended(run: Run, summary: Summary, rounds: int) -> list[str]:
         why = "--repeats allows no more"
     else:
         why = f"no other fitted into --budget {run.config.budget_seconds:g}"
-    return [f"Ended after {_count(rounds, 'round')}: {why}."]
+    return [f"Ended after {counted(rounds, 'round')}: {why}."]
 
 
 def _noise(summary: Summary) -> list[str]:
@@ -225,7 +227,7 @@ def _disturbances(summary: Summary) -> list[str]:
     """Say what others have disturbed, and what was done about it."""
     said = []
     if summary.rounds_taken_again:
-        again = _count(summary.rounds_taken_again, "round")
+        again = counted(summary.rounds_taken_again, "round")
         said.append(f"{again} had to be taken again, because others used the machine meanwhile.")
     if summary.disturbed_rounds:
         rounds = ", ".join(map(str, summary.disturbed_rounds))
@@ -290,10 +292,6 @@ def _short(value: str | None) -> str:
     return "not the same in every round" if value is None else value[:_HASH_DIGITS]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _milliseconds(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
@@ -317,7 +315,7 @@ def _verdict(arm: ArmSummary) -> str:
     if arm.verdict is None:
         return "–"
     if arm.verdict.n < FIRST_LOOK:
-        return f"unresolved: {arm.verdict.n} of {_count(FIRST_LOOK, 'round')}"
+        return f"unresolved: {arm.verdict.n} of {counted(FIRST_LOOK, 'round')}"
     said = describe(arm.verdict)
     # How many rounds it would take stands under the table.
     return said.partition(", ")[0] if arm.verdict.kind == "unresolved" else said

@@ -137,13 +137,14 @@ def a_run(
         for arm, times in milliseconds.items()
         for round_, time in enumerate(times, start=1)
     ]
+    settled = a_config(",".join(milliseconds), **config or {})
     fields: dict[str, Any] = {
         "ringside_version": "0.1.0",
         "started_at": "2026-11-21T09:00:00+00:00",
         "command": ["compare", "run"],
-        "config": a_config(",".join(milliseconds), **config or {}),
+        "config": settled,
         "dataset": MNIST,
-        "hosts": [Host("localhost", 2)],
+        "hosts": [Host("localhost", settled.ranks)],
         "cores": 2,
         "launches": launches,
         "complete": True,
