@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,9 @@ def main(folder, out, launched_at, steps):
     }
     Path(out, f"rank-{rank}.json").write_text(json.dumps(figures))
     dist.destroy_process_group()
+    sys.stdout.flush()
+    # Seen once: a thread of torch's that is still there when the interpreter ends aborts the process.
+    os._exit(0)
 
 
 if __name__ == "__main__":
