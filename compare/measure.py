@@ -37,6 +37,7 @@ class BlockPlan(NamedTuple):
 
     mode: Literal["training", "reference"]
     steps: int
+    """Those included with which it settles, which are not timed."""
     phased: bool
     """Its phases are timed, and it stays out of the headline."""
 

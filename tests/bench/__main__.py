@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import averaging, by_hand, command_line, cost, loop, measuring, report
+from tests.bench import averaging, by_hand, command_line, cost, loop, measuring, record, report
 from tests.bench.estimate import Section
 from tests.bench.launches import BenchError
 from tests.bench.pairs import Patience
@@ -43,11 +43,11 @@ def main():
             quick=given.quick,
             figure=output.parent / "cost.png" if output else None,
         )
-        sections = [_run(console, name, settings) for name in given.only or BENCHES]
+        sections = {name: _run(console, name, settings) for name in given.only or BENCHES}
     if output:
-        output.write_text(report.markdown(sections, _command(given)))
+        record.write(output, sections, _command(given), order=list(BENCHES))
         console.print(f"Written to {output}")
-    sys.exit(any(section.failed for section in sections))
+    sys.exit(any(section.failed for section in sections.values()))
 
 
 def _run(console, name, settings):
@@ -69,7 +69,10 @@ def _parse():
     parser.add_argument("--only", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--quick", action="store_true", help="a smoke test: few pairs, wide intervals")
     parser.add_argument(
-        "--output", type=Path, help="write the results here [default: docs/bench.md after a whole run]"
+        "--output",
+        type=Path,
+        help="write the results here, and keep those that are there of other benches, measured on the same "
+        "machine with the same versions [default: docs/bench.md after a whole run]",
     )
     parser.add_argument(
         "--patience",

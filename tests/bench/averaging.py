@@ -16,7 +16,8 @@ MODES = ("manual:mode=flat", "manual:mode=overlap")
 SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_least(1.25)}
 TEXT = f"""\
 {RANKS} ranks, one thread each, batch 64. The product's replicas of all arms in the same processes over the
-same Gloo process group, in turns; speed over DDP's."""
+same Gloo process group, in turns; speed over DDP's. *none* does not average at all: no arm can be quicker."""
+CONTROL = "none"
 FLOOR_MEGABYTES = (16, 64)
 FLOOR_TEXT = """\
 What `manual:mode=shared_memory` takes to average so many bytes between two ranks, over what one rank alone
@@ -25,15 +26,21 @@ takes to add two tensors of that size, with the whole machine's memory to itself
 
 def bench(settings) -> Section:
     rows, conditions = [], []
-    arms = [arm for arm in ("ddp", *MODES, launches.SHARED_MEMORY) if launches.is_known(arm)]
+    arms = [arm for arm in ("ddp", *MODES, launches.SHARED_MEMORY, CONTROL) if launches.is_known(arm)]
     for model in list(STEPS)[: settings.pick(3, 1)]:
         turns = _take(settings, model, arms)
         for arm in arms[1:]:
-            target = SHARED_TARGETS[model] if arm == launches.SHARED_MEMORY else at_least(1.0)
+            target = _target(model, arm)
             note = f"{turns.median(arm) * 1e3:.3g} ms a step, DDP {turns.median('ddp') * 1e3:.3g} ms"
             rows.append(Row(f"{model}: {arm}", turns.ratio("ddp", arm), target, note))
         conditions.append(f"{model}: {turns.conditions}")
     return Section("Averaging against DDP over Gloo", TEXT, rows, conditions)
+
+
+def _target(model, arm):
+    if arm == CONTROL:
+        return None
+    return SHARED_TARGETS[model] if arm == launches.SHARED_MEMORY else at_least(1.0)
 
 
 def _take(settings, model, arms):

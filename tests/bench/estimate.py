@@ -110,3 +110,23 @@ class Section:
     """Markdown below the rows."""
     failed: bool = False
     """It could not be measured; the text says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something was measured: figures from two places are not put into one table."""
+
+    machine: str
+    versions: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A section, and where, when and by what command it was measured."""
+
+    name: str
+    """Of the bench."""
+    section: Section
+    command: str
+    date: str
+    place: Place

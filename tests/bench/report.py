@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from rich.table import Table
 
+from tests.bench.estimate import Place
 from tests.bench.machine import describe
 
 _HEADS = ("", "median", "95 % interval", "pairs", "target", "", "measured")
@@ -24,17 +24,25 @@ def table(section) -> Table:
     return shown
 
 
-def markdown(sections, command: str) -> str:
-    """Write everything down."""
+def markdown(records) -> str:
+    """Write everything down; all of it was measured in one place."""
     parts = [
         "# What `make bench` measured\n",
-        f"Written by `{command}` on {datetime.now().astimezone():%Y-%m-%d}; not edited by hand.\n",
-        f"- {describe()}; Linux {platform.release()}",
-        f"- Python {platform.python_version()}, {', '.join(_versions())}\n",
+        "Written by the bench from `bench.json` beside it; not edited by hand.\n",
+        f"- {records[0].place.machine}",
+        f"- {records[0].place.versions}\n",
         _READING,
-        _summary(sections),
+        _summary([record.section for record in records]),
     ]
-    return "\n".join([*parts, *map(_section, sections)])
+    return "\n".join([*parts, *map(_section, records)])
+
+
+def place() -> Place:
+    """Say where this process measures."""
+    return Place(
+        machine=f"{describe()}; Linux {platform.release()}",
+        versions=f"Python {platform.python_version()}, {', '.join(_versions())}",
+    )
 
 
 _READING = """\
@@ -58,8 +66,9 @@ def _summary(sections) -> str:
     return "\n".join([*lines, ""])
 
 
-def _section(section) -> str:
-    parts = [f"## {section.title}\n", f"{section.text}\n"]
+def _section(record) -> str:
+    section = record.section
+    parts = [f"## {section.title}\n", f"`{record.command}`, {record.date}.\n", f"{section.text}\n"]
     if section.rows:
         parts += [_line(_HEADS), _line(["---"] * len(_HEADS))]
         parts += [_line(_cells(row)) for row in section.rows] + [""]
