@@ -30,6 +30,8 @@ LEASE_SECONDS = 10.0
 """How long a rank lives without a sign of life from its parent."""
 
 _LOOK_SECONDS = 1.0
+_NOTED_SECONDS = 0.2
+"""A note costs a file and a thread, a tenth of a millisecond or two: blocks that are shorter share one."""
 
 
 class Guard:
@@ -39,6 +41,8 @@ class Guard:
         self._files = files
         self._placement = placement
         self._stall_seconds = stall_seconds
+        self._noted: tuple[Stage, float] | None = None
+        self._noted_at = 0.0
 
     def start(self) -> None:
         """Begin to watch; to be called from the main thread."""
@@ -52,11 +56,17 @@ class Guard:
     def note(self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0) -> None:
         """Say what the rank is about to do, and arm the watchdog anew. Never called in a timed block.
 
+        Of notes that say the same but for the step, those that come right after another are passed over.
+
         Args:
             stage: what comes next.
             step: training steps done.
             expected_seconds: how long it should take; the stall comes on top.
         """
+        said, now = (stage, expected_seconds), time.monotonic()
+        if said == self._noted and now - self._noted_at < _NOTED_SECONDS:
+            return
+        self._noted, self._noted_at = said, now
         patience = self._stall_seconds + expected_seconds
         faulthandler.dump_traceback_later(patience, exit=True)
         progress = Progress(

@@ -74,7 +74,7 @@ class Batches:
     the r-th of the n equal parts of every global batch, so that together the shards are exactly the
     batches of a single process. Where a step has several passes, a part is cut once more, in that order.
 
-    The tensors that come out are overwritten by the next step: persistent buffers cost no allocation.
+    The inputs that come out are overwritten by the next step: a persistent buffer costs no allocation.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Batches:
         self._passes = config.accumulate
         self._seed = config.seed
         self._inputs = torch.empty((self._size, PIXELS), dtype=images.dtype, device=images.device)
-        self._targets = torch.empty(self._size, dtype=labels.dtype, device=labels.device)
 
     def attest(self) -> dict[str, object]:
         """Say what one batch is, as its buffers are."""
@@ -100,10 +99,11 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         epoch = 0
         while True:
-            for part in self._shard_of(epoch):
+            parts = self._shard_of(epoch)
+            # Labels are few enough to be put in order for an epoch at once.
+            for part, targets in zip(parts, self._labels[parts], strict=True):
                 torch.index_select(self._images, 0, part, out=self._inputs)
-                torch.index_select(self._labels, 0, part, out=self._targets)
-                yield self._inputs, self._targets
+                yield self._inputs, targets
             epoch += 1
 
     def _shard_of(self, epoch: int) -> torch.Tensor:
