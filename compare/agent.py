@@ -67,6 +67,7 @@ def main(channel: Channel) -> None:
             version=__version__,
             addresses=addresses(),
             cpus=sorted(os.sched_getaffinity(0)),
+            gpus=count_gpus(),
         )
     )
     while not channel.closed and channel.silent_seconds < IDLE_SECONDS:
@@ -95,6 +96,13 @@ def addresses() -> dict[str, list[str]]:
         for name, found in psutil.net_if_addrs().items()
         if name in up
     }
+
+
+def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """Count this machine's NVIDIA GPUs without loading torch, which takes a second and a GPU's memory."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = len(list(driver.glob("*")))
+    return there if visible is None else min(there, len([name for name in visible.split(",") if name]))
 
 
 def free_port(address: str = "") -> int:

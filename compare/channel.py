@@ -43,6 +43,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of every network interface that is up, its IPv4 addresses with their networks: 10.0.0.2/24."""
     cpus: list[int] = []
     """CPUs that a launch may use there."""
+    gpus: int = 0
+    """NVIDIA GPUs that its driver shows there, or as many of them as CUDA_VISIBLE_DEVICES names."""
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):

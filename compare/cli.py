@@ -269,7 +269,7 @@ def run(
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )
-        config, left_out = prepare.settle(draft, survey(), baseline=baseline, control=control)
+        config, left_out = prepare.settle(draft, survey(), site, baseline=baseline, control=control)
         directory = output or prepare.default_output(config)
         if dry_run:
             _print_commands(console, config, site, directory)
@@ -520,7 +520,7 @@ def aa(
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )
-        config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
+        config, left_out = prepare.settle(draft, survey(), site, baseline=None, control=False)
         first, second = twins(config.arms[0])
         config = msgspec.structs.replace(config, arms=(first, second), baseline=first.label)
         source = _find_data(choice, data_dir, talk)
@@ -602,7 +602,7 @@ def verify(
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )
-        config, left_out = prepare.settle(draft, survey(), baseline=None, control=False)
+        config, left_out = prepare.settle(draft, survey(), site, baseline=None, control=False)
         source = _find_data(choice, data_dir, talk)
         directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
         site.deliver(source, _teller(talk))

@@ -110,6 +110,10 @@ class ManyHosts:
         """Return the CPUs that ranks may use, host by host."""
         return [ready.cpus for ready in self._ready]
 
+    def gpus(self) -> list[int]:
+        """Count GPUs, host by host."""
+        return [ready.gpus for ready in self._ready]
+
     def deliver(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """Find the data set on every host where it lies here, or put it there."""
         self._datasets = deliver(self.hosts, source, python=self._python, reach=self._reach, say=say)

@@ -25,6 +25,7 @@ from compare.launch.environment import MASK, refusal_of
 from compare.network import LOOPBACK
 from compare.results import RESULTS_FILE, Run
 from compare.site import ThisMachine
+from compare.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,9 +77,16 @@ def begin_config(
 
 
 def settle(
-    draft: RunConfig, survey: Survey, *, baseline: str | None, control: bool
+    draft: RunConfig, survey: Survey, site: Site, *, baseline: str | None, control: bool
 ) -> tuple[RunConfig, dict[str, str]]:
     """Settle a draft, which holds what the user gave, by what is there.
+
+    Args:
+        draft: the config as far as it goes.
+        survey: what was found on this machine.
+        site: the hosts, whose GPUs count; libraries are looked for here alone.
+        baseline: the arm that was asked for.
+        control: whether the control runs.
 
     Returns:
         The config of the run, and the backends that were left out with the reason.
@@ -87,7 +95,8 @@ def settle(
         UnavailableError: what was named is not there.
         UsageError: the baseline is none of the arms.
     """
-    device = choose_device(draft.device, draft.ranks, survey)
+    gpus = site.gpus()
+    device = choose_device(draft.device, site.hosts, [survey.gpus] if gpus is None else gpus)
     arms, left_out = choose_arms(draft.arms, device, survey)
     config = msgspec.structs.replace(
         draft,
@@ -108,20 +117,27 @@ def default_threads(hosts: Sequence[Host], cpus: Sequence[Sequence[int]]) -> int
     return max(1, min(len(its) // host.slots for host, its in zip(hosts, cpus, strict=True)))
 
 
-def choose_device(asked: str, ranks: int, survey: Survey) -> str:
+def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
     """Take CUDA where there is any, or exactly what was asked for.
 
+    Args:
+        asked: auto, cpu or cuda.
+        hosts: with the number of their ranks as slots.
+        gpus: of each of them.
+
     Raises:
-        UnavailableError: there are fewer GPUs than ranks.
+        UnavailableError: a host has fewer GPUs than ranks.
     """
-    if asked not in {"auto", "cuda"} or (asked == "auto" and not survey.gpus):
+    if asked not in {"auto", "cuda"} or (asked == "auto" and not any(gpus)):
         return asked if asked != "auto" else "cpu"
-    if survey.gpus < ranks:
-        raise UnavailableError(
-            f"{ranks} ranks need {ranks} GPUs.",
-            found=f"torch sees {survey.gpus}.",
-            remedy=f"Use -np {survey.gpus} or --device cpu." if survey.gpus else "Use --device cpu.",
-        )
+    for host, there in zip(hosts, gpus, strict=True):
+        if there < host.slots:
+            fewer = f"-np {there}" if len(hosts) == 1 else f"{there} of its slots"
+            raise UnavailableError(
+                f"{counted(host.slots, 'rank')} on {host.name} need {counted(host.slots, 'GPU')}.",
+                found=f"It has {there}.",
+                remedy=f"Use {fewer} or --device cpu." if there else "Use --device cpu.",
+            )
     return "cuda"
 
 

@@ -113,6 +113,9 @@ class Site(Protocol):
     def cpus(self) -> list[list[int]]:
         """Return the CPUs that ranks may use, host by host."""
 
+    def gpus(self) -> list[int] | None:
+        """Count GPUs, host by host; None where torch, which sees them itself, is to be asked here."""
+
     def deliver(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """See to it that every host has the data set.
 
@@ -152,6 +155,9 @@ class ThisMachine:
     def cpus(self) -> list[list[int]]:
         """Return the CPUs that ranks may use."""
         return [self._affinity]
+
+    def gpus(self) -> None:
+        """Leave it to torch."""
 
     def deliver(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """Do nothing: the data set is where it was found."""

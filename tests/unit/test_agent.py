@@ -386,3 +386,14 @@ def test_the_mirror_sends_only_what_is_finished_or_appended(tmp_path, ends):
         log.write("2")
     assert mirror.send(one)
     assert list(other.receive()) == [Piece("log", 1, b"2")]
+
+
+@pytest.mark.parametrize(("visible", "counted"), [(None, 2), ("", 0), ("1", 1), ("0,1,2", 2)])
+def test_gpus_are_counted_without_torch(tmp_path, monkeypatch, visible, counted):
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert agent.count_gpus(tmp_path) == counted
+    assert agent.count_gpus(tmp_path / "no driver") == 0

@@ -147,7 +147,7 @@ def carried_out(monkeypatch):
             UNAVAILABLE,
             ["without its mpi controller", "compare install horovod"],
         ),
-        ("--backend ddp --device cuda", UNAVAILABLE, ["2 ranks need 2 GPUs", "--device cpu"]),
+        ("--backend ddp --device cuda", UNAVAILABLE, ["2 ranks on localhost need 2 GPUs", "--device cpu"]),
         ("--backend ddp --export-json gone/run.json", OUTPUT, ["gone/run.json could not be written"]),
         ("--backend ddp --export-json .", OUTPUT, ["is a folder"]),
     ],

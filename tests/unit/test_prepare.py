@@ -55,23 +55,23 @@ def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):
     ],
 )
 def test_the_device_is_what_was_asked_for_or_what_there_is(asked, ranks, gpus, taken):
-    assert prepare.choose_device(asked, ranks, a_survey(gpus=gpus)) == taken
+    assert prepare.choose_device(asked, [Host("here", ranks)], [gpus]) == taken
 
 
 @pytest.mark.parametrize(
     ("asked", "gpus", "remedy"),
-    [("cuda", 0, "--device cpu"), ("cuda", 1, "-np 1"), ("auto", 1, "--device cpu")],
+    [("cuda", 0, "--device cpu"), ("cuda", 1, "1 of its slots"), ("auto", 1, "--device cpu")],
 )
 def test_too_few_gpus_are_an_error_and_never_the_cpu_instead(asked, gpus, remedy):
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_device(asked, 2, a_survey(gpus=gpus))
-    assert caught.value.what == "2 ranks need 2 GPUs."
-    assert f"sees {gpus}" in caught.value.found
+        prepare.choose_device(asked, [Host("n1", 1), Host("n2", 2)], [1, gpus])
+    assert caught.value.what == "2 ranks on n2 need 2 GPUs."
+    assert f"has {gpus}" in caught.value.found
     assert remedy in caught.value.remedy
 
 
 def test_an_unknown_device_is_left_to_the_config_to_refuse():
-    assert prepare.choose_device("tpu", 2, a_survey(gpus=8)) == "tpu"
+    assert prepare.choose_device("tpu", [Host("here", 2)], [8]) == "tpu"
 
 
 # ---- arms ----
