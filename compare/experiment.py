@@ -31,8 +31,8 @@ class Planned(NamedTuple):
     arm: Arm
 
 
-def order_of(config: RunConfig, round_: int, attempt: int = 0) -> tuple[Arm, ...]:
-    """Order the arms for one round; the same seed gives the same order.
+def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
+    """Order the arms for one round; the same seed gives the same order, and a round taken again has it too.
 
     Every two rounds are shuffled anew, and the second is the first in reverse: whatever the place in a
     round does to a launch, it does to every arm in both directions. Orders that know nothing of each other
@@ -40,8 +40,7 @@ def order_of(config: RunConfig, round_: int, attempt: int = 0) -> tuple[Arm, ...
     """
     pair, second = divmod(round_ - 1, 2)
     arms = list(config.arms)
-    again = f"/{attempt}" if attempt else ""
-    random.Random(f"{config.seed}/{pair}{again}").shuffle(arms)
+    random.Random(f"{config.seed}/{pair}").shuffle(arms)
     return tuple(reversed(arms) if second else arms)
 
 
@@ -56,8 +55,7 @@ def next_launch(run: Run) -> Planned | None:
     if position == 0 and not _goes_on(run, round_index):
         return None
     round_ = round_index + 1
-    attempt = sum(launch.round == round_ for launch in run.set_aside) // len(run.config.arms)
-    arm = order_of(run.config, round_, attempt)[position]
+    arm = order_of(run.config, round_)[position]
     return Planned(len(run.launches) + len(run.set_aside) + 1, round_, arm)
 
 
@@ -67,7 +65,7 @@ def _goes_on(run: Run, rounds: int) -> bool:
         return False
     if run.config.budget_seconds is None:
         return True
-    return has_time_left(run, 1) and not (rounds >= FIRST_LOOK and is_settled(run))
+    return has_time_left(run) and not (rounds >= FIRST_LOOK and is_settled(run))
 
 
 def is_settled(run: Run) -> bool:
@@ -76,12 +74,18 @@ def is_settled(run: Run) -> bool:
     return all(verdict.kind != "unresolved" for verdict in found)
 
 
-def set_aside_unfinished(run: Run) -> Run:
-    """Set aside what there is of a round that will not be finished: its arms have nobody to stand beside."""
-    whole = len(run.launches) // len(run.config.arms) * len(run.config.arms)
-    return msgspec.structs.replace(
-        run, launches=run.launches[:whole], set_aside=[*run.set_aside, *run.launches[whole:]]
-    )
+def end_for_want_of_time(run: Run) -> Run:
+    """Set aside what there is of a round that will not be finished: its arms have nobody to stand beside.
+
+    If it was being taken again, the attempt before counts after all, disturbed as it was.
+    """
+    width = len(run.config.arms)
+    whole = len(run.launches) // width * width
+    launches, unfinished = run.launches[:whole], run.launches[whole:]
+    set_aside, before = run.set_aside[:-width], run.set_aside[-width:]
+    if before and before[0].round == whole // width + 1:
+        return msgspec.structs.replace(run, launches=launches + before, set_aside=set_aside + unfinished)
+    return msgspec.structs.replace(run, launches=launches, set_aside=run.set_aside + unfinished)
 
 
 def set_aside_disturbed(run: Run) -> Run:
@@ -91,6 +95,6 @@ def set_aside_disturbed(run: Run) -> Run:
         return run
     last = run.launches[-width:]
     taken_again = len(run.set_aside) // width
-    if not any(map(is_disturbed, last)) or taken_again >= run.config.max_reruns or not has_time_left(run, 1):
+    if not any(map(is_disturbed, last)) or taken_again >= run.config.max_reruns or not has_time_left(run):
         return run
     return msgspec.structs.replace(run, launches=run.launches[:-width], set_aside=[*run.set_aside, *last])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from compare.stats import Estimate, collective_seconds, rank_seconds, ranks_of_the_fullest_host, step_seconds
+from compare.stats import Estimate, collective_seconds, fullest_host, rank_seconds, step_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,11 +92,8 @@ def _costs(own: ArmSummary) -> bool:
 
 
 def _oversubscription(run: Run) -> Reason:
-    evidence = {
-        "ranks": ranks_of_the_fullest_host(run),
-        "threads_per_rank": run.config.threads_per_rank,
-        "cores": run.cores,
-    }
+    ranks, cores = fullest_host(run)
+    evidence = {"ranks": ranks, "threads_per_rank": run.config.threads_per_rank, "cores": cores}
     return Reason(key="oversubscription", arm="", evidence=evidence)
 
 

@@ -17,21 +17,22 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from compare.job import LaunchFiles, Progress, RankFailure, Stage
+from compare.job import LaunchFiles, Progress, RankFailure, Stage, note_progress
 from compare.launch.environment import SCRATCH
 from compare.results import write_json
 
 if TYPE_CHECKING:
     from backends.base import Placement
 
-LEASE_SECONDS = 10.0
-"""How long a rank lives without a sign of life from its parent."""
+LEASE_SECONDS = 7.0
+"""How long a rank lives without a sign of life from its parent, who gives one twice a second: with a look
+every second, and what a launcher needs to notice, all is over within 10 s."""
 
 _LOOK_SECONDS = 1.0
-_NOTED_SECONDS = 0.2
-"""A note costs a file and a thread, a tenth of a millisecond or two: blocks that are shorter share one."""
+_ARMED_SECONDS = 0.2
+"""Arming a watchdog makes a thread, which costs as much as a short step: short blocks share one."""
 
 
 class Guard:
@@ -41,8 +42,9 @@ class Guard:
         self._files = files
         self._placement = placement
         self._stall_seconds = stall_seconds
-        self._noted: tuple[Stage, float] | None = None
-        self._noted_at = 0.0
+        self._notes: BinaryIO | None = None
+        self._armed: tuple[Stage, float] | None = None
+        self._armed_at = 0.0
 
     def start(self) -> None:
         """Begin to watch; to be called from the main thread."""
@@ -56,23 +58,22 @@ class Guard:
     def note(self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0) -> None:
         """Say what the rank is about to do, and arm the watchdog anew. Never called in a timed block.
 
-        Of notes that say the same but for the step, those that come right after another are passed over.
-
         Args:
             stage: what comes next.
             step: training steps done.
             expected_seconds: how long it should take; the stall comes on top.
         """
-        said, now = (stage, expected_seconds), time.monotonic()
-        if said == self._noted and now - self._noted_at < _NOTED_SECONDS:
-            return
-        self._noted, self._noted_at = said, now
         patience = self._stall_seconds + expected_seconds
-        faulthandler.dump_traceback_later(patience, exit=True)
+        now = time.monotonic()
+        if (stage, expected_seconds) != self._armed or now - self._armed_at > _ARMED_SECONDS:
+            faulthandler.dump_traceback_later(patience, exit=True)
+            self._armed, self._armed_at = (stage, expected_seconds), now
         progress = Progress(
             stage=stage, step=step, at=time.time(), patience_seconds=patience, pid=os.getpid()
         )
-        self._files.note_progress(self._placement.rank, progress)
+        if self._notes is None:
+            self._notes = self._files.open_progress(self._placement.rank)
+        note_progress(self._notes, progress)
 
     def _watch(self, readable: int) -> None:
         lease = Lease(self._files)

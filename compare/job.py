@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -105,10 +105,9 @@ class LaunchFiles:
         """Return where a rank's stdout and stderr go."""
         return self.directory / f"rank-{rank}.log"
 
-    def note_progress(self, rank: int, progress: Progress) -> None:
-        """Append a line to a rank's progress; never called inside a timed block."""
-        with self._progress(rank).open("ab") as file:
-            file.write(msgspec.json.encode(progress) + b"\n")
+    def open_progress(self, rank: int) -> BinaryIO:
+        """Open a rank's progress, to be kept open for as long as it has something to note."""
+        return self._progress(rank).open("ab", buffering=0)
 
     def read_progress(self, rank: int) -> Progress | None:
         """Return a rank's last sign of progress, or None before it has begun."""
@@ -123,3 +122,8 @@ class LaunchFiles:
 
     def _progress(self, rank: int) -> Path:
         return self.directory / f"rank-{rank}.progress"
+
+
+def note_progress(file: BinaryIO, progress: Progress) -> None:
+    """Append a line to a rank's progress, at once; never called inside a timed block."""
+    file.write(msgspec.json.encode(progress) + b"\n")

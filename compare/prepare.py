@@ -375,5 +375,6 @@ def new_run(config: RunConfig, dataset: DatasetSource, site: Site, left_out: dic
         hosts=list(site.hosts),
         network=site.network,
         cores=min(map(len, site.cpus())),
+        cores_by_host=[len(cpus) for cpus in site.cpus()],
         left_out=left_out,
     )

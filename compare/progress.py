@@ -97,9 +97,8 @@ class LiveProgress:
 
     def round_repeats(self, round_: int, foreign: float) -> None:
         """Say that a round is taken again, and lengthen the bar."""
-        self._bars.update(
-            self._launches, total=(self._bars.tasks[0].total or 0) + len(self._config.arms) or None
-        )
+        total = self._bars.tasks[self._launches].total
+        self._bars.update(self._launches, total=total and total + len(self._config.arms))
         self._console.print(
             f"round {round_} is taken again: others used {foreign:.0%} of the CPUs meanwhile",
             style="yellow",

@@ -186,7 +186,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     network: Network = Network()
     """How the ranks of all arms reached each other."""
     cores: int
-    """CPUs that the ranks of one host may use."""
+    """CPUs that the ranks of one host may use; the fewest of all hosts."""
+    cores_by_host: list[int] = []
+    """The same of each; empty in results that are older than this field."""
     left_out: dict[str, str] = {}
     """Backends that were not asked for by name and could not run, with the reason."""
     launches: list[Launch] = []
@@ -357,6 +359,8 @@ def _contradictions(run: Run) -> Iterator[str]:
     """Name what no run holds, so that whatever is derived from one may rely on it."""
     labels = [arm.label for arm in run.config.arms]
     yield from _contradictions_of_config(run.config, labels)
+    if run.cores_by_host and (len(run.cores_by_host) != len(run.hosts) or min(run.cores_by_host) < 1):
+        yield f"It names {len(run.hosts)} hosts, and the cores of {len(run.cores_by_host)}."
     if not run.hosts or run.cores < 1:
         yield f"It names {len(run.hosts)} hosts of {run.cores} cores."
     seen: set[tuple[str, int]] = set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare.errors import BudgetError, OutputError, RingsideError
-from compare.experiment import next_launch, set_aside_disturbed, set_aside_unfinished
+from compare.experiment import end_for_want_of_time, next_launch, set_aside_disturbed
 from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
 from compare.parity import check_launch
@@ -76,9 +76,9 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
             launch = launch_arm(run, planned, directory, site, observer)
             check_launch(planned.arm, launch.ranks)
         except BudgetError:
-            whole = set_aside_unfinished(run)
-            if whole.launches:
-                run = whole
+            ended = end_for_want_of_time(run)
+            if ended.launches:
+                run = ended
                 break
             error = _too_small_a_budget(run)
             _save_failure(run, planned, error, directory)

@@ -153,7 +153,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(run: Run) -> Summary:
     """Summarise the arms that have at least one finished launch, in the order they were named."""
-    oversubscribed = ranks_of_the_fullest_host(run) * run.config.threads_per_rank > run.cores
+    ranks, cores = fullest_host(run)
+    oversubscribed = ranks * run.config.threads_per_rank > cores
     found = {} if oversubscribed else verdicts(run, run.config.baseline)
     fastest = None if oversubscribed else _fastest(run)
     return Summary(
@@ -428,33 +429,29 @@ def looks(run: Run) -> list[Look]:
 
     How many rounds a budget allows is told from the clock alone, never from the figures.
     """
-    done = len(run.launches) // len(run.config.arms)
-    budget = run.config.budget_seconds
-    if budget is None or done < FIRST_LOOK:
+    width = len(run.config.arms)
+    done = len(run.launches) // width
+    if run.config.budget_seconds is None or done < FIRST_LOOK:
         return [Look(max(1, done), max(1, done))]
-    return [
-        Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, rounds)))
-        for rounds in range(FIRST_LOOK, done + 1)
+    ends = {rounds: _end(run.launches[: rounds * width]) for rounds in range(FIRST_LOOK, done + 1)}
+    found = [
+        Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, end))) for rounds, end in ends.items()
     ]
+    # Time ended it before its plan: the last look may spend what is left.
+    return found + ([Look(done, done)] if run.complete and found[-1].planned > done else [])
 
 
-def has_time_left(run: Run, rounds: float) -> bool:
-    """Whether a budget, if there is one, allows so many more rounds from now on, at the pace so far.
-
-    Rounds that were set aside took their time as well.
-    """
-    budget = run.config.budget_seconds
+def has_time_left(run: Run) -> bool:
+    """Whether a budget, if there is one, allows another round from now on, at the pace so far."""
     taken = [*run.launches, *run.set_aside]
-    if budget is None or not taken:
-        return True
-    elapsed = _end(taken) - _begin(taken)
-    pace = elapsed / (len(taken) / len(run.config.arms))
-    return elapsed + rounds * pace <= budget
+    return run.config.budget_seconds is None or not taken or _rounds_left(run, _end(taken)) >= 1
 
 
-def ranks_of_the_fullest_host(run: Run) -> int:
-    """Count the ranks of the host that has most: cores that idle elsewhere are of no use to them."""
-    return max(host.slots for host in run.hosts)
+def fullest_host(run: Run) -> tuple[int, int]:
+    """Return ranks and cores of the host that has most ranks a core: others' idle cores are no use to it."""
+    cores = run.cores_by_host or [run.cores] * len(run.hosts)
+    pairs = [(host.slots, own) for host, own in zip(run.hosts, cores, strict=True)]
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def seconds_left(run: Run, now: float) -> float:
@@ -467,10 +464,14 @@ def seconds_left(run: Run, now: float) -> float:
     return math.inf if run.config.budget_seconds is None else begun + run.config.budget_seconds - now
 
 
-def _rounds_left(run: Run, rounds: int) -> int:
-    """Say how many more rounds fitted into the budget when ``rounds`` were complete."""
-    elapsed = _end(run.launches[: rounds * len(run.config.arms)]) - _begin([*run.launches, *run.set_aside])
-    # The mean round, those that were taken again included: they will come again.
+def _rounds_left(run: Run, at: float) -> int:
+    """Say how many more rounds fitted into the budget at a Unix time, at the pace of the launches until then.
+
+    Rounds that were set aside took their time as well, and will come again.
+    """
+    taken = [*run.launches, *run.set_aside]
+    elapsed = at - _begin(taken)
+    rounds = sum(launch.started_at < at for launch in taken) / len(run.config.arms)
     return max(0, int(((run.config.budget_seconds or 0.0) - elapsed) / (elapsed / rounds)))
 
 

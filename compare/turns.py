@@ -53,7 +53,9 @@ def make_reference(
     with _untouched_randomness(group.device):
         torch.manual_seed(config.seed)
         model = build_model(config.model).to(group.device)
-        side = Side(make_replica(model, optimizer_maker(config), group, {}), batches)
+        replica = make_replica(model, optimizer_maker(config), group, {})
+        replica.accumulate(config.accumulate)
+        side = Side(replica, batches)
         train(*side, min(_FIRST_STEPS, config.untimed_steps))
     return side
 

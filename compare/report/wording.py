@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from compare.fairness import compare_conditions, unlike
 from compare.null import assess
-from compare.stats import FOREIGN_LIMIT, ranks_of_the_fullest_host
+from compare.stats import FOREIGN_LIMIT, fullest_host
 from compare.verdict import FIRST_LOOK, describe
 from compare.words import counted
 
@@ -121,10 +121,10 @@ def warnings(run: Run, summary: Summary) -> list[str]:
     if run.dataset.note:
         said.append(f"{run.dataset.note}.")
     if summary.oversubscribed:
+        ranks, cores = fullest_host(run)
         said.append(
-            f"Oversubscribed: {counted(ranks_of_the_fullest_host(run), 'rank')} × "
-            f"{counted(run.config.threads_per_rank, 'thread')} on a host's {counted(run.cores, 'core')} wait "
-            "for each other, so no arm is called fastest."
+            f"Oversubscribed: {counted(ranks, 'rank')} × {counted(run.config.threads_per_rank, 'thread')} on "
+            f"a host's {counted(cores, 'core')} wait for each other, so no arm is called fastest."
         )
     said += _disturbances(summary)
     said += [f"NOT ALIKE: {said_of(finding)}" for finding in unlike(compare_conditions(run))]
@@ -274,18 +274,26 @@ def _of_exact(hashes: dict[str, str | None], whose: str) -> list[str]:
 
 def _as_in_one_process(run: Run) -> list[str]:
     """Say how near to a single process the launches were, as rank 0 found; the others had its very hash."""
-    exact = {arm.label for arm in run.config.arms if arm.exact}
-    launches = [launch for launch in run.launches if launch.arm in exact]
-    passes = [p for launch in launches for p in launch.ranks[0].parity if p.kind == "float64"]
-    ends = [end for end in (taken.differences[-1] for taken in passes) if end is not None]
-    if not ends:
+    exact: dict[str, float] = {}
+    lossy: dict[str, float] = {}
+    steps = []
+    for arm in run.config.arms:
+        passes = [p for launch in run.of(arm) for p in launch.ranks[0].parity if p.kind == "float64"]
+        ends = [end for end in (p.differences[-1] for p in passes) if end is not None]
+        if ends:
+            (exact if arm.exact else lossy)[arm.label] = max(ends)
+            steps += [p.steps for p in passes]
+    if not steps:
         return []
-    steps = min(taken.steps for taken in passes)
-    said = (
-        f"Before training, every arm took {steps} float64 steps beside a single process that saw all ranks' "
-        f"samples, and ended within {max(ends):.0e} of it."
+    begin = (
+        f"Before training, every arm took {min(steps)} float64 steps beside a single process that saw all "
+        "ranks' samples"
     )
-    return [said]
+    if not lossy:
+        return [f"{begin}, and ended within {max(exact.values()):.0e} of it."]
+    said = [f"{', '.join(exact)} ended within {max(exact.values()):.0e} of it"] if exact else []
+    said += [f"{arm}, which changes the arithmetic, {end:.0e} away" for arm, end in lossy.items()]
+    return [f"{begin}: {'; '.join(said)}."]
 
 
 def _short(value: str | None) -> str:

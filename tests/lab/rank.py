@@ -12,20 +12,20 @@ import sys
 import time
 from pathlib import Path
 
-from compare.job import LaunchFiles, Progress, RankFailure
+from compare.job import LaunchFiles, Progress, RankFailure, note_progress
 from compare.results import write_json
 
 
 def main(directory, rank, seconds, kind="result"):
     files, rank = LaunchFiles(Path(directory)), int(rank)
     subprocess.Popen(["sleep", "321"], start_new_session=True)
-    with files.log(rank).open("a") as log:
+    with files.log(rank).open("a") as log, files.open_progress(rank) as notes:
         for step in range(int(float(seconds) * 10)):
             print(f"step {step}", file=log, flush=True)
             progress = Progress(
                 stage="train", step=step, at=time.time(), patience_seconds=30, pid=os.getpid()
             )
-            files.note_progress(rank, progress)
+            note_progress(notes, progress)
             time.sleep(0.1)
     if kind == "die":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -547,3 +547,18 @@ def test_why_a_run_under_a_budget_ended_is_said(form, manual, rounds, why):
     times = {"ddp": [5.0] * 5} | ({"manual": manual} if manual else {})
     run = a_run(times, config={"rounds": rounds, "budget_seconds": 60.0})
     assert f"Ended after {why}." in unfolded(shown(run, form))
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_how_far_an_arm_that_rounds_is_from_a_single_process_is_said_apart(form):
+    def launch(arm, difference):
+        return a_launch(arm, ranks=[a_rank(0, parity=[a_pass(differences=[difference])]), a_rank(1)])
+
+    arms = ("ddp", "manual", "ddp:comm_hook=fp16")
+    run = a_run({arm: [] for arm in arms}, config={"rounds": 1})
+    launches = [launch(arm, off) for arm, off in zip(arms, (2e-16, 3e-16, 4e-4), strict=True)]
+    text = unfolded(shown(msgspec.structs.replace(run, launches=launches), form))
+    assert (
+        "ddp, manual ended within 3e-16 of it; ddp:comm_hook=fp16, which changes the arithmetic, 4e-04 away."
+        in text
+    )

@@ -21,11 +21,15 @@ from compare.stats import (
     Detail,
     Estimate,
     foreign_share,
+    fullest_host,
+    has_time_left,
     is_disturbed,
     log_ratios,
+    looks,
     step_seconds,
     summarise,
 )
+from compare.verdict import Look, levels
 from tests.unit.factories import (
     TRAINED,
     a_block,
@@ -764,3 +768,56 @@ def test_a_loss_that_is_no_number_is_none_and_is_said():
     summary = summarise(run)
     assert summary.arms[0].test_loss is None
     assert any("ddp diverged" in warning for warning in warnings(run, summary))
+
+
+# ---- under a budget ----
+
+
+def a_run_of_rounds(seconds, *, again=(), budget, complete=False, rounds=99):
+    """Rounds of two launches of so many seconds each; those in ``again`` are set aside once."""
+    now, launches, aside = 0.0, [], []
+
+    def take(round_):
+        nonlocal now
+        taken = []
+        for arm in ("ddp", "mpi"):
+            taken.append(a_launch(arm, round_, started_at=now, seconds=seconds))
+            now += seconds
+        return taken
+
+    for round_ in range(1, rounds + 1):
+        if round_ in again:
+            aside += take(round_)
+        launches += take(round_)
+    config = {"rounds": 1000, "budget_seconds": budget}
+    return a_run({"ddp": [], "mpi": []}, config=config, launches=launches, set_aside=aside, complete=complete)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(5, 9), st.sets(st.integers(1, 9), max_size=3), st.floats(1, 40), st.floats(10, 900))
+def test_a_look_has_something_left_to_spend_wherever_there_is_time_for_another_round(
+    rounds, again, seconds, budget
+):
+    run = a_run_of_rounds(seconds, again=again, budget=budget, rounds=rounds)
+    last = looks(run)[-1]
+    assert last.rounds == rounds
+    assert (last.planned > rounds) is has_time_left(run)
+
+
+def test_a_run_that_time_ended_before_its_plan_spends_what_is_left():
+    going = a_run_of_rounds(10, budget=135, rounds=6)
+    assert looks(going)[-1] == Look(6, 6)
+    cut_short = a_run_of_rounds(10, budget=145, rounds=6, complete=True)
+    assert looks(cut_short)[-2:] == [Look(6, 7), Look(6, 6)]
+    assert sum(levels(looks(cut_short))) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("slots", "cores", "fullest", "too_many"),
+    [([8, 2], [8, 2], (8, 8), False), ([8, 2], [8, 1], (2, 1), True), ([1, 3], [2, 2], (3, 2), True)],
+)
+def test_every_host_is_held_against_its_own_cores(slots, cores, fullest, too_many):
+    hosts = [Host(f"n{number}", count) for number, count in enumerate(slots)]
+    run = a_run(config={"ranks": sum(slots)}, hosts=hosts, cores=min(cores), cores_by_host=cores)
+    assert fullest_host(run) == fullest
+    assert summarise(run).oversubscribed is too_many
