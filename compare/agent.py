@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -50,8 +51,9 @@ from compare.launch.supervise import Ending, end_all, is_alive, supervise
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-IDLE_SECONDS = 120.0
-"""How long it waits, without a sign of life, for a launch to begin."""
+IDLE_SECONDS = 900.0
+"""How long it waits, without a sign of life, for a launch to begin: the data set may have to be fetched and
+copied first. A parent that ends, however it does, closes the connection, which is noticed at once."""
 
 _POLL_SECONDS = 0.05
 _PIECE_BYTES = 1 << 16
@@ -223,7 +225,11 @@ def _carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
     except RingsideError as error:
         return Refused(what=error.what, found=error.found, remedy=error.remedy)
     except OSError as error:
-        return Refused(what=f"{begin.directory} could not be used.", found=str(error))
+        return Refused(
+            what=f"{begin.directory} could not be used.",
+            found=str(error),
+            remedy="Is this machine among the hosts twice, or its disk full? `compare doctor` tells.",
+        )
     else:
         seconds = time.monotonic() - began
         return Ended(status=ending.status, seconds=seconds, timed_out=ending.timed_out)
@@ -275,6 +281,8 @@ def _own_pipes() -> Channel:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # by way of every clean-up
     if sys.argv[1:2] == ["end"]:
         end_all(sys.argv[2])
     else:

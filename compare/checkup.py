@@ -235,8 +235,9 @@ def _memory_bytes() -> int:
 
 def _folders() -> list[str]:
     """Where launches write: scratch, home and shared memory."""
-    scratch = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 -- looked at; nothing is written
-    return list(dict.fromkeys((scratch, str(Path("~").expanduser()), "/dev/shm")))  # noqa: S108 -- as above
+    # Agents write to /tmp, launchers on one machine to TMPDIR.
+    scratch = (os.environ.get("TMPDIR") or "/tmp", "/tmp")  # noqa: S108 -- looked at; nothing is written
+    return list(dict.fromkeys((*scratch, str(Path("~").expanduser()), "/dev/shm")))  # noqa: S108 -- as above
 
 
 def _disk(path: str) -> dict[str, Any]:

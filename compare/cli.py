@@ -310,7 +310,7 @@ class _Way(NamedTuple):
     def to(self, hosts: tuple[Host, ...], talk: Console) -> Iterator[Site]:
         """Open it, and say what was understood before anything is started."""
         from compare import prepare
-        from compare.hostfile import is_local
+        from compare.hostfile import NOBODY_NAMED, is_local
 
         if not all(map(is_local, hosts)):
             from compare.doctor import quick_check
@@ -323,7 +323,9 @@ class _Way(NamedTuple):
         with prepare.open_site(
             hosts, reach=self.reach, interface=self.interface, exported=self.exported
         ) as site:
-            for line in prepare.topology(site) if site.network.network else ():
+            # Of this machine alone there is nothing to tell, unless somebody named it.
+            told = any(host.source != NOBODY_NAMED for host in hosts)
+            for line in prepare.topology(site) if told else ():
                 _teller(talk)(line)
             yield site
 
@@ -417,6 +419,8 @@ def _require_alike(run: Run) -> None:
 def _print_commands(console: Console, config: RunConfig, site: Site, directory: Path) -> None:
     import shlex
 
+    import msgspec
+
     from compare.experiment import Planned, order_of
     from compare.launching import commands_for, launch_files
 
@@ -436,6 +440,9 @@ def _print_commands(console: Console, config: RunConfig, site: Site, directory: 
         for name, content in spot.described().items():
             say(f"# {name}", style="dim")
             say(content)
+    if site.network.network:
+        say("# job.json on every host: this, and the arm", style="dim")
+        say(msgspec.json.format(msgspec.json.encode(config)).decode())
 
 
 @app.command(context_settings=_EITHER_SPELLING)
@@ -686,8 +693,8 @@ def doctor(
         bool, typer.Option("--quick", help="Only what takes no second, as before every run.")
     ] = False,
     ports: Annotated[
-        bool, typer.Option("--ports", help="Also let all hosts connect to a port of the first.")
-    ] = False,
+        bool, typer.Option("--ports/--no-ports", help="Let all hosts connect to a port of the first.")
+    ] = True,
     export_json: Annotated[Path | None, typer.Option(help="Also write all facts and findings here.")] = None,
     export_markdown: Annotated[Path | None, typer.Option(help="Also write what is printed here.")] = None,
 ) -> None:
@@ -713,7 +720,7 @@ def doctor(
             reach=Reach(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
             python=python or sys.executable,
             quick=quick,
-            ports=ports,
+            ports=ports and not quick and len(named) > 1,
         )
     except KeyboardInterrupt:
         talk.print("Interrupted.")

@@ -82,6 +82,16 @@ class Answer(NamedTuple):
     seconds: float
     began_at: float = 0.0
     """Unix time at which it was started here."""
+    by_hand: str = ""
+    """What logs in there as this did, for the user to try; empty for what no flags were given to."""
+
+
+def by_hand(host: Host, reach: Reach) -> str:
+    """Say what logs in to a host by hand, with the flags that were given."""
+    flags = [f"-p{reach.port}"] if reach.port else []
+    flags += [f"-i{reach.identity}"] if reach.identity else []
+    flags += [f"-l{reach.user}"] if reach.user and not host.user else []
+    return shlex.join(["ssh", *flags, host.destination])
 
 
 def command(host: Host, argv: Sequence[str], reach: Reach) -> tuple[str, ...]:
@@ -138,7 +148,9 @@ def run_everywhere(
             "Other hosts are reached by ssh, which is not there.", remedy="apt-get install openssh-client"
         )
     outcomes = _execute(commands, stdin, timeout_seconds)
-    return [Answer(host, *outcome) for host, outcome in zip(hosts, outcomes, strict=True)]
+    return [
+        Answer(host, *outcome, by_hand(host, reach)) for host, outcome in zip(hosts, outcomes, strict=True)
+    ]
 
 
 def put(
@@ -220,7 +232,7 @@ def trouble(answer: Answer) -> HostError | None:
         return None
     host, said = answer.host, _last_words(answer.stderr)
     name = f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
-    by_hand = f"`ssh {host.destination}`"
+    by_hand = f"`{answer.by_hand or f'ssh {host.destination}'}`"
     if answer.status is None:
         return HostError(
             f"{name} did not answer within {answer.seconds:.0f} s.",

@@ -175,6 +175,10 @@ def select(
     return kept
 
 
+NOBODY_NAMED = "this machine"
+"""The source of a host that stands in no file."""
+
+
 def local_host(slots: int) -> Host:
     """Return this machine as a host.
 
@@ -182,7 +186,7 @@ def local_host(slots: int) -> Host:
         UsageError: ``slots`` is not positive, or absurd.
     """
     try:
-        return Host(name="localhost", slots=slots, source="this machine")
+        return Host(name="localhost", slots=slots, source=NOBODY_NAMED)
     except _FaultError as fault:
         remedy = "Ask for at least one rank on this machine."
         raise UsageError(f"this machine: {fault}", remedy=remedy) from None

@@ -34,7 +34,7 @@ from compare.channel import (
 )
 from compare.errors import HostError, OutputError
 from compare.guard import LEASE_SECONDS
-from compare.host import Answer, command, enough_files, python_command, trouble
+from compare.host import Answer, by_hand, command, enough_files, python_command, trouble
 from compare.results import write_text
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Link:
         self._refused: HostError | None = None
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
-        self._began = time.monotonic()
+        self._by_hand = by_hand(host, reach)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by close()
         # A session of its own: Ctrl-C reaches us alone, and we end the launch in good order.
         self._process = subprocess.Popen(
@@ -225,7 +225,8 @@ class Link:
         """Say why there is no connection any more; ``status`` is that of ssh, where it has ended."""
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
         stderr = self._stderr.read()
-        error = trouble(Answer(self.host, status, b"", stderr, self._channel.silent_seconds))
+        silent = self._channel.silent_seconds
+        error = trouble(Answer(self.host, status, b"", stderr, silent, by_hand=self._by_hand))
         return error or HostError(
             f"Host {self.host.name}: the agent ended by itself.",
             found=stderr.decode(errors="replace").strip(),

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from compare.agent import addresses
 from compare.channel import Begin
 from compare.delivery import deliver
 from compare.errors import HostError, RingsideError, UnavailableError
-from compare.host import KEEPALIVE_SECONDS, together
+from compare.host import KEEPALIVE_SECONDS, command, python_command, together
 from compare.launch.environment import EXPORTED, inherited, library_settings
 from compare.launch.supervise import Ending, supervise
 from compare.link import START_SECONDS, linked
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from compare.site import Spot
 
 _POLL_SECONDS = 0.02
+_LOOKUPS = 64
+"""Names that are looked up at once."""
 _ANSWER_SECONDS = 20.0
 """For an agent that lives to say what it was asked: none does more than make a few folders."""
 _END_SECONDS = 20.0
@@ -100,7 +103,7 @@ class ManyHosts:
         self.network = choose_network(
             {link.host.name: ready.addresses for link, ready in zip(links, self._ready, strict=True)},
             asked=interface,
-            reached_at=[_address_of(host) for host in self.hosts],
+            reached_at=_addresses_of(self.hosts),
         )
         self._datasets: list[str] = []
         self._run = uuid.uuid4().hex[:12]
@@ -113,6 +116,11 @@ class ManyHosts:
     def gpus(self) -> list[int]:
         """Count GPUs, host by host."""
         return [ready.gpus for ready in self._ready]
+
+    def require_launchers(self, names: set[str]) -> None:
+        """Insist that hosts can call back the launchers that start here and not by an agent."""
+        if names - {"torchrun"}:
+            _require_here(self.network)
 
     def deliver(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """Find the data set on every host where it lies here, or put it there."""
@@ -162,12 +170,12 @@ class _Spot:
 
     def described(self) -> dict[str, str]:
         exported = {f"{self._directory}/exported.json on every host": masked_json(self._site.exported)}
+        reach, python = self._site._reach, self._site._python  # noqa: SLF001
+        agents = [command(host, python_command(python, "compare.agent"), reach) for host in self._site.hosts]
         return {
+            "the agents, one connection to each host for the whole run": "\n".join(map(shlex.join, agents)),
             **(exported if self._site.exported else {}),
-            "ssh_config of the launchers that are started here": ssh_config(
-                self._site.hosts,
-                self._site._reach,  # noqa: SLF001
-            ),
+            "ssh_config of the launchers that are started here": ssh_config(self._site.hosts, reach),
         }
 
     def carry_out(
@@ -240,7 +248,6 @@ class _Spot:
         self, commands: Sequence[Command], deadline_seconds: float, on_tick: Callable[[], bool]
     ) -> Ending:
         """Start a launcher here, which starts its ranks by ssh."""
-        _require_here(self._site.network)
         path = _write_ssh(self._here, self._site.hosts, self._site._reach)  # noqa: SLF001
         made = [folder for folder in self._folders if _make(folder)]
         ours = [
@@ -336,6 +343,12 @@ def _tick_until(links: Sequence[Link], condition: Callable[[Link], bool]) -> Non
         for link in links:
             link.tick()
         time.sleep(_POLL_SECONDS)
+
+
+def _addresses_of(hosts: Sequence[Host]) -> list[str]:
+    """Look up all hosts at once: a name server that does not answer is waited for once."""
+    with ThreadPoolExecutor(max_workers=max(1, min(_LOOKUPS, len(hosts)))) as pool:
+        return list(pool.map(_address_of, hosts))
 
 
 def _address_of(host: Host) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import socket
 import sys
 from contextlib import contextmanager
 from datetime import datetime
@@ -92,12 +94,14 @@ def settle(
         The config of the run, and the backends that were left out with the reason.
 
     Raises:
+        HostError: hosts cannot call back a launcher that starts here.
         UnavailableError: what was named is not there.
         UsageError: the baseline is none of the arms.
     """
     gpus = site.gpus()
     device = choose_device(draft.device, site.hosts, [survey.gpus] if gpus is None else gpus)
     arms, left_out = choose_arms(draft.arms, device, survey)
+    site.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
     config = msgspec.structs.replace(
         draft,
         arms=with_control(arms, control=control),
@@ -257,6 +261,12 @@ def choose_hosts(
     return place(hosts, ranks)
 
 
+# Short flags may come together, -vx NAME=VALUE or -vxNAME=VALUE, and a long one may be cut: --en NAME=VALUE.
+_READ_AT_START = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
+_EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
+_EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
+
+
 @contextmanager
 def open_site(
     hosts: tuple[Host, ...], *, reach: Reach, interface: str | None, exported: Mapping[str, str]
@@ -268,6 +278,7 @@ def open_site(
         UsageError: it cannot be told which network interface to take.
     """
     if all(map(is_local, hosts)):
+        _require_interface(interface or LOOPBACK)
         yield ThisMachine(hosts, allowed_cpus(), exported, interface or LOOPBACK)
         return
     from compare.many_hosts import many_hosts  # only here: most runs need no ssh
@@ -278,14 +289,22 @@ def open_site(
         yield site
 
 
+def _require_interface(name: str) -> None:
+    there = [interface for _, interface in socket.if_nameindex()]
+    if name not in there:
+        raise UsageError(
+            f"--interface {name}: this machine has no such interface.", found=f"It has {', '.join(there)}."
+        )
+
+
 def topology(site: Site) -> list[str]:
     """Say in lines what is understood of the hosts, before anything is started."""
     network = site.network
     lines = [
-        f"{host.name}: {host.slots} rank{'s' if host.slots > 1 else ''}, {len(cpus)} CPUs, {address}"
+        f"{host.name}: {counted(host.slots, 'rank')}, {counted(len(cpus), 'CPU')}, {address}"
         for host, cpus, address in zip(site.hosts, site.cpus(), network.addresses, strict=True)
     ]
-    where = "" if network.network == network.interface else f" ({network.network})"
+    where = "" if network.network in {network.interface, ""} else f" ({network.network})"
     return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
 
 
@@ -300,6 +319,12 @@ def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
         name, given, value = text.partition("=")
         if reason := refusal_of(name, may_be_secret=True):
             raise UsageError(f"-x {name} cannot be set.", found=f"{reason[:1].upper()}{reason[1:]}.")
+        if name.startswith(_READ_AT_START):
+            raise UsageError(
+                f"-x {name} cannot be set.",
+                found="It is read as a process starts, and what -x sets reaches a rank only after that.",
+                remedy=f"Set it for an arm, which is shown and kept: --backend ddp:env.{name}=VALUE",
+            )
         if not given and name not in environ:
             raise UsageError(
                 f"-x {name}: there is no such variable here.",
@@ -310,15 +335,13 @@ def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 
 def masked(words: Sequence[str]) -> list[str]:
-    """Return a command line without the values that ``-x`` gives to the ranks."""
+    """Return a command line without the values that ``-x`` gives to the ranks, however it is spelled."""
     shown = []
     for before, word in itertools.pairwise(["", *words]):
-        name, given, _ = word.partition("=")
-        own = name.startswith("-x") and not word.startswith("--")
-        if word.startswith("--env="):
-            name, given, _ = word.removeprefix("--env=").partition("=")
-            name, own = f"--env={name}", True
-        shown.append(f"{name}={MASK}" if given and (own or before in {"-x", "--env"}) else word)
+        flag, value = _EXPORT_IN_ONE_WORD.fullmatch(word), _EXPORT.fullmatch(before)
+        name, given, _ = (flag[2] if flag else word).partition("=")
+        own = (flag or value) and given
+        shown.append(f"{flag[1] if flag else ''}{name}={MASK}" if own else word)
     return shown
 
 

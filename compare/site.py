@@ -116,6 +116,13 @@ class Site(Protocol):
     def gpus(self) -> list[int] | None:
         """Count GPUs, host by host; None where torch, which sees them itself, is to be asked here."""
 
+    def require_launchers(self, names: set[str]) -> None:
+        """Insist that launchers of these names can do their part from here.
+
+        Raises:
+            HostError: one cannot.
+        """
+
     def deliver(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """See to it that every host has the data set.
 
@@ -158,6 +165,9 @@ class ThisMachine:
 
     def gpus(self) -> None:
         """Leave it to torch."""
+
+    def require_launchers(self, names: set[str]) -> None:
+        """Every launcher can start ranks beside it."""
 
     def deliver(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """Do nothing: the data set is where it was found."""

@@ -46,7 +46,7 @@ def _mpi_flags(request: Request) -> tuple[str, ...]:
         "--allow-run-as-root",
         *mpirun.mca("mpi_yield_when_idle", "1"),
         *mpirun.mca("oob_tcp_if_include", request.network or request.interface),
-        *(("--prefix", str(request.mpi_prefix)) if request.network else ()),
+        *(("--prefix", shlex.quote(str(request.mpi_prefix))) if request.network else ()),
         # horovodrun hands them to a shell.
         *(
             flag

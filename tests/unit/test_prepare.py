@@ -277,9 +277,28 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
         *("run", "-x", "A=***", "-xB=***", "--env", "C=***", "--env=D=***", "-x", "TOKEN"),
         *("--backend", "x:y=1"),
     ]
+    more = [
+        "run",
+        "-vx",
+        "A=1",
+        "-vxB=2=3",
+        "--env",
+        "C=4",
+        "--en=D=5",
+        "--en",
+        "E=6",
+        "--export-json",
+        "a=b",
+    ]
+    assert prepare.masked(more) == [
+        *("run", "-vx", "A=***", "-vxB=***", "--env", "C=***", "--en=D=***", "--en", "E=***"),
+        *("--export-json", "a=b"),
+    ]
 
 
-@pytest.mark.parametrize("asked", ["MISSING", "PATH=/tmp", "RANK=3", "A B=1", "=1", "RINGSIDE_LAUNCH=x"])
+@pytest.mark.parametrize(
+    "asked", ["MISSING", "PATH=/tmp", "RANK=3", "A B=1", "=1", "RINGSIDE_LAUNCH=x", "LD_PRELOAD=x"]
+)
 def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
     with pytest.raises(UsageError, match="-x"):
         prepare.read_exports([asked], {})
