@@ -33,7 +33,6 @@ from compare.channel import (
     Whole,
 )
 from compare.errors import HostError, OutputError
-from compare.guard import LEASE_SECONDS
 from compare.host import Answer, by_hand, command, enough_files, python_command, trouble
 from compare.results import write_text
 
@@ -48,6 +47,9 @@ if TYPE_CHECKING:
 
 START_SECONDS = 60.0
 """How long an agent may take to say its first word where ssh does not fail: Python may be far away."""
+
+SILENT_SECONDS = 10.0
+"""How long an agent may say nothing: longer than ssh takes to give up a dead link, because ssh says why."""
 
 _CLOSE_SECONDS = 3.0
 _STDERR_BYTES = 1 << 16
@@ -217,7 +219,7 @@ class Link:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_CLOSE_SECONDS)
             raise self._lost(self._process.returncode)
-        patience = LEASE_SECONDS if self.ready else START_SECONDS
+        patience = SILENT_SECONDS if self.ready else START_SECONDS
         if self._channel.silent_seconds > patience:
             raise self._lost(None)
 

@@ -290,7 +290,7 @@ def test_a_host_that_is_silent_is_given_up(monkeypatch):
     link = Link(HERE, python=sys.executable, reach=Reach())
     tick_until(link, lambda: link.ready)
     os.kill(link._process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(linking, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(linking, "SILENT_SECONDS", 1.0)
     began = time.monotonic()
     with pytest.raises(HostError, match="did not answer within"):
         tick_until(link, lambda: False, seconds=10)
