@@ -293,7 +293,9 @@ def _require_interface(name: str) -> None:
     there = [interface for _, interface in socket.if_nameindex()]
     if name not in there:
         raise UsageError(
-            f"--interface {name}: this machine has no such interface.", found=f"It has {', '.join(there)}."
+            f"--interface {name}: this machine has no such interface.",
+            found=f"It has {', '.join(there)}.",
+            remedy="Name one of these, or leave --interface out.",
         )
 
 

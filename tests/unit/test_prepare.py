@@ -13,6 +13,7 @@ from compare import __version__, prepare
 from compare.arms import Arm, parse_arms
 from compare.availability import Availability, Found, Survey
 from compare.errors import OutputError, UnavailableError, UsageError
+from compare.host import Reach
 from compare.hostfile import Host
 from compare.run import create_directory
 from compare.site import ThisMachine
@@ -302,6 +303,16 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
 def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
     with pytest.raises(UsageError, match="-x"):
         prepare.read_exports([asked], {})
+
+
+def test_an_interface_that_is_not_there_is_refused_before_anything_starts():
+    with (
+        pytest.raises(UsageError, match="--interface nope") as caught,
+        prepare.open_site((Host("localhost", 2),), reach=Reach(), interface="nope", exported={}),
+    ):
+        pass
+    assert "lo" in caught.value.found
+    assert caught.value.remedy
 
 
 # ---- what is written ----
