@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compare.report.reasons import FAIRNESS_TITLE, differences, reasons
+from compare.report.reasons import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
 from compare.report.wording import (
     COST_TITLE,
     arm_column,
@@ -29,7 +29,8 @@ def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
     if detail:
         parts += [f"**{COST_TITLE}**", "", *_table(summary, [*cost_columns(), *collective_columns()]), ""]
         heading, *rows = differences(run)
-        parts += [f"**{FAIRNESS_TITLE}**", "", *_lines([heading, [":--"] * len(heading), *rows]), ""]
+        unlike = _lines([heading, [":--"] * len(heading), *rows]) if rows else [ALL_ALIKE]
+        parts += [f"**{FAIRNESS_TITLE}**", "", *unlike, ""]
     said = [f"**{text}**" for text in warnings(run, summary)]
     said += reasons(run, summary) + notes(run, summary)
     return "\n".join([*parts, *(f"- {text}" for text in said)])

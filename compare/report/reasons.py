@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from compare.stats import Summary
 
 FAIRNESS_TITLE = "What was not alike"
+ALL_ALIKE = "Nothing that was compared differed."
 
 
 def reasons(run: Run, summary: Summary) -> list[str]:

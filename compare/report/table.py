@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from compare.report.reasons import FAIRNESS_TITLE, differences, reasons
+from compare.report.reasons import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
 from compare.report.wording import (
     COST_TITLE,
     arm_column,
@@ -88,8 +88,10 @@ class RunTable:
     def _width(self, console: Console, options: ConsoleOptions, columns: Sequence[Column]) -> int:
         return Measurement.get(console, options, self._table(columns)).maximum
 
-    def _differences(self) -> Table:
+    def _differences(self) -> Table | Text:
         heading, *rows = differences(self.run)
+        if not rows:
+            return Text(ALL_ALIKE)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for name in heading:
             table.add_column(name, overflow="fold")

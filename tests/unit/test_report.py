@@ -562,3 +562,11 @@ def test_how_far_an_arm_that_rounds_is_from_a_single_process_is_said_apart(form)
         "ddp, manual ended within 3e-16 of it; ddp:comm_hook=fp16, which changes the arithmetic, 4e-04 away."
         in text
     )
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_where_nothing_differed_the_detail_says_so_and_shows_no_empty_table(form):
+    run = a_run({"ddp": [5.0, 5.1]})
+    detailed = render(run, summarise(run), form, detail=True)
+    assert "Nothing that was compared differed." in detailed
+    assert "what it is" not in detailed
