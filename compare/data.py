@@ -8,7 +8,7 @@ Two data sets, one file format (IDX), one loader:
   written to ``<root>/digits/v1/*-ubyte``. It needs no network, costs every arm the same bytes and
   floating point operations per step, and can be learnt; its accuracy is not comparable with MNIST's.
 
-The parent asks ``resolve`` for a ``DatasetSource``; the ranks hand its directory to ``load``. Whatever
+The parent asks ``resolve`` for a ``DatasetSource``; the ranks hand it to ``load_split``. Whatever
 is loaded has been compared with a SHA-256 written in this file, so two hosts that both load ``mnist``
 (or both ``digits``) hold the same pixels. Nothing that exists is ever overwritten.
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     Indices: TypeAlias = NDArray[np.int64]
 
 DatasetName: TypeAlias = Literal["mnist", "digits"]
+Split: TypeAlias = Literal["train", "test"]
 DatasetChoice: TypeAlias = Literal["auto", "mnist", "digits"]
 Progress: TypeAlias = Callable[[str], None]
 """Told one short sentence at a time: fit for a spinner's caption or a log line."""
@@ -62,6 +63,8 @@ TRAIN_LABELS: Final = "train-labels-idx1-ubyte"
 TEST_IMAGES: Final = "t10k-images-idx3-ubyte"
 TEST_LABELS: Final = "t10k-labels-idx1-ubyte"
 FILES: Final = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
+_SPLITS: Final[Mapping[Split, Sequence[str]]] = MappingProxyType({"train": FILES[:2], "test": FILES[2:]})
+_NAMES: Final[tuple[DatasetName, ...]] = ("mnist", "digits")
 
 TRAIN_COUNT: Final = 60_000
 TEST_COUNT: Final = 10_000
@@ -127,7 +130,7 @@ class DatasetSource(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: the data set that is really used.
         requested: what was asked for.
-        directory: the folder of the four IDX files; hand it to ``load``.
+        directory: the folder of the four IDX files, as ``load`` takes it.
         note: empty, or one sentence for every table, saying that ``auto`` fell back and why.
     """
 
@@ -863,7 +866,7 @@ def _varied(glyphs: NDArray[np.int64], random: np.random.RandomState) -> Bytes:
 
 
 def load(directory: str | Path) -> RawDataset:
-    """Read and verify a data set; every rank calls this.
+    """Read and verify a whole data set.
 
     Args:
         directory: the folder of the four IDX files, plain or ``.gz``: ``DatasetSource.directory``.
@@ -874,18 +877,38 @@ def load(directory: str | Path) -> RawDataset:
     Raises:
         DataError: a file is missing, truncated, not IDX, or not what its checksum says.
     """
-    folder = Path(directory)
-    files = {name: _read_member(folder, name) for name in FILES}
-    for images, labels in ((TRAIN_IMAGES, TRAIN_LABELS), (TEST_IMAGES, TEST_LABELS)):
-        _check_pair(folder, images, files[images][0], labels, files[labels][0])
-    name = _check_sums(folder, {file: sha256 for file, (_, sha256) in files.items()})
+    name, (train_images, train_labels, test_images, test_labels) = _load(Path(directory), FILES, among=_NAMES)
     return RawDataset(
         name=name,
-        train_images=files[TRAIN_IMAGES][0],
-        train_labels=files[TRAIN_LABELS][0],
-        test_images=files[TEST_IMAGES][0],
-        test_labels=files[TEST_LABELS][0],
+        train_images=train_images,
+        train_labels=train_labels,
+        test_images=test_images,
+        test_labels=test_labels,
     )
+
+
+def load_split(source: DatasetSource, split: Split) -> tuple[Bytes, Bytes]:
+    """Read and verify one part of a data set; every rank calls this, for the test set after its training.
+
+    Returns:
+        Images, shape (n, 28, 28), and labels, shape (n,): writable arrays of their own memory.
+
+    Raises:
+        DataError: as ``load``; or it is another data set than the source says.
+    """
+    _, (images, labels) = _load(Path(source.directory), _SPLITS[split], among=(source.name,))
+    return images, labels
+
+
+def _load(
+    folder: Path, names: Sequence[str], *, among: Sequence[DatasetName]
+) -> tuple[DatasetName, list[Bytes]]:
+    """Read files, which come in pairs of images and labels."""
+    files = {name: _read_member(folder, name) for name in names}
+    for images, labels in zip(names[::2], names[1::2], strict=True):
+        _check_pair(folder, images, files[images][0], labels, files[labels][0])
+    name = _check_sums(folder, {file: sha256 for file, (_, sha256) in files.items()}, among)
+    return name, [array for array, _ in files.values()]
 
 
 def _read_member(folder: Path, name: str) -> tuple[Bytes, str]:
@@ -916,12 +939,11 @@ def _check_pair(folder: Path, images_name: str, images: Bytes, labels_name: str,
         raise _unusable(labels_path or folder, f"It has a label {int(labels.max())}; the classes are 0 to 9.")
 
 
-def _check_sums(folder: Path, found: Mapping[str, str]) -> DatasetName:
+def _check_sums(folder: Path, found: Mapping[str, str], among: Sequence[DatasetName]) -> DatasetName:
     """Which data set these files are, by their content alone: folders get copied and renamed."""
-    names: tuple[DatasetName, ...] = ("mnist", "digits")
-    # The best match, so that one damaged file among four is the one that gets named.
-    name = max(names, key=lambda known: sum(found[file] == SHA256[known][file] for file in FILES))
-    wrong = [file for file in FILES if found[file] != SHA256[name][file]]
+    # The best match, so that one damaged file among several is the one that gets named.
+    name = max(among, key=lambda known: sum(sha256 == SHA256[known][file] for file, sha256 in found.items()))
+    wrong = [file for file, sha256 in found.items() if sha256 != SHA256[name][file]]
     if wrong:
         path = _find(folder, wrong[0]) or folder
         others = f" So are {', '.join(wrong[1:])}." if wrong[1:] else ""

@@ -7,7 +7,6 @@ import os
 import platform
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -65,8 +64,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     make_group, make_replica = backends.load(job.arm.backend, job.arm.options)
 
     guard.note("data")
-    raw = data.load(Path(job.dataset.directory))
-    images, labels = as_tensors(raw.train_images, raw.train_labels, device)
+    images, labels = as_tensors(*data.load_split(job.dataset, "train"), device)
     moments.append(time.time())
 
     guard.note("join")
@@ -115,7 +113,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         blocks=timed.blocks,
         initial_hash=initial_hash,
         final_hash=final_hash,
-        evaluation=_evaluate(model, raw, replica.shard, device),
+        evaluation=_evaluate(model, job.dataset, replica.shard, device),
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -220,9 +218,9 @@ def _sweep(message_bytes: list[int], replica: Replica, group: Group) -> list[Swe
 
 
 def _evaluate(
-    model: nn.Module, raw: data.RawDataset, shard: tuple[int, int], device: torch.device
+    model: nn.Module, dataset: data.DatasetSource, shard: tuple[int, int], device: torch.device
 ) -> Evaluation:
-    images, labels = as_tensors(raw.test_images, raw.test_labels, device)
+    images, labels = as_tensors(*data.load_split(dataset, "test"), device)
     correct, samples, loss_sum = evaluate(model, images, labels, shard)
     return Evaluation(
         correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None

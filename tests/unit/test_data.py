@@ -297,6 +297,27 @@ def test_load_verifies_and_returns_writable_arrays(
         assert array.flags.c_contiguous
 
 
+def source(directory: Path, name: data.DatasetName = "mnist") -> data.DatasetSource:
+    return data.DatasetSource(name=name, requested=name, directory=str(directory))
+
+
+def test_a_split_is_read_without_the_other(small: dict[str, bytes], tmp_path: Path) -> None:
+    directory = put(tmp_path, small | {TEST_IMAGES: b"damaged"})
+    found = data.load_split(source(directory), "train")
+    for array, expected in zip(found, list(small_arrays().values())[:2], strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert array.flags.writeable
+    with pytest.raises(DataError, match=TEST_IMAGES):
+        data.load_split(source(directory), "test")
+
+
+def test_a_split_of_another_data_set_is_refused(small: dict[str, bytes], tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        data.load_split(source(put(tmp_path, small), "digits"), "test")
+    assert "not the original" in caught.value.found
+    assert "that of digits" in caught.value.found
+
+
 def test_plain_files_are_preferred(small: dict[str, bytes], tmp_path: Path) -> None:
     directory = put(tmp_path, small)
     put(tmp_path, {f"{TRAIN_IMAGES}.gz": b"damaged"})

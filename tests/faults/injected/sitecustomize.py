@@ -61,8 +61,8 @@ def _spoil_rank(module, fault):
         FAULTS[fault["kind"]]()
 
     if fault["kind"] == "hang before rendezvous":
-        load = module.data.load
-        module.data.load = lambda folder: strike() or load(folder)
+        load = module.data.load_split
+        module.data.load_split = lambda *which: strike() or load(*which)
         return
 
     class Spoiled(module.Batches):
