@@ -137,8 +137,9 @@ def start_ranks(script, arguments, *, arm="ddp", ranks=2):
         interface="lo",
         options=arm.options,
     )
-    for command in LAUNCHERS[name].commands(request):
-        execute(command.argv, inherited(os.environ) | dict(command.environment))
+    with tempfile.TemporaryDirectory() as scratch:  # torchrun leaves a folder behind
+        for command in LAUNCHERS[name].commands(request):
+            execute(command.argv, inherited(os.environ) | dict(command.environment) | {"TMPDIR": scratch})
 
 
 def start_alone(script, arguments):

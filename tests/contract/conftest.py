@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -61,7 +62,13 @@ class Outcome:
 
 
 @pytest.fixture(scope="session")
-def carry_out(tmp_path_factory, requires_backend, launch_marks):
+def short_folder():
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
     """Start a launch through its real launcher and wait for its end."""
 
     def run(launch: Launch, world: int) -> Outcome:
@@ -78,7 +85,9 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks):
             module="tests.contract.worker",
             arguments=(str(job),),
             port=_free_port(),
-            environment=settings(threads=1, interface=LOOPBACK, executables=environment_bin()),
+            # torchrun leaves a folder behind; the path of a socket in Open MPI's has to be short.
+            environment=settings(threads=1, interface=LOOPBACK, executables=environment_bin())
+            | {"TMPDIR": short_folder},
             interface=LOOPBACK,
             options=launch.options,
         )
