@@ -27,16 +27,16 @@ demo: setup ## compare every available backend, two ranks on this machine
 	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0
 
 test: setup lint ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
-	$(PY) -m pytest -m "not faults and not long and not hosts" $(TESTS) $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not faults and not long and not lab" $(TESTS) $(PYTEST_ARGS)
 
-test-faults: setup ## the tests that kill ranks, cut links and fill disks
-	$(PY) -m pytest -m "faults and not hosts" $(TESTS) $(PYTEST_ARGS)
+test-faults: setup ## the tests that kill ranks, fill disks and damage wheels
+	$(PY) -m pytest -m "faults and not lab" $(TESTS) $(PYTEST_ARGS)
 
 test-long: setup ## the tests that inject delays and causes, and find them again
 	$(PY) -m pytest -m long $(TESTS) $(PYTEST_ARGS)
 
-test-hosts: setup ## launches over several hosts, and what can go wrong with them; made of namespaces, as root
-	$(PY) -m pytest -m hosts $(TESTS) $(PYTEST_ARGS)
+test-hosts: setup ## the tests over several hosts, which are made of namespaces, as root
+	$(PY) -m pytest -m lab $(TESTS) $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	$(PY) -m ruff check .

@@ -18,7 +18,7 @@ from tests.lab.comparing import arguments, compare, left, start
 from tests.lab.failure_table import Failure
 from tests.lab.hosts import REPOSITORY
 
-pytestmark = [pytest.mark.lab, pytest.mark.hosts]
+pytestmark = pytest.mark.lab
 
 STALL_SECONDS = 12.0
 BOUND_SECONDS = 30.0

@@ -9,7 +9,7 @@ from compare.results import read_run
 from tests.lab.comparing import ARMS, RUN, compare, left
 from tests.lab.hosts import why_no_rate_limit
 
-pytestmark = [pytest.mark.lab, pytest.mark.hosts]
+pytestmark = pytest.mark.lab
 
 
 @pytest.mark.parametrize("slots", [(1, 1), (1, 1, 1, 1), (2, 2), (2, 1)], ids=lambda s: "+".join(map(str, s)))

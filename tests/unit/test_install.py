@@ -561,6 +561,7 @@ def test_a_cached_wheel_is_installed_once_and_not_built(other_python, cache):
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("files", "complaint"),
     [
