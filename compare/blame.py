@@ -9,15 +9,20 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from compare.job import Progress, RankFailure
+from compare.job import ENDED_BY_LAUNCHER, Progress, RankFailure
 
 _FIRST_WORD_SECONDS = 1.0
 """A rank that died says nothing; its peers' complaints of broken connections come within this time."""
+_COMPLAINT = re.compile(r"connect|reset by peer|broken pipe|closed|remote|horovod|nccl", re.IGNORECASE)
 _DUMP = re.compile(r"^Timeout \(\d+:\d+:\d+(\.\d+)?\)!$", re.MULTILINE)
+_LAST_STACK = re.compile(rf"{_DUMP.pattern}|^{re.escape(ENDED_BY_LAUNCHER)}$", re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 # Where a rank stands that waits for others rather than being waited for.
-_WAITING = ("backends/groups/", "torch/distributed/", "torch/autograd/graph.py", "horovod/", "mpi4py")
+_WAITING = (
+    *("/backends/groups/", "/backends/strategies/shared_memory.py"),
+    *("/torch/distributed/", "/torch/autograd/graph.py", "/horovod/torch/", "/horovod/common/", "/mpi4py/"),
+)
 
 
 class Evidence(NamedTuple):
@@ -58,14 +63,19 @@ def find_cause(evidence: list[Evidence]) -> Cause | None:
     events = raised + ([_stalled(open_cases, stalled)] if stalled else [])
     first = min(events, key=lambda cause: cause.at, default=None)
     first_death = min(died, key=lambda cause: cause.at, default=None)
-    if first_death and (first is None or first_death.at < first.at + _FIRST_WORD_SECONDS):
+    if first_death and (first is None or first_death.at < first.at + _head_start(first)):
         return first_death
     return first
 
 
+def _head_start(first: Cause) -> float:
+    """Seconds by which a death may be found after what it caused; an error of one's own is no consequence."""
+    return _FIRST_WORD_SECONDS if first.kind == "raised" and _COMPLAINT.search(first.said) else 0.0
+
+
 def main_stack(log: str) -> list[tuple[str, str]]:
     """Return (file:line, function) of a dumped process's main thread, innermost first."""
-    dump = _DUMP.search(log)
+    dump = _LAST_STACK.search(log)
     if not dump:
         return []
     threads = _THREAD.split(log[dump.end() :])[1:]
@@ -91,12 +101,16 @@ def _died(evidence: Evidence, at: float) -> Cause:
 
 
 def _stalled(open_cases: list[Evidence], dumped: list[Evidence]) -> Cause:
-    """Choose among ranks that all stopped: one that cannot even say so, else one that is in no collective."""
+    """Choose among ranks that all stopped: one that cannot even say so, else one that is in no collective.
+
+    That one may have been ended by its launcher, where the watchdog of a rank that waits for it was first.
+    """
     silent = [e for e in open_cases if e not in dumped and not e.failure and e.died_at is None]
-    busy = [e for e in dumped if not _waits(main_stack(e.log))]
+    stacks = {e.rank: main_stack(e.log) for e in open_cases}
+    busy = [e for e in open_cases if stacks[e.rank] and not _waits(stacks[e.rank])]
     suspects = silent or busy or dumped
     culprit = min(suspects, key=lambda e: (e.progress.step if e.progress else -1, e.rank))
-    stack = main_stack(culprit.log)
+    stack = stacks[culprit.rank]
     where = stack[0][0] if stack else ""
     at = min(e.logged_at for e in dumped)
     return Cause(culprit.rank, culprit.host, "stalled", at, _last_seen(culprit), where)

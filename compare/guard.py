@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from compare.job import LaunchFiles, Progress, RankFailure, Stage, note_progress
+from compare.job import ENDED_BY_LAUNCHER, LaunchFiles, Progress, RankFailure, Stage, note_progress
 from compare.launch.environment import SCRATCH
 from compare.results import write_json
 
@@ -61,9 +61,9 @@ class Guard:
         Args:
             stage: what comes next.
             step: training steps done.
-            expected_seconds: how long it should take; the stall comes on top.
+            expected_seconds: how long it should take, where that may be longer than the stall.
         """
-        patience = self._stall_seconds + expected_seconds
+        patience = max(self._stall_seconds, expected_seconds)
         now = time.monotonic()
         if (stage, expected_seconds) != self._armed or now - self._armed_at > _ARMED_SECONDS:
             faulthandler.dump_traceback_later(patience, exit=True)
@@ -80,6 +80,10 @@ class Guard:
         while True:
             ready, _, _ = select.select([readable], [], [], _LOOK_SECONDS)
             if ready and signal.SIGTERM in os.read(readable, 64):
+                sys.stderr.write(f"{ENDED_BY_LAUNCHER}\n")
+                sys.stderr.flush()
+                # It may be what the others waited for, whose watchdogs were first: let its place be known.
+                faulthandler.dump_traceback()
                 self._end("ended by its launcher")
             if lease.has_run_out():
                 _remove_scratch()

@@ -30,6 +30,8 @@ _SWEPT_BYTES = (1 << 10, 32 << 10, 1 << 20)
 _LARGEST_SWEPT = 8 << 20
 _SWEEP_SAMPLES, _SWEEP_CALLS = 3, 3
 """Few calls: the whole sweep is to take less than 0.3 s over a slow loopback."""
+CALLS_REPEATED = 1 + _SWEEP_SAMPLES * _SWEEP_CALLS
+"""How often ``time_repeated`` calls."""
 
 
 class BlockPlan(NamedTuple):
@@ -156,7 +158,7 @@ def time_alone(
         device: where the tensors are.
         nbytes: what one call averages; the larger, the fewer calls.
     """
-    calls = max(1, min(_MOST_CALLS, _BYTES_AT_ONCE // max(1, nbytes)))
+    calls = _calls_in_a_row(nbytes)
 
     def in_a_row() -> None:
         for _ in range(calls):
@@ -164,6 +166,15 @@ def time_alone(
 
     in_a_row()
     return [time_block(in_a_row, barrier, device).wall_ns // calls for _ in range(_COLLECTIVE_SAMPLES)]
+
+
+def calls_alone(nbytes: int) -> int:
+    """Return how often ``time_alone`` calls what averages so many bytes."""
+    return (1 + _COLLECTIVE_SAMPLES) * _calls_in_a_row(nbytes)
+
+
+def _calls_in_a_row(nbytes: int) -> int:
+    return max(1, min(_MOST_CALLS, _BYTES_AT_ONCE // max(1, nbytes)))
 
 
 def sweep_sizes(message_bytes: list[int]) -> list[int]:

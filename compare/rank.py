@@ -17,7 +17,9 @@ from compare import data
 from compare.arms import CONTROL
 from compare.launch.environment import library_settings
 from compare.measure import (
+    CALLS_REPEATED,
     CPUMeter,
+    calls_alone,
     forget_peak_memory,
     peak_memory_bytes,
     read_clock,
@@ -33,7 +35,7 @@ from compare.turns import SLACK, Side, make_reference, take_turns
 from compare.workload import Batches, as_tensors, build_model, optimizer_maker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
     from compare.turns import Sides
 
 _WARM_UP_PIECE = 10
-_ALONE_STEPS = 100
-"""A step's collectives alone, as often as they are run, take less than so many steps."""
 
 
 def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
@@ -58,6 +58,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         Exception: whatever the libraries raise; the caller records it.
     """
     config, moments = job.config, [time.time()]
+    guard.note("load")
     torch.set_num_threads(config.threads_per_rank)
     _assert_alike(job)
     device = _device(config.device, placement)
@@ -98,11 +99,13 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     again = Batches(images, labels, replica.shard, config)
     timed = _timed(job, Side(replica, batches), iter(again), group, guard)
     final_hash = hash_parameters(model)
-    guard.note("collectives", config.total_steps, expected_seconds=SLACK * _ALONE_STEPS * timed.step_seconds)
-    message_bytes, collective_ns = _time_collectives(replica.collectives(), group)
 
-    guard.note("collectives", config.total_steps, expected_seconds=SLACK * _ALONE_STEPS * timed.step_seconds)
-    sweep = _sweep(message_bytes, replica, group)
+    def note_collectives(calls: int) -> None:
+        # None of them takes longer than a step, of which it is a part.
+        guard.note("collectives", config.total_steps, expected_seconds=SLACK * calls * timed.step_seconds)
+
+    message_bytes, collective_ns = _time_collectives(replica.collectives(), group, note_collectives)
+    sweep = _sweep(message_bytes, replica, group, note_collectives)
 
     guard.note("test", config.total_steps)
     result = RankResult(
@@ -193,15 +196,20 @@ def _timed(job: Job, own: Side, batches: Iterator[Batch], group: Group, guard: G
     return _Timed(blocks, step_seconds, peak, machine, cpu_ns)
 
 
-def _time_collectives(collectives: Collectives | None, group: Group) -> tuple[list[int], list[int]]:
+def _time_collectives(
+    collectives: Collectives | None, group: Group, note: Callable[[int], None]
+) -> tuple[list[int], list[int]]:
     """Return the bytes of a step's collectives and, for each time they ran alone, the nanoseconds."""
     if collectives is None or not collectives.message_bytes:
         return [], []
     sizes = list(collectives.message_bytes)
+    note(calls_alone(sum(sizes)))
     return sizes, time_alone(collectives.run, group.barrier, group.device, sum(sizes))
 
 
-def _sweep(message_bytes: list[int], replica: Replica, group: Group) -> list[Sweep]:
+def _sweep(
+    message_bytes: list[int], replica: Replica, group: Group, note: Callable[[int], None]
+) -> list[Sweep]:
     """Time the group's all-reduce over sizes, where it is what averages the gradients.
 
     A strategy that names a transport of its own goes past its group, which then says nothing of it.
@@ -211,6 +219,7 @@ def _sweep(message_bytes: list[int], replica: Replica, group: Group) -> list[Swe
     dtype = next(replica.model.parameters()).dtype
     found = []
     for size in sweep_sizes(message_bytes):
+        note(CALLS_REPEATED)
         tensor = torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
         times = time_repeated(partial(group.all_reduce_, tensor), group.barrier, group.device)
         found.append(Sweep(message_bytes=tensor.numel() * dtype.itemsize, ns=times))

@@ -20,7 +20,7 @@ import msgspec
 
 from compare.agent import free_port
 from compare.launch.environment import EXPORTED, MASK, SCRATCH
-from compare.launch.supervise import Ending, is_alive, supervise
+from compare.launch.supervise import Ending, is_alive, supervise, uninterrupted
 from compare.network import LOOPBACK, Network
 from compare.results import write_json, write_private
 
@@ -251,5 +251,6 @@ def _scratch() -> Iterator[Folders]:
     try:
         yield folders
     finally:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        with uninterrupted():
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)

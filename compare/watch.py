@@ -36,6 +36,7 @@ class Watch:
         self._spot = spot
         self._stall_seconds = stall_seconds
         self._died_at: dict[int, float] = {}
+        self._looked_at = 0.0
 
     def tick(self) -> bool:
         """Renew the lease and look around; return whether there is still something to wait for.
@@ -45,7 +46,7 @@ class Watch:
             OutputError: the run's folder has vanished, or takes no more writing.
         """
         self._renew_lease()
-        now = time.time()
+        self._looked_at = now = time.time()
         for rank in self._ranks:
             died_at = self._gone_at(rank, now) if rank not in self._died_at else None
             if died_at is not None:
@@ -73,7 +74,8 @@ class Watch:
         if missing:
             self._require_space()
         cause = find_cause([self._evidence(rank) for rank in self._ranks])
-        if cause is not None and missing:
+        # What ranks say while a launch is ended for its length is no cause of it.
+        if cause is not None and missing and not (ending.timed_out and cause.at > self._looked_at):
             raise self._blaming(where, cause)
         raise self._without_cause(where, ending, missing)
 

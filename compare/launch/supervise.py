@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -112,10 +114,24 @@ def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
     try:
         _end_with(psutil.Process.terminate, name)
     finally:
-        _end_with(psutil.Process.kill, name)
-        for process in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=_GRACE_SECONDS)
+        with uninterrupted():
+            _end_with(psutil.Process.kill, name)
+            for process in started:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=_GRACE_SECONDS)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let no Ctrl-C come between a launch and the end of its traces; only the main thread ever hears one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compare.guard import LEASE_SECONDS
 from compare.launch.environment import MARKER
 from compare.results import read_run
 
@@ -29,6 +28,12 @@ DEATH_BOUND_SECONDS = 10.0
 HANG_BOUND_SECONDS = STALL_SECONDS + 10.0
 
 LAUNCHERS = {"torchrun": "ddp", "horovodrun": "horovod", "mpirun": "mpi"}
+RANK_VARIABLES = {"torchrun": "RANK", "horovodrun": "HOROVOD_RANK", "mpirun": "OMPI_COMM_WORLD_RANK"}
+# What launchers and libraries make for themselves, beside the folders that are made for them.
+TRACES = {
+    Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*"),
+    Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*"),  # noqa: S108 -- only looked at
+}
 DEATHS = {
     "raise": "RuntimeError: injected by the test",
     "kill": "ended from outside",
@@ -36,7 +41,7 @@ DEATHS = {
     "crash": "Segmentation fault",
     "out of memory": "memory",
 }
-HANGS = ("hang", "hang before rendezvous", "stop")
+HANGS = ("hang", "hang while loading", "hang before rendezvous", "stop")
 QUICK = {("torchrun", "raise"), ("horovodrun", "hang"), ("mpirun", "kill")}
 
 RUN = ("run", "--max-reruns", "0")
@@ -58,6 +63,7 @@ class Started:
     def __init__(self, folder, mnist_dir, arguments, fault=None):
         self.site = folder / "site"
         self.directory = folder / "run"
+        self.traces_before = traces()
         shutil.copytree(Path(__file__).parent / "injected", self.site)
         if fault:
             (self.site / "fault.json").write_text(json.dumps(fault))
@@ -100,11 +106,28 @@ class Started:
     def assert_nothing_is_left(self):
         assert [p.cmdline() for p in self.processes()] == []
         assert self.scratch() == []
+        assert traces() <= self.traces_before
+
+    def assert_launched_once(self, said):
+        """A fault of the program's is no reason to try again."""
+        assert "starts again" not in said
+        assert len(list((self.directory / "launches").iterdir())) == 1
+
+    def log_of_rank_1(self):
+        (log,) = self.directory.glob("launches/*/rank-1.log")
+        return log.read_text()
 
     def scratch(self):
         """Folders that the launches of this run have left lying about."""
         mine = f"ringside-{self.process.pid}-*"
         return [*Path(tempfile.gettempdir()).glob(mine), *Path("/dev/shm").glob(mine)]  # noqa: S108
+
+
+def traces():
+    """What launchers and libraries have left in shared memory and temporary folders."""
+    found = {str(path) for folder, names in TRACES.items() for name in names for path in folder.glob(name)}
+    segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return found | {f"System V segment {line.split()[1]}" for line in segments}
 
 
 @pytest.fixture
@@ -142,6 +165,10 @@ def test_a_rank_that_dies_is_named_and_nothing_outlives_it(start, launcher, kind
     if kind in {"raise", "crash", "out of memory"}:
         place = "ctypes/__init__.py:" if kind == "crash" else "sitecustomize.py:"
         assert place in said, "the place of the failure is named"
+        assert place in run.log_of_rank_1()
+    if kind in {"raise", "out of memory"}:
+        assert "Traceback (most recent call last)" in run.log_of_rank_1()
+    run.assert_launched_once(said)
     assert not read_run(run.directory).complete
     run.assert_nothing_is_left()
 
@@ -157,6 +184,30 @@ def test_a_rank_that_hangs_is_named_and_ended(start, launcher, kind):
     assert "made no progress for 15 s" in said
     if kind != "stop":
         assert "sitecustomize.py:" in said, "the place where it hangs is named"
+        assert 'sitecustomize.py", line' in run.log_of_rank_1()
+    run.assert_launched_once(said)
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+def test_who_hangs_is_told_from_who_waits_in_shared_memory(start, requires_backend):
+    requires_backend("manual")
+    run = start("manual:mode=shared_memory", fault=a_fault("hang"))
+    _, said = run.process.communicate(timeout=120)
+    assert time.time() - run.injected_at() < HANG_BOUND_SECONDS
+    assert run.process.returncode == 7, said
+    assert ": rank 1 on" in said, said
+    assert "sitecustomize.py:" in said
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+def test_a_large_model_does_not_make_a_hang_longer(start):
+    run = start("ddp", "--model", "wide", "--warmup", "3", fault=a_fault("hang") | {"step": 8})
+    _, said = run.process.communicate(timeout=120)
+    assert time.time() - run.injected_at() < HANG_BOUND_SECONDS
+    assert run.process.returncode == 7, said
+    assert ": rank 1 on" in said, said
     run.assert_nothing_is_left()
 
 
@@ -182,8 +233,7 @@ def test_ranks_do_not_outlive_a_parent_that_is_killed(start, launcher):
     assert len(run.wait_for_training()) >= 3
     run.process.kill()
     run.process.communicate()
-    wait_until(lambda: not run.processes(), LEASE_SECONDS + 10)
-    wait_until(lambda: run.scratch() == [], 5)
+    wait_until(lambda: not run.processes() and run.scratch() == [], DEATH_BOUND_SECONDS)
     assert not read_run(run.directory).complete
 
 
@@ -205,16 +255,22 @@ def test_ctrl_c_once_or_twice_ends_everything(start, launcher, times):
 
 
 @pytest.mark.faults
-def test_finished_launches_are_kept_when_a_later_one_fails(start):
-    run = start("ddp", "--epochs", "1", "--repeats", "20")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_finished_launches_are_kept_when_a_later_one_fails(start, launcher):
+    run = start(LAUNCHERS[launcher], "--epochs", "1", "--repeats", "20")
     wait_until(lambda: list(run.directory.glob("launches/03-*/rank-1.progress")), 90)
     run.wait_for_training(launch=3)
-    (rank, *_) = [
-        p for p in run.processes() if "compare.worker" in p.cmdline() and "-m" not in p.cmdline()[:1]
+    (rank,) = [
+        p
+        for p in run.processes()
+        if "compare.worker" in p.cmdline() and p.environ().get(RANK_VARIABLES[launcher]) == "1"
     ]
     rank.kill()
+    killed_at = time.time()
     _, said = run.process.communicate(timeout=60)
+    assert time.time() - killed_at < DEATH_BOUND_SECONDS
     assert run.process.returncode == 6, said
+    assert ": rank 1 on" in said, said
     assert len(read_run(run.directory).launches) >= 2
     run.assert_nothing_is_left()
 
@@ -225,7 +281,9 @@ def test_an_output_folder_that_vanishes_is_an_error_of_output(start, launcher):
     run = start(LAUNCHERS[launcher])
     run.wait_for_training()
     shutil.rmtree(run.directory)
+    vanished_at = time.time()
     _, said = run.process.communicate(timeout=60)
+    assert time.time() - vanished_at < DEATH_BOUND_SECONDS
     assert run.process.returncode == 5, said
     assert "can no longer be written" in said
     assert "Traceback" not in said
@@ -254,7 +312,9 @@ def test_a_disk_that_fills_is_an_error_of_output(start, tmp_path, launcher):
             while os.write(ballast, b"\0" * 4096):
                 pass
         os.close(ballast)
+        filled_at = time.time()
         _, said = run.process.communicate(timeout=60)
+        assert time.time() - filled_at < DEATH_BOUND_SECONDS
         assert run.process.returncode == 5, said
         assert "full" in said or "No space left" in said
         assert "Traceback" not in said

@@ -1,7 +1,9 @@
 """The first rank that raised, died or stalled is the cause; never the victim that launchers name."""
 
+import pytest
+
 from compare.blame import Evidence, find_cause, main_stack
-from compare.job import Progress, RankFailure
+from compare.job import ENDED_BY_LAUNCHER, Progress, RankFailure
 
 DUMP = """something it printed
 Timeout (0:00:08)!
@@ -55,6 +57,15 @@ def test_a_rank_that_died_silently_precedes_its_peers_complaints():
     assert "kill -9" in cause.said
 
 
+def test_an_error_of_ones_own_is_no_consequence_of_a_death_that_is_found_a_moment_later():
+    """Its peer may abort where the connection breaks, without a word that Python could write down."""
+    crash = "Fatal Python error: Aborted"
+    cause = find_cause(
+        [a_rank(0, died_at=104.4, log=crash), a_rank(1, failure=a_failure(1, 104.0, "ValueError: no"))]
+    )
+    assert (cause.rank, cause.kind) == (1, "raised")
+
+
 def test_a_rank_that_is_killed_long_after_another_raised_is_a_victim():
     cause = find_cause([a_rank(0, failure=a_failure(0, 104.0)), a_rank(1, died_at=109.0)])
     assert (cause.rank, cause.kind) == (0, "raised")
@@ -82,6 +93,43 @@ def test_of_ranks_that_all_stalled_the_one_outside_a_collective_is_the_cause():
     busy = a_rank(1, log=DUMP.format(frames=ELSEWHERE), logged_at=110.1)
     cause = find_cause([waiting, busy])
     assert (cause.rank, cause.kind, cause.where) == (1, "stalled", "/x/data/slow.py:7")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/x/backends/groups/mpi_group.py",
+        "/x/backends/strategies/shared_memory.py",
+        "/x/torch/distributed/distributed_c10d.py",
+        "/x/horovod/torch/mpi_ops.py",
+    ],
+)
+def test_whoever_waits_for_others_is_not_the_cause(place):
+    waiting = a_rank(0, log=DUMP.format(frames=f'  File "{place}", line 9 in wait\n'), logged_at=110.0)
+    busy = a_rank(1, log=DUMP.format(frames=ELSEWHERE), logged_at=110.1)
+    assert find_cause([waiting, busy]).rank == 1
+
+
+def test_a_folder_of_a_librarys_name_does_not_make_its_code_wait():
+    at_home = ELSEWHERE.replace("/x/", "/home/me/horovod/")
+    busy = a_rank(1, log=DUMP.format(frames=at_home), logged_at=110.1)
+    waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
+    assert find_cause([waiting, busy]).rank == 1
+
+
+def test_a_rank_that_was_ended_before_its_watchdog_could_speak_is_the_cause_where_it_waited_for_nobody():
+    waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
+    log = DUMP.format(frames=ELSEWHERE).replace("Timeout (0:00:08)!", ENDED_BY_LAUNCHER)
+    ended = a_rank(1, log=log, failure=a_failure(1, 110.2, "ended by its launcher", kind="ended"))
+    cause = find_cause([waiting, ended])
+    assert (cause.rank, cause.kind, cause.where) == (1, "stalled", "/x/data/slow.py:7")
+
+
+def test_a_rank_that_was_ended_while_it_waited_is_a_victim():
+    waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0, step=10)
+    log = DUMP.format(frames=IN_COLLECTIVE).replace("Timeout (0:00:08)!", ENDED_BY_LAUNCHER)
+    ended = a_rank(1, log=log, failure=a_failure(1, 110.2, "ended by its launcher", kind="ended"))
+    assert find_cause([waiting, ended]).rank == 0
 
 
 def test_a_rank_too_stuck_to_say_so_is_the_cause():

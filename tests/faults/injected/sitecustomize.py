@@ -48,6 +48,7 @@ FAULTS = {
     "crash": _crash,
     "hang": lambda: time.sleep(1e6),
     "hang before rendezvous": lambda: time.sleep(1e6),
+    "hang while loading": lambda: time.sleep(1e6),
     "out of memory": _allocate_too_much,
 }
 
@@ -60,6 +61,9 @@ def _spoil_rank(module, fault):
         _say_when()
         FAULTS[fault["kind"]]()
 
+    if fault["kind"] == "hang while loading":
+        module.backends.load = lambda *_: strike()
+        return
     if fault["kind"] == "hang before rendezvous":
         load = module.data.load_split
         module.data.load_split = lambda *which: strike() or load(*which)
