@@ -1,4 +1,4 @@
-"""How long the command line lets one wait before it says anything."""
+"""How long the command line lets one wait before it says anything, and a rank after it has said all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.bench.estimate import Row, Section, at_most
 from tests.bench.machine import LoadMeter, family_seconds
 from tests.bench.pairs import take_launches
 
-TEXT = "`compare --help` over `python -c 'import typer'`, whole processes in turns."
+TEXT = """\
+Whole processes in turns: `compare --help` over `python -c 'import typer'`; and a process that has made an
+optimizer of torch's, which a rank ends without tearing its interpreter down, over one that tears it down."""
+OPTIMIZER = "import os, torch; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)"
 
 
 def bench(settings) -> Section:
@@ -25,8 +28,17 @@ def bench(settings) -> Section:
     turns = take_launches(members, settings.pick(20, 6))
     ours, typer = (f"{turns.median(name, 'seconds') * 1e3:.0f} ms" for name in members)
     note = f"{ours}, typer alone {typer}"
-    rows = [Row("compare --help", turns.ratio("help", "typer", "seconds"), at_most(1.5), note)]
-    return Section("The command line", TEXT, rows, [turns.conditions])
+    help_ = Row("compare --help", turns.ratio("help", "typer", "seconds"), at_most(1.5), note)
+    ends = take_launches(
+        {
+            "at once": partial(_time, [sys.executable, "-c", f"{OPTIMIZER}; os._exit(0)"]),
+            "torn down": partial(_time, [sys.executable, "-c", OPTIMIZER]),
+        },
+        settings.pick(8, 4),
+    )
+    saved = ends.median("torn down", "seconds") - ends.median("at once", "seconds")
+    end = Row("ending at once", ends.ratio("at once", "torn down", "seconds"), None, f"saves {saved:.2f} s")
+    return Section("The command line", TEXT, [help_, end], [turns.conditions, f"ends: {ends.conditions}"])
 
 
 def _time(argv):

@@ -61,9 +61,14 @@ class Target:
         return f"{sign} {self.value:.2f}"
 
     def judge(self, found: Estimate) -> str:
-        """Say in a word or two whether the target is met. The median decides; the interval qualifies."""
+        """Say in a word or two whether the target is met. The median decides, or where an interval was asked to
+        reach a value its upper end; what is only so because the measurement is vague is said to be.
+        """
         if self.kind == "reaches":
-            return "holds" if found.high >= self.value else "MISSED"
+            holds = found.high >= self.value
+            return ("holds" if holds else "MISSED") + (
+                ", within noise" if holds and found.ratio < self.value else ""
+            )
         holds = found.ratio >= self.value if self.kind == "at least" else found.ratio <= self.value
         doubtful = found.low < self.value < found.high
         return ("holds" if holds else "MISSED") + (", within noise" if doubtful else "")

@@ -11,9 +11,9 @@ CASES = {"mpi": 300, "ddp": 120}
 """The arm of the shortest steps, which is the hardest case, and the usual one; with the steps in a turn."""
 TEXT = f"""\
 {RANKS} ranks, one thread each, MLP, batch 64. *Reported*: the step time that the product's clock tells,
-with the reference in turns, over that of the same training with no clock in it. *Whole*: everything that
-measuring adds to the training (barriers, clock, notes of progress, watchdog), whether the clock counts it or
-not. *A/A*: the training without a clock over itself; how far two things that do not differ seem to."""
+with the reference in turns, over that of the same training with no clock in it. *Whole*: what
+measuring adds to the training itself (barriers, clock, notes of progress, watchdog), whether the clock counts
+it or not; the parent's looks at a launch, twenty a second, are not in it. *A/A*: the training without a clock over itself; how far two things that do not differ seem to."""
 
 
 def bench(settings) -> Section:

@@ -1,0 +1,78 @@
+"""What the parent concludes from what a launch left behind, and when it tries a second time."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from compare import launching
+from compare.errors import LaunchError, StalledError
+from compare.experiment import Planned
+from compare.job import ENDED_BY_LAUNCHER, LaunchFiles, RankFailure
+from compare.launch.supervise import Ending
+from compare.results import write_json
+from compare.site import _HereSpot
+from compare.watch import Watch
+from tests.unit.factories import a_run
+
+STACK = """
+Thread 0x0000000000000001 (most recent call first):
+  File "{place}", line 7 in wait
+  File "/x/compare/worker.py", line 44 in main
+"""
+IN_COLLECTIVE = STACK.format(place="/x/torch/distributed/distributed_c10d.py")
+LOADING = STACK.format(place="/x/horovod_to_be/loader.py")
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = LaunchFiles(tmp_path / "01-ddp")
+    found.directory.mkdir()
+    found.lease.touch()
+    return found
+
+
+@pytest.fixture
+def watch(files):
+    return Watch(_HereSpot(files, {}, {}), ranks=2, stall_seconds=30.0)
+
+
+def a_failure(rank, kind, message):
+    return RankFailure(rank=rank, host="here", at=time.time(), kind=kind, message=message)
+
+
+def test_what_ranks_say_while_a_launch_is_ended_for_its_length_is_no_cause(watch, files):
+    assert watch.tick()
+    write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
+    write_json(files.failure(1), a_failure(1, "raised", "RuntimeError: Connection closed by peer"))
+    with pytest.raises(StalledError, match="did not end within 300 s"):
+        watch.conclude("ddp, round 1", Ending(None, 300.0, timed_out=True))
+
+
+def test_a_rank_that_hung_where_its_own_watchdog_is_patient_is_named_and_not_who_waited_for_it(watch, files):
+    files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
+    files.log(1).write_text(f"{ENDED_BY_LAUNCHER}\n{LOADING}")
+    write_json(files.failure(1), a_failure(1, "ended", "ended by its launcher"))
+    with pytest.raises(StalledError, match="rank 1 on") as caught:
+        watch.conclude("ddp, round 1", Ending(1, 31.0))
+    assert "loader.py:7" in str(caught.value)
+
+
+@pytest.mark.parametrize(("taken", "times"), [(True, 2), (False, 1)])
+def test_a_launch_is_tried_a_second_time_where_its_port_was_taken_and_never_a_third(
+    tmp_path, monkeypatch, taken, times
+):
+    begun = []
+
+    def fail(*_arguments, **options):
+        begun.append(options.get("restarted_because", ""))
+        raise LaunchError("It failed.")
+
+    monkeypatch.setattr(launching, "_launch_once", fail)
+    monkeypatch.setattr(launching, "_port_was_taken", lambda *_: taken)
+    run = a_run()
+    observer = SimpleNamespace(launch_restarts=lambda *_: None)
+    with pytest.raises(LaunchError, match="It failed"):
+        launching.launch_arm(run, Planned(1, 1, run.config.arms[0]), tmp_path, None, observer)
+    assert len(begun) == times
+    assert not begun[0]
