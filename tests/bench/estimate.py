@@ -61,8 +61,9 @@ class Target:
         return f"{sign} {self.value:.2f}"
 
     def judge(self, found: Estimate) -> str:
-        """Say in a word or two whether the target is met. The median decides, or where an interval was asked to
-        reach a value its upper end; what is only so because the measurement is vague is said to be.
+        """Say in a word or two whether the target is met, and whether only because the measurement is vague.
+
+        The median decides; where an interval was asked to reach a value, its upper end.
         """
         if self.kind == "reaches":
             holds = found.high >= self.value
