@@ -153,8 +153,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(run: Run) -> Summary:
     """Summarise the arms that have at least one finished launch, in the order they were named."""
-    ranks, cores = fullest_host(run)
-    oversubscribed = ranks * run.config.threads_per_rank > cores
+    oversubscribed = is_oversubscribed(run)
     found = {} if oversubscribed else verdicts(run, run.config.baseline)
     fastest = None if oversubscribed else _fastest(run)
     return Summary(
@@ -452,6 +451,12 @@ def fullest_host(run: Run) -> tuple[int, int]:
     cores = run.cores_by_host or [run.cores] * len(run.hosts)
     pairs = [(host.slots, own) for host, own in zip(run.hosts, cores, strict=True)]
     return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+def is_oversubscribed(run: Run) -> bool:
+    """Whether a host has more threads than cores: nothing is ranked there, so no verdict is ever shown."""
+    ranks, cores = fullest_host(run)
+    return ranks * run.config.threads_per_rank > cores
 
 
 def seconds_left(run: Run, now: float) -> float:

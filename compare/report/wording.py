@@ -204,14 +204,15 @@ def _why_ended(run: Run, summary: Summary, rounds: int) -> list[str]:
     if run.config.budget_seconds is None or not run.complete:
         return []
     judged = [arm.verdict for arm in summary.arms if arm.verdict]
-    if not judged:
-        why = "there is no verdict to settle"
-    elif rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged):
-        why = "every verdict was settled"
-    elif rounds == run.config.rounds:
+    settled = rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged)
+    if not settled and rounds == run.config.rounds:
         why = "--repeats allows no more"
-    else:
+    elif not settled:
         why = f"no other fitted into --budget {run.config.budget_seconds:g}"
+    elif summary.oversubscribed:
+        why = "more would not help, because arms whose ranks wait for each other's cores are not judged"
+    else:
+        why = "every verdict was settled" if judged else "there is no verdict to settle"
     return [f"Ended after {counted(rounds, 'round')}: {why}."]
 
 

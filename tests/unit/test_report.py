@@ -550,6 +550,20 @@ def test_why_a_run_under_a_budget_ended_is_said(form, manual, rounds, why):
 
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)
+@pytest.mark.parametrize(
+    ("rounds", "why"),
+    [
+        (4, "no other fitted into --budget 60"),
+        (5, "more would not help, because arms whose ranks wait for each other's cores are not judged"),
+    ],
+)
+def test_a_run_under_a_budget_that_could_judge_nothing_says_so(form, rounds, why):
+    times = {"ddp": [5.0] * rounds, "mpi": [6.0] * rounds}
+    run = a_run(times, config={"rounds": 99, "budget_seconds": 60.0}, cores=1)
+    assert f"Ended after {rounds} rounds: {why}." in unfolded(shown(run, form))
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
 def test_how_far_an_arm_that_rounds_is_from_a_single_process_is_said_apart(form):
     def launch(arm, difference):
         return a_launch(arm, ranks=[a_rank(0, parity=[a_pass(differences=[difference])]), a_rank(1)])
