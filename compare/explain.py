@@ -61,7 +61,7 @@ def explain(run: Run, summary: Summary) -> list[Reason]:
 
 def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Reason]:
     launches = run.of(arm)
-    if _costs(own):
+    if _costs(own) and run.config.ranks > 1:  # with one rank nothing travels
         yield from _little_compute(launches, own)
         yield from _growth(launches, own)
     yield from _background(own)

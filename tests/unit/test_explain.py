@@ -145,6 +145,16 @@ def test_neither_is_named_where_neither_prevails():
     assert keys(a_measured_run({"ddp": EVEN})) == []
 
 
+@pytest.mark.parametrize("cause", ["little_compute", "latency", "bandwidth"])
+def test_of_one_rank_nothing_travels_so_collectives_are_no_reason(cause):
+    """What a library takes to find out that it is alone was timed all the same."""
+    pair = a_measured_run({"ddp": CAUSES[cause]})
+    launches = [msgspec.structs.replace(launch, ranks=launch.ranks[:1]) for launch in pair.launches]
+    alone = a_run({"ddp": [1.0]}, launches=launches, config={"ranks": 1})
+    assert (cause, "ddp") in keys(pair)
+    assert keys(alone) == []
+
+
 def test_no_split_without_a_sweep():
     """Memory that ranks share is not reached through the group, so the sweep says nothing of it."""
     launch = a_measured_launch("manual:mode=shared_memory", 1)
