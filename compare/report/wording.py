@@ -323,11 +323,15 @@ def _percent(estimate: Estimate | None) -> str:
 def _verdict(arm: ArmSummary) -> str:
     if arm.verdict is None:
         return "–"
-    if arm.verdict.n < FIRST_LOOK:
-        return f"unresolved: {arm.verdict.n} of {counted(FIRST_LOOK, 'round')}"
     said = describe(arm.verdict)
-    # How many rounds it would take stands under the table.
-    return said.partition(", ")[0] if arm.verdict.kind == "unresolved" else said
+    if arm.verdict.kind != "unresolved":
+        return said
+    said = said.partition(", ")[0]  # how many rounds it would take stands under the table
+    if arm.verdict.n >= FIRST_LOOK:
+        return said
+    so_far = f"{arm.verdict.n} of {counted(FIRST_LOOK, 'round')}"
+    # Of two or three rounds the interval is often one of factors: as good as none.
+    return f"{said} ({so_far})" if "±" in said else f"unresolved: {so_far}"
 
 
 def _factor(estimate: Estimate | None) -> str:

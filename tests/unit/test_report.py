@@ -377,9 +377,11 @@ def test_text_from_outside_is_shown_as_it_is(form):
 # ---- the terminal ----
 
 
+@pytest.mark.parametrize("rounds", [3, 4])
 @pytest.mark.parametrize("width", [60, 80, 100, 132, 200])
-def test_a_table_fits_its_terminal_and_still_shows_everything(width):
-    run = a_run(MEASURED, complete=False)
+def test_a_table_fits_its_terminal_and_still_shows_everything(width, rounds):
+    """Four rounds make the longest verdicts."""
+    run = a_run({arm: [*times, *times][:rounds] for arm, times in MEASURED.items()}, complete=False)
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
         console.print(RunTable(run, summarise(run)))
@@ -530,6 +532,22 @@ def test_what_too_few_rounds_leave_open_is_said_with_what_would_settle_it(form):
     text = unfolded(shown(a_run({"none": [4.0, 4.0], "ddp": [5.0, 5.1], "mpi": [9.0, 2.0]}), form))
     assert "unresolved: 2 of 5 rounds" in text
     assert "Fewer than 5 rounds settle no verdict: take --repeats 5, or a --budget." in text
+    assert "either way" not in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+@pytest.mark.parametrize(
+    ("mpi", "said"),
+    [
+        ([6.0], "unresolved: 1 of 5 rounds"),
+        ([6.0, 2.0], "unresolved: 2 of 5 rounds"),
+        ([6.0, 6.3, 5.9, 6.2], "unresolved: ±3.1 % (4 of 5 rounds)"),
+        ([6.0, 6.3, 5.9, 6.2, 6.1], "21 % slower [18, 24]"),
+    ],
+)
+def test_before_the_fifth_round_the_width_is_told_and_how_many_rounds_there_are(form, mpi, said):
+    text = unfolded(shown(a_run({"ddp": [5.0, 5.1, 5.0, 5.1, 5.0][: len(mpi)], "mpi": mpi}), form))
+    assert said in text
     assert "either way" not in text
 
 
