@@ -75,7 +75,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     communication_seconds: Estimate | None
     """Sync cost without the imbalance."""
     skew_seconds: Estimate | None
-    """Mean over the reference's steps of the largest minus the mean computing time over ranks."""
+    """Mean over the reference's steps, but for the slowest tenth, of the largest minus the mean computing
+    time over ranks."""
     blocked_seconds: Estimate | None
     """In the phase ``sync``; an arm that overlaps has its waiting in ``backward``."""
     forward_seconds: Estimate | None
@@ -87,7 +88,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     collective_seconds: Estimate | None
     """T_iso: a step's collectives alone, from a common start; mean over ranks."""
     hiding: Estimate | None
-    """H = 1 - E / T_iso: 1 is all hidden behind computation, below 0 is worse than no overlap."""
+    """H = 1 - E / T_iso: 1 is all hidden behind computation. E also holds copying, dividing and waiting, so
+    an arm that blocks is below 0, often far below."""
     algorithm_bandwidth: Estimate | None
     """algbw = gradient bytes / T_iso, in bytes a second."""
     bus_bandwidth: Estimate | None

@@ -669,7 +669,7 @@ def test_bandwidth_is_that_of_nccl_tests(ranks, reduced):
 
 @pytest.mark.parametrize(("step", "hidden"), [(5.0, 1.0), (5.1, 0.75), (5.4, 0.0), (5.8, -1.0), (4.8, 1.5)])
 def test_hiding_is_signed(step, hidden):
-    """T_R 5 ms and T_iso 0.4 ms: all of it hidden, a part, none, and an overlap that is worse than none."""
+    """T_R 5 ms and T_iso 0.4 ms: all of it hidden, a part, none, and a cost beyond the collectives."""
     launches = a_pair(1, [3, 3], [step] * 2, [5.0] * 2, collective_ns=[400_000])
     assert the_arm(launches).detail.hiding.mean == pytest.approx(hidden)
 
