@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from compare.stats import has_time_left, is_disturbed, verdicts
+from compare.stats import has_time_left, is_disturbed, is_oversubscribed, verdicts
 from compare.verdict import FIRST_LOOK
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def _goes_on(run: Run, rounds: int) -> bool:
 
 
 def is_settled(run: Run) -> bool:
-    """Whether every arm has a verdict that more rounds would not change."""
+    """Whether every arm has a verdict that more rounds would not change, or none will ever be shown."""
+    if is_oversubscribed(run):
+        return True
     found = verdicts(run, run.config.baseline).values()
     return all(verdict.kind != "unresolved" for verdict in found)
 

@@ -61,7 +61,7 @@ def explain(run: Run, summary: Summary) -> list[Reason]:
 
 def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Reason]:
     launches = run.of(arm)
-    if _costs(own):
+    if _costs(own) and run.config.ranks > 1:  # with one rank nothing travels
         yield from _little_compute(launches, own)
         yield from _growth(launches, own)
     yield from _background(own)
@@ -86,6 +86,11 @@ def _shows(estimate: Estimate | None, whole: float) -> bool:
 def _costs(own: ArmSummary) -> bool:
     step = own.step_seconds.mean
     return _shows(own.detail.exposed_seconds, step) or _shows(own.sync_seconds, step)
+
+
+def _collectives_matter(own: ArmSummary) -> bool:
+    alone = own.detail.collective_seconds
+    return alone is not None and alone.mean >= MATTERS * own.step_seconds.mean
 
 
 # ---- the causes ----
@@ -183,7 +188,10 @@ def _lower_end(values: Sequence[float], alpha: float) -> float:
 
 
 def _transports(run: Run, summary: Summary) -> Iterator[Reason]:
-    """On one host, some arms speak TCP to themselves while another shares memory, and is faster at it."""
+    """On one host, some arms speak TCP to themselves while another shares memory, and is faster for it.
+
+    Both at moving bytes and in a whole step: a way of the bytes that delays nobody is no reason for a cost.
+    """
     if len(run.hosts) > 1:
         return
     known = [
@@ -196,7 +204,8 @@ def _transports(run: Run, summary: Summary) -> Iterator[Reason]:
         return
     other, reached = max(sharing, key=lambda pair: pair[1].mean)
     for own, bandwidth in known:
-        if "TCP over lo" in own.transport and bandwidth.high < reached.low:
+        slower = bandwidth.high < reached.low and own.step_seconds.mean > other.step_seconds.mean
+        if "TCP over lo" in own.transport and slower and _costs(own) and _collectives_matter(own):
             evidence = {
                 "transport": own.transport,
                 "algorithm_bandwidth": bandwidth.mean,

@@ -75,7 +75,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     communication_seconds: Estimate | None
     """Sync cost without the imbalance."""
     skew_seconds: Estimate | None
-    """Mean over the reference's steps of the largest minus the mean computing time over ranks."""
+    """Mean over the reference's steps, but for the slowest tenth, of the largest minus the mean computing
+    time over ranks."""
     blocked_seconds: Estimate | None
     """In the phase ``sync``; an arm that overlaps has its waiting in ``backward``."""
     forward_seconds: Estimate | None
@@ -87,7 +88,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     collective_seconds: Estimate | None
     """T_iso: a step's collectives alone, from a common start; mean over ranks."""
     hiding: Estimate | None
-    """H = 1 - E / T_iso: 1 is all hidden behind computation, below 0 is worse than no overlap."""
+    """H = 1 - E / T_iso: 1 is all hidden behind computation. E also holds copying, dividing and waiting, so
+    an arm that blocks is below 0, often far below."""
     algorithm_bandwidth: Estimate | None
     """algbw = gradient bytes / T_iso, in bytes a second."""
     bus_bandwidth: Estimate | None
@@ -153,8 +155,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(run: Run) -> Summary:
     """Summarise the arms that have at least one finished launch, in the order they were named."""
-    ranks, cores = fullest_host(run)
-    oversubscribed = ranks * run.config.threads_per_rank > cores
+    oversubscribed = is_oversubscribed(run)
     found = {} if oversubscribed else verdicts(run, run.config.baseline)
     fastest = None if oversubscribed else _fastest(run)
     return Summary(
@@ -452,6 +453,12 @@ def fullest_host(run: Run) -> tuple[int, int]:
     cores = run.cores_by_host or [run.cores] * len(run.hosts)
     pairs = [(host.slots, own) for host, own in zip(run.hosts, cores, strict=True)]
     return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+def is_oversubscribed(run: Run) -> bool:
+    """Whether a host has more threads than cores: nothing is ranked there, so no verdict is ever shown."""
+    ranks, cores = fullest_host(run)
+    return ranks * run.config.threads_per_rank > cores
 
 
 def seconds_left(run: Run, now: float) -> float:

@@ -6,7 +6,9 @@ the very decisions that `judge` takes.
 * **One arm.** Paired t on the logarithms of the baseline's step time over the arm's, one value a round. On
   that scale swapping the two only changes the sign, and noise that grows with step time is even.
 * **Several arms.** Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6
-  (1979): the k-th smallest of K p-values is held against alpha / (K - k + 1) if all before it passed.
+  (1979): the k-th smallest of K p-values is held against alpha / (K - k + 1) if all before it passed. That
+  bounds the false differences of a run, not the misses of its intervals: each is at the level at which its
+  own arm was judged, and of three arms that clearly differ one at least is missed in 6 to 9 of 100 runs.
 * **Several looks.** The spending function of Lan & DeMets, "Discrete sequential boundaries for clinical
   trials", Biometrika 70 (1983), in its Pocock form, ln(1 + (e - 1) t), over the planned rounds. What a look
   may spend *is* its level: Bonferroni over looks. Boundaries that count on how looks hang together end a run
@@ -55,7 +57,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The ends of its interval; None where nothing can be told, as from a single round."""
     high: float | None
     level: float
-    """Confidence level of that interval, after Holm and after what this look may spend."""
+    """Confidence level of that interval alone, after Holm and after what this look may spend."""
     p: float
     """Two-sided, of no difference at all; for this arm and this look alone."""
     p_adjusted: float

@@ -204,14 +204,15 @@ def _why_ended(run: Run, summary: Summary, rounds: int) -> list[str]:
     if run.config.budget_seconds is None or not run.complete:
         return []
     judged = [arm.verdict for arm in summary.arms if arm.verdict]
-    if not judged:
-        why = "there is no verdict to settle"
-    elif rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged):
-        why = "every verdict was settled"
-    elif rounds == run.config.rounds:
+    settled = rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged)
+    if not settled and rounds == run.config.rounds:
         why = "--repeats allows no more"
-    else:
+    elif not settled:
         why = f"no other fitted into --budget {run.config.budget_seconds:g}"
+    elif summary.oversubscribed:
+        why = "more would not help, because arms whose ranks wait for each other's cores are not judged"
+    else:
+        why = "every verdict was settled" if judged else "there is no verdict to settle"
     return [f"Ended after {counted(rounds, 'round')}: {why}."]
 
 
@@ -322,11 +323,15 @@ def _percent(estimate: Estimate | None) -> str:
 def _verdict(arm: ArmSummary) -> str:
     if arm.verdict is None:
         return "–"
-    if arm.verdict.n < FIRST_LOOK:
-        return f"unresolved: {arm.verdict.n} of {counted(FIRST_LOOK, 'round')}"
     said = describe(arm.verdict)
-    # How many rounds it would take stands under the table.
-    return said.partition(", ")[0] if arm.verdict.kind == "unresolved" else said
+    if arm.verdict.kind != "unresolved":
+        return said
+    said = said.partition(", ")[0]  # how many rounds it would take stands under the table
+    if arm.verdict.n >= FIRST_LOOK:
+        return said
+    so_far = f"{arm.verdict.n} of {counted(FIRST_LOOK, 'round')}"
+    # Of two or three rounds the interval is often one of factors: as good as none.
+    return f"{said} ({so_far})" if "±" in said else f"unresolved: {so_far}"
 
 
 def _factor(estimate: Estimate | None) -> str:

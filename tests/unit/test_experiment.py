@@ -18,6 +18,7 @@ from compare.launching import Observer
 from compare.results import MachineUse, read_run
 from compare.run import carry_out
 from compare.stats import summarise
+from compare.verdict import FIRST_LOOK
 from tests.unit.factories import a_config, a_launch, a_rank, a_run
 
 ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
@@ -263,6 +264,20 @@ def test_a_round_that_a_budget_cuts_short_is_set_aside(monkeypatch, tmp_path, do
     assert run.complete
     assert (numbers(run.launches), numbers(run.set_aside)) == (counted, [3] if done == 3 else [])
     assert read_run(tmp_path) == run
+
+
+@pytest.mark.parametrize(("cores", "rounds"), [(2, 9), (1, FIRST_LOOK)])
+def test_a_budget_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds):
+    """The arms differ in turns: where ranks have cores of their own, that is never settled."""
+    times = {"ddp": [5.0, 9.0, 3.0, 8.0, 4.0] * 2, "mpi": [9.0, 5.0, 8.0, 3.0, 6.0] * 2}
+    for done in range(1, 10):
+        run = a_run(
+            {arm: own[:done] for arm, own in times.items()},
+            config={"rounds": 9, "budget_seconds": 1e6},
+            cores=cores,
+            complete=False,
+        )
+        assert (next_launch(run) is None) is (done >= rounds)
 
 
 def test_a_disturbed_round_counts_after_all_where_its_second_attempt_is_cut_short(monkeypatch, tmp_path):

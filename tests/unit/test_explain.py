@@ -87,6 +87,8 @@ CAUSES = {
     "bandwidth": {"step": 12.0, "alone": 2.0, "messages": [814_120], "bandwidth": 4e8},
     "straggler": {"slower": (0.0, 3.0)},
 }
+# It costs something, half by latency and half by bandwidth.
+EVEN = {"step": 12.0, "alone": 2.0, "messages": [MB], "latency": 1e-3, "bandwidth": 1e9}
 
 
 def test_where_nothing_is_the_matter_nothing_is_said():
@@ -112,7 +114,7 @@ def test_a_cause_brings_no_other_with_it(cause):
 def test_fewer_than_three_rounds_prove_nothing(cause, rounds):
     arms = {
         "background": {"ddp": {"step": 13.0, "reference": 12.9}, "manual": {}},
-        "transport": {"ddp": {}, "mpi": SHARING},
+        "transport": {"ddp": EVEN, "mpi": SHARING},
     }.get(cause) or {"ddp": CAUSES[cause], "manual": {}}
     control = 9.9 if cause == "background" else None
     assert keys(a_measured_run(arms, control=control, rounds=rounds)) == []
@@ -140,8 +142,17 @@ def test_bandwidth_tells_what_grows():
 
 
 def test_neither_is_named_where_neither_prevails():
-    even = {"step": 12.0, "alone": 2.0, "messages": [MB], "latency": 1e-3, "bandwidth": 1e9}
-    assert keys(a_measured_run({"ddp": even})) == []
+    assert keys(a_measured_run({"ddp": EVEN})) == []
+
+
+@pytest.mark.parametrize("cause", ["little_compute", "latency", "bandwidth"])
+def test_of_one_rank_nothing_travels_so_collectives_are_no_reason(cause):
+    """What a library takes to find out that it is alone was timed all the same."""
+    pair = a_measured_run({"ddp": CAUSES[cause]})
+    launches = [msgspec.structs.replace(launch, ranks=launch.ranks[:1]) for launch in pair.launches]
+    alone = a_run({"ddp": [1.0]}, launches=launches, config={"ranks": 1})
+    assert (cause, "ddp") in keys(pair)
+    assert keys(alone) == []
 
 
 def test_no_split_without_a_sweep():
@@ -228,17 +239,31 @@ SHARING = {"transport": "shared memory", "alone": 0.02}
 
 
 def test_tcp_on_one_host_is_named_beside_shared_memory_with_both_bandwidths():
-    run = a_measured_run({"ddp": {}, "mpi": SHARING})
+    run = a_measured_run({"ddp": EVEN, "mpi": SHARING})
     assert keys(run) == [("transport", "ddp")]
     text = said(run)
-    assert "transport: ddp moves 8.12 GB/s by TCP over lo, mpi 40.58 GB/s by shared memory" in text
+    assert "transport: ddp moves 0.50 GB/s by TCP over lo, mpi 40.58 GB/s by shared memory" in text
 
 
 def test_transport_is_no_reason_where_it_makes_no_difference_or_there_is_but_one():
-    assert keys(a_measured_run({"ddp": {}, "manual": {}})) == []
-    assert keys(a_measured_run({"ddp": {}, "mpi": SHARING | {"alone": 0.1}})) == []
-    far = a_measured_run({"ddp": {}, "mpi": SHARING}, hosts=[Host("a", 1), Host("b", 1)])
+    assert keys(a_measured_run({"ddp": EVEN, "manual": EVEN})) == []
+    assert keys(a_measured_run({"ddp": EVEN, "mpi": SHARING | {"messages": [8140]}})) == []
+    far = a_measured_run({"ddp": EVEN, "mpi": SHARING}, hosts=[Host("a", 1), Host("b", 1)])
     assert keys(far) == []
+
+
+@pytest.mark.parametrize(
+    ("tcp", "sharing"),
+    [
+        (EVEN | {"step": 9.9}, SHARING),  # all of it is hidden
+        (EVEN | {"alone": 0.5}, SHARING),  # whatever the cost is, it is not the bytes on their way
+        (EVEN, SHARING | {"step": 12.5, "reference": 12.4}),  # quicker for all that
+    ],
+    ids=["costs nothing", "collectives take little", "faster"],
+)
+def test_transport_is_no_reason_where_it_slows_nothing_down(tcp, sharing):
+    assert ("transport", "ddp") in keys(a_measured_run({"ddp": EVEN, "mpi": SHARING}))
+    assert keys(a_measured_run({"ddp": tcp, "mpi": sharing})) == []
 
 
 def disturbed(run, rounds):

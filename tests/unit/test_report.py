@@ -377,9 +377,11 @@ def test_text_from_outside_is_shown_as_it_is(form):
 # ---- the terminal ----
 
 
+@pytest.mark.parametrize("rounds", [3, 4])
 @pytest.mark.parametrize("width", [60, 80, 100, 132, 200])
-def test_a_table_fits_its_terminal_and_still_shows_everything(width):
-    run = a_run(MEASURED, complete=False)
+def test_a_table_fits_its_terminal_and_still_shows_everything(width, rounds):
+    """Four rounds make the longest verdicts."""
+    run = a_run({arm: [*times, *times][:rounds] for arm, times in MEASURED.items()}, complete=False)
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
         console.print(RunTable(run, summarise(run)))
@@ -535,6 +537,22 @@ def test_what_too_few_rounds_leave_open_is_said_with_what_would_settle_it(form):
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)
 @pytest.mark.parametrize(
+    ("mpi", "said"),
+    [
+        ([6.0], "unresolved: 1 of 5 rounds"),
+        ([6.0, 2.0], "unresolved: 2 of 5 rounds"),
+        ([6.0, 6.3, 5.9, 6.2], "unresolved: ±3.1 % (4 of 5 rounds)"),
+        ([6.0, 6.3, 5.9, 6.2, 6.1], "21 % slower [18, 24]"),
+    ],
+)
+def test_before_the_fifth_round_the_width_is_told_and_how_many_rounds_there_are(form, mpi, said):
+    text = unfolded(shown(a_run({"ddp": [5.0, 5.1, 5.0, 5.1, 5.0][: len(mpi)], "mpi": mpi}), form))
+    assert said in text
+    assert "either way" not in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+@pytest.mark.parametrize(
     ("manual", "rounds", "why"),
     [
         ([9.0, 9.1, 9.0, 9.2, 9.1], 99, "5 rounds: every verdict was settled"),
@@ -547,6 +565,20 @@ def test_why_a_run_under_a_budget_ended_is_said(form, manual, rounds, why):
     times = {"ddp": [5.0] * 5} | ({"manual": manual} if manual else {})
     run = a_run(times, config={"rounds": rounds, "budget_seconds": 60.0})
     assert f"Ended after {why}." in unfolded(shown(run, form))
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+@pytest.mark.parametrize(
+    ("rounds", "why"),
+    [
+        (4, "no other fitted into --budget 60"),
+        (5, "more would not help, because arms whose ranks wait for each other's cores are not judged"),
+    ],
+)
+def test_a_run_under_a_budget_that_could_judge_nothing_says_so(form, rounds, why):
+    times = {"ddp": [5.0] * rounds, "mpi": [6.0] * rounds}
+    run = a_run(times, config={"rounds": 99, "budget_seconds": 60.0}, cores=1)
+    assert f"Ended after {rounds} rounds: {why}." in unfolded(shown(run, form))
 
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)

@@ -400,6 +400,19 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     assert missed.mean() <= LIMIT  # at all looks together
 
 
+def test_each_interval_holds_at_its_own_level_and_all_of_a_run_together_at_none():
+    """Three clear differences: Holm's steps have levels of 5/3, 5/2 and 5 %, and their misses add up."""
+    means = np.array([0.3, 1.2, 3.0])
+    sample = verdict._Sample.over_rounds(experiments_with(means, 0.05, FIXED, arms=3))
+    none_yet = verdict._Settled.none((EXPERIMENTS, 3))
+    decision = verdict._decide(sample, ALPHA, math.log1p(MARGIN), none_yet)
+    assert decision.settled.different.all()
+    misses = np.abs(sample.mean - means) > decision.half_width
+    # The arm nearest to the baseline comes last in Holm's order, as good as always.
+    assert misses.mean(0) == pytest.approx([ALPHA, ALPHA / 2, ALPHA / 3], abs=0.008)
+    assert misses.any(-1).mean() > LIMIT
+
+
 @pytest.mark.parametrize(
     ("mean", "spread", "most_rounds"),
     [(math.log(2), 0.05, 5.1), (math.log(1.2), 0.05, 6.5), (math.log(1.1), 0.05, 9.5), (0.0, 0.005, 5.2)],
