@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
-from compare import oracle
-from compare.arms import Arm
+from backends.strategies.ddp import DDPReplica
+from compare import oracle, rank
+from compare.arms import Arm, parse_arm
 from compare.config import RunConfig
 from compare.oracle import Data, hash_parameters, prove, relative_difference
 from compare.parity import LIMITS, STEPS
@@ -147,6 +150,25 @@ def test_a_rank_that_does_not_lead_follows_the_first_step_alone(data):
 def test_a_large_model_takes_fewer_steps_only_where_it_may_be_brief(data, monkeypatch, brief, steps):
     monkeypatch.setattr(oracle, "_LARGE", 1000)
     assert proof(data, brief=brief).steps == steps
+
+
+@pytest.fixture
+def alone():
+    """A group of this process alone, in which torch's DDP can be made."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield SimpleNamespace(rank=0, world_size=1, device=CPU)
+    distributed.destroy_process_group()
+
+
+def test_even_the_fewest_steps_show_what_an_arm_compresses_from_a_later_step_on(data, monkeypatch, alone):
+    monkeypatch.setattr(oracle, "_LARGE", 1000)
+    arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
+    job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
+    guard = SimpleNamespace(note=lambda *_, **__: None)
+    (taken,) = rank._prove(job, DDPReplica, alone, data, guard)
+    assert taken.steps == 5
+    assert max(taken.differences[:2]) <= LIMITS["float64"]
+    assert min(taken.differences[2:]) > 1e-3
 
 
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])
