@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from compare.fairness import compare_conditions, unlike
+from compare.fairness import compare_conditions, own_ways, unlike
 from compare.null import assess
 from compare.stats import FOREIGN_LIMIT, fullest_host
 from compare.verdict import FIRST_LOOK, describe
@@ -161,6 +161,7 @@ def notes(run: Run, summary: Summary) -> list[str]:
         else "Without the control there is no sync cost."
     )
     return [
+        *_own_ways(run),
         *_against_itself(run),
         f"{means} {sync}",
         *_why_ended(run, summary, rounds),
@@ -169,6 +170,12 @@ def notes(run: Run, summary: Summary) -> list[str]:
         *_same_training(run, summary),
         *_as_in_one_process(run),
     ]
+
+
+def _own_ways(run: Run) -> list[str]:
+    """Name what backends do differently of themselves, so that nobody takes them for alike in it."""
+    names = [finding.item.partition(" in ")[0] for finding in own_ways(compare_conditions(run))]
+    return [f"Not alike by the arms' own ways: {', '.join(names)} (--detail)."] if names else []
 
 
 def _against_itself(run: Run) -> list[str]:
