@@ -156,7 +156,7 @@ _ITEMS = (
     _Item("parameter dtypes", "condition", _attested("parameter_dtypes")),
     _Item("input dtype", "condition", _attested("batch", "dtype")),
     _Item("batch size per rank", "condition", _attested("batch", "samples")),
-    _Item("passes per step", "condition", _passes),
+    _Item("passes per step", "condition", _passes, of_some=True),
     _Item("training samples", "condition", _attested("batch", "training_samples")),
     _Item("shard", "condition", _attested("batch", "shard"), of_rank=True),
     _Item("optimizer", "condition", _attested("optimizer")),
