@@ -206,6 +206,7 @@ _ITEMS = (
         ("bucket_cap_mb", "bucket_mb", "mode", "compression", "comm_hook"),
         of_nature=True,
         of_control=False,
+        of_some=True,  # what travels compressed cannot be told
     ),
     _Item(
         *("gradients as bucket views", "compared", _switch("gradient_as_bucket_view"), _COMPARED),
@@ -373,10 +374,12 @@ def _is_own_way(arms: list[Arm], seen: dict[str, list[list[str]]], item: _Item) 
     def asked(arm: Arm) -> bool:
         return any(name in arm.given for name in item.options)
 
+    first = {arm.label: seen[arm.label][0] for arm in arms}
+    known = [arm for arm in arms if not item.of_some or set(first[arm.label]) != {ABSENT}]
     return item.of_nature and any(
-        seen[one.label][0] != seen[other.label][0]
+        first[one.label] != first[other.label]
         and (one.backend != other.backend or not (asked(one) or asked(other)))
-        for one, other in combinations(arms, 2)
+        for one, other in combinations(known, 2)
     )
 
 

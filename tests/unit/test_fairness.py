@@ -493,6 +493,15 @@ def test_what_is_unlike_is_said_under_the_table(form):
     assert "NOT ALIKE" not in render(fair, summarise(fair), form)
 
 
+def test_messages_that_nobody_could_tell_are_no_others():
+    def untold(label, round_, rank, facts):
+        return {"message_bytes": []} if "fp16" in label else None
+
+    run = a_fair_run("mpi", "ddp:comm_hook=fp16", change=untold)
+    assert found(run)["messages in bytes"].kind == "alike"
+    assert "messages in bytes" not in names_of_own_ways(run)
+
+
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_what_backends_do_differently_by_themselves_is_named_under_the_table(form):
     run = a_fair_run("none", "ddp", "horovod")
