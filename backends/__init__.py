@@ -39,6 +39,9 @@ class Option:
     """False for a switch that, switched on, rules out gradient accumulation."""
     needs: tuple[str, str] | None = None
     """It means something only where this other option has this value, and is refused elsewhere."""
+    while_proven: OptionValue | None = None
+    """What it is set to while an arm is held against a single process, whatever the arm says: that takes
+    few steps, and what an option puts off until later would not be seen in them. None leaves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ BACKENDS: dict[str, Backend] = {
                     "first step that is compressed; within the warm-up, or both kinds of steps are timed",
                     least=2,  # DDP settles its buckets in the second step, and PowerSGD remembers them
                     needs=("comm_hook", "powersgd"),
+                    while_proven=2,
                 ),
             ),
         ),

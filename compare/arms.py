@@ -76,6 +76,15 @@ class Arm(msgspec.Struct, frozen=True):
         }
 
     @property
+    def options_while_proven(self) -> dict[str, OptionValue]:
+        """The options with which the arm is held against a single process: nothing is put off until later."""
+        return self.options | {
+            option.name: option.while_proven
+            for option in BACKENDS[self.backend].options
+            if option.while_proven is not None
+        }
+
+    @property
     def environment(self) -> dict[str, str]:
         """What is set in the environment of this arm's ranks alone."""
         return {

@@ -11,6 +11,7 @@ An item that no rank attests is not compared, and is not in the answer.
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -39,6 +40,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What each arm attests, by its label; where its ranks or rounds differ, each of them."""
     why: str
     """What explains it, or what it does to the comparison; empty where there is nothing to explain."""
+    own_way: bool = False
+    """Unlike between arms by what their backends do of themselves: no option of the user's asked for it."""
 
 
 def compare_conditions(run: Run) -> list[Finding]:
@@ -61,6 +64,11 @@ def unlike(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.kind == "unlike"]
 
 
+def own_ways(findings: Iterable[Finding]) -> list[Finding]:
+    """Return what backends do differently of themselves, and what nobody asked them to."""
+    return [finding for finding in findings if finding.own_way]
+
+
 # ---- what is looked at ----
 
 
@@ -75,6 +83,8 @@ class _Item(NamedTuple):
     """What a difference between arms means."""
     options: tuple[str, ...] = ()
     """Options of arms that declare a difference."""
+    of_nature: bool = False
+    """Whether backends differ in it by themselves, in a way that their names do not tell."""
     of_control: bool = True
     """Whether the control has it; it does not communicate."""
     of_rank: bool = False
@@ -114,12 +124,28 @@ def _compression_if_attested(rank: RankResult) -> Any:
     return _compression(rank) if _attested("replica")(rank) else None
 
 
+def _switch(name: str) -> Callable[[RankResult], Any]:
+    """Read a switch of one backend's: off in the others, which do nothing of the kind."""
+
+    def read(rank: RankResult) -> Any:
+        replica = _attested("replica")(rank)
+        return bool(replica.get(name)) if replica else None
+
+    return read
+
+
+def _passes(rank: RankResult) -> Any:
+    own = _attested("replica", "backward_passes_per_step")(rank)
+    return own or _attested("replica", "passes_per_step")(rank)
+
+
 def _trained_steps(rank: RankResult) -> int:
     return sum(block.steps for block in rank.blocks if block.mode == "training")
 
 
 _OF_HOST = "their ranks reach each other in different ways, a rank alone on its host by no shared memory"
-_COMPARED = "belongs to the backend or its options: this is what is compared"
+_WHAT_IS_COMPARED = "this is what is compared"
+_COMPARED = f"belongs to the backend or its options: {_WHAT_IS_COMPARED}"
 _ITEMS = (
     _Item("device", "condition", _attested("device")),
     _Item("host", "condition", lambda rank: rank.host, of_rank=True),
@@ -130,6 +156,7 @@ _ITEMS = (
     _Item("parameter dtypes", "condition", _attested("parameter_dtypes")),
     _Item("input dtype", "condition", _attested("batch", "dtype")),
     _Item("batch size per rank", "condition", _attested("batch", "samples")),
+    _Item("passes per step", "condition", _passes, of_some=True),
     _Item("training samples", "condition", _attested("batch", "training_samples")),
     _Item("shard", "condition", _attested("batch", "shard"), of_rank=True),
     _Item("optimizer", "condition", _attested("optimizer")),
@@ -148,20 +175,57 @@ _ITEMS = (
     _Item(
         *("transport", "confounder", _transport),
         "comes with the backend: part of a difference in speed may be the transport's, not the library's",
+        ("process_group", "controller", "mode"),
+        of_nature=True,
         of_control=False,
         of_host=True,
     ),
     _Item("library", "compared", _attested("group", "library"), _COMPARED, of_control=False),
     _Item("controller", "compared", _attested("group", "controller"), _COMPARED, of_control=False),
-    _Item("buckets in bytes", "compared", _attested("replica", "bucket_bytes"), _COMPARED, of_control=False),
-    _Item("fusion in bytes", "compared", _attested("group", "fusion_bytes"), _COMPARED, of_control=False),
+    _Item(
+        *("buckets in bytes", "compared", _attested("replica", "bucket_bytes"), _COMPARED),
+        ("bucket_cap_mb", "bucket_mb", "mode"),
+        of_nature=True,
+        of_control=False,
+    ),
+    _Item(
+        *("fusion in bytes", "compared", _attested("group", "fusion_bytes"), _COMPARED),
+        ("env.HOROVOD_FUSION_THRESHOLD",),
+        of_nature=True,
+        of_control=False,
+    ),
     _Item(
         *("cycle time in ms", "compared", _attested("group", "cycle_milliseconds"), _COMPARED),
+        ("env.HOROVOD_CYCLE_TIME",),
+        of_nature=True,
         of_control=False,
     ),
     _Item("autotune", "compared", _attested("group", "autotune"), _COMPARED, of_control=False),
     _Item(
         *("messages in bytes", "compared", lambda rank: rank.message_bytes or None, _COMPARED),
+        ("bucket_cap_mb", "bucket_mb", "mode", "compression", "comm_hook"),
+        of_nature=True,
+        of_control=False,
+        of_some=True,  # what travels compressed cannot be told
+    ),
+    _Item(
+        *("gradients as bucket views", "compared", _switch("gradient_as_bucket_view"), _COMPARED),
+        ("gradient_as_bucket_view",),
+        of_control=False,
+    ),
+    _Item(
+        *("static graph", "compared", _switch("static_graph"), _COMPARED),
+        ("static_graph",),
+        of_control=False,
+    ),
+    _Item(
+        *("PowerSGD rank", "compared", _attested("replica", "powersgd_rank"), _COMPARED),
+        ("comm_hook", "powersgd_rank"),
+        of_control=False,
+    ),
+    _Item(
+        *("PowerSGD start", "compared", _attested("replica", "powersgd_start"), _COMPARED),
+        ("comm_hook", "powersgd_start"),
         of_control=False,
     ),
 )
@@ -258,7 +322,8 @@ def _judge(run: Run, arms: list[Arm], item: _Item) -> Finding | None:
     values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
     hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
     kind, why = _classify(asked, seen, hosts, item)
-    return Finding(item=item.name, role=item.role, kind=kind, values=values, why=why)
+    own = kind == "declared" and _is_own_way(asked, seen, item)
+    return Finding(item=item.name, role=item.role, kind=kind, values=values, why=why, own_way=own)
 
 
 def _unread(arms: list[Arm], item: _Item) -> Finding:
@@ -284,7 +349,7 @@ def _classify(
         apart = [arm.label for arm in arms if len(set(first[arm.label])) > 1] if item.of_host else []
         return ("declared", f"hosts of {', '.join(apart)} differ: {_OF_HOST}") if apart else ("alike", "")
     if item.role != "condition":
-        return "declared", item.why
+        return "declared", _why_compared(arms, seen, item)
     by_option = {arm.label: name for arm in arms if (name := _declaring(arm, first[arm.label], item))}
     # What no option explains must still agree, and be what those arms were asked for by default.
     rest = [arm for arm in arms if arm.label not in by_option]
@@ -293,6 +358,29 @@ def _classify(
         names = [name for name in item.options if name in by_option.values()]
         return "declared", f"by the arms' option {', '.join(names)}: {item.why}"
     return "unlike", item.why or "the arms did not run under the same conditions"
+
+
+def _why_compared(arms: list[Arm], seen: dict[str, list[list[str]]], item: _Item) -> str:
+    """Name the options that ask for what is compared, where nothing but them makes arms unlike."""
+    given = [name for name in item.options if any(name in arm.given for arm in arms)]
+    if item.role != "compared" or not given or _is_own_way(arms, seen, item):
+        return item.why
+    return f"by the arms' option {', '.join(given)}: {_WHAT_IS_COMPARED}"
+
+
+def _is_own_way(arms: list[Arm], seen: dict[str, list[list[str]]], item: _Item) -> bool:
+    """Whether two arms are unlike that are of different backends, or neither of which asked for it."""
+
+    def asked(arm: Arm) -> bool:
+        return any(name in arm.given for name in item.options)
+
+    first = {arm.label: seen[arm.label][0] for arm in arms}
+    known = [arm for arm in arms if not item.of_some or set(first[arm.label]) != {ABSENT}]
+    return item.of_nature and any(
+        first[one.label] != first[other.label]
+        and (one.backend != other.backend or not (asked(one) or asked(other)))
+        for one, other in combinations(known, 2)
+    )
 
 
 def _declaring(arm: Arm, ranks: list[str], item: _Item) -> str | None:

@@ -97,6 +97,7 @@ def prove(
         hash=outcome.hash,
         share_of_first_update=_finite(outcome.first_update.share),
         error_of_first_update=_finite(outcome.first_update.error),
+        error_of_whole_update=_finite(outcome.whole_update.error),
         differences=[_finite(difference) for difference in outcome.differences],
         seconds=time.monotonic() - begun,
     )
@@ -156,9 +157,10 @@ class _Oracle:
 
     @torch.no_grad()
     def hold_against_update(self, found: nn.Module) -> _Update:
-        """Hold the update that another model has made, from the same start, against the oracle's.
+        """Hold what another model has moved, from the same start, against what the oracle has.
 
-        Asked once, after the first step.
+        Raises:
+            ValueError: the start is forgotten.
         """
         along, apart, whole = 0.0, 0.0, 0.0
         for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
@@ -166,14 +168,19 @@ class _Oracle:
             along += float(torch.dot((f - s).flatten(), right))
             apart += float(torch.dot(wrong, wrong))
             whole += float(torch.dot(right, right))
-        self._start.clear()
         return _Update(along / whole, math.sqrt(apart / whole)) if whole else _Update(math.nan, math.nan)
+
+    def forget_start(self) -> None:
+        """Give back the memory of a model, where no other update will be held against it."""
+        self._start.clear()
 
 
 class _Outcome(NamedTuple):
     steps: int
     hash: str
     first_update: _Update
+    whole_update: _Update
+    """All steps together; not a number on ranks that do not lead."""
     differences: list[float]
 
 
@@ -199,7 +206,8 @@ def _follow(
     replica.accumulate(config.accumulate)
     own = batches(replica.shard, config)
     differences: list[float] = []
-    first_update, seconds = _Update(math.nan, math.nan), 0.0
+    first_update = whole_update = _Update(math.nan, math.nan)
+    seconds = 0.0
     for step in range(steps):
         note(seconds)
         begun = time.monotonic()
@@ -209,8 +217,12 @@ def _follow(
             differences.append(relative_difference(replica.model, oracle.model))
         if step == 0:
             first_update = oracle.hold_against_update(replica.model)
+        if not leads:
+            oracle.forget_start()
         seconds = time.monotonic() - begun
-    return _Outcome(steps, hash_parameters(replica.model), first_update, differences)
+    if leads:
+        whole_update = oracle.hold_against_update(replica.model)
+    return _Outcome(steps, hash_parameters(replica.model), first_update, whole_update, differences)
 
 
 def _finite(number: float) -> float | None:

@@ -142,12 +142,17 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
 def _prove(
     job: Job, make_replica: type[Replica], group: Group, training_set: Data, guard: Guard
 ) -> list[ParityPass]:
-    """Train a little beside a single process, before anything is measured; not in the control."""
+    """Train a little beside a single process, before anything is measured; not in the control.
+
+    An option that puts something off is set as the registry says (``while_proven``): a pass is short, and
+    must see what the measured steps do.
+    """
     if not job.arm.synchronises:
         return []
+    options = job.arm.options_while_proven
 
     def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
-        return make_replica(model, make_optimizer, group, job.arm.options)
+        return make_replica(model, make_optimizer, group, options)
 
     def note(step_seconds: float) -> None:
         # Rank 0 may take as many times longer as there are ranks, and the others wait for it.

@@ -104,6 +104,9 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
     error_of_first_update: float | None = None
     """How far this rank's first update is from the single process's, over the size of that (Euclidean norms
     over all parameters). None where it is not a number, and in results that are older than this field."""
+    error_of_whole_update: float | None = None
+    """The same of what all steps together have moved: 1 is as far off as not to have trained at all. None
+    on ranks other than 0 as well."""
     differences: list[float | None]
     """Relative difference of the parameters from the single process's after each step; on ranks other
     than 0 after the first alone. None where it is not a number."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
+from compare.parity import LIMITS, pass_of
 from compare.verdict import FIRST_LOOK, Look, Verdict, judge
 
 if TYPE_CHECKING:
@@ -103,6 +104,18 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that computed longest, by the reference where there is one."""
 
 
+class Parity(msgspec.Struct, frozen=True, kw_only=True):
+    """How near to a single process an arm trained before its launches, as rank 0 found in float64."""
+
+    outcome: Literal["passed", "failed", "exempt", "none"]
+    """``exempt``: it rounds or compresses by its own choice. ``none``: not every launch brought a pass, and
+    the control's never do. A launch that failed is in no run as it was written."""
+    steps: int | None = None
+    """The fewest of any launch."""
+    difference: float | None = None
+    """The largest relative difference that any launch ended with; None where one is no number."""
+
+
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One arm of a run. What cannot be told yet, without the control say, is None."""
 
@@ -129,6 +142,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """None where the training has diverged."""
     final_hash: str | None
     """Hash of the trained parameters where all ranks and launches agree."""
+    parity: Parity
+    """What stands behind its being the same training as the others'."""
     peak_memory_bytes: int
     """The largest of any rank."""
     start_up_seconds: Estimate
@@ -293,6 +308,7 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
         accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
         test_loss=_mean_loss(ranks, samples),
         final_hash=hashes.pop() if len(hashes) == 1 else None,
+        parity=_parity(arm, launches),
         peak_memory_bytes=max(rank.peak_memory_bytes for launch in launches for rank in launch.ranks),
         start_up_seconds=Estimate.of(
             max(r.moments.first_step_done for r in launch.ranks) for launch in launches
@@ -300,6 +316,22 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
         foreign_share=Estimate.of(map(foreign_share, launches)),
         detail=_detail(run, arm, control),
         fastest=fastest,
+    )
+
+
+def _parity(arm: Arm, launches: list[Launch]) -> Parity:
+    passes = [taken for launch in launches if (taken := pass_of(launch.ranks[0], "float64"))]
+    if len(passes) < len(launches):
+        return Parity(outcome="none")
+    ends = [taken.differences[-1] if taken.differences else None for taken in passes]
+    numbers = [end for end in ends if end is not None]
+    worst = max(numbers) if len(numbers) == len(ends) else None
+    near = worst is not None and worst <= LIMITS["float64"]
+    outcome: Literal["passed", "failed", "exempt"] = "passed" if near else "failed"
+    return Parity(
+        outcome=outcome if arm.exact else "exempt",
+        steps=min(taken.steps for taken in passes),
+        difference=worst,
     )
 
 

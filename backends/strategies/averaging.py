@@ -54,6 +54,7 @@ class AveragingReplica(LocalReplica):
     def attest(self) -> Facts:
         return {
             "reduce_op": "sum, then divided by the number of ranks",
+            "passes_per_step": self.passes_per_step,
             "mode": self.mode,
             "message_bytes": self.averager.message_bytes(),
             **self.averager.attest(),

@@ -74,6 +74,7 @@ class DDPReplica(LocalReplica):
         hook = str(seen.get("comm_hook") or "none")
         return {
             "reduce_op": "mean",
+            "passes_per_step": self.passes_per_step,
             "bucket_cap_bytes": seen["bucket_cap_bytes"],
             "bucket_bytes": _sizes(seen.get("rebuilt_bucket_sizes") or seen["bucket_sizes"]),
             "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),

@@ -38,7 +38,7 @@ class LocalReplica(Replica):
         self.optimizer.zero_grad()
 
     def attest(self) -> Facts:
-        return {"reduce_op": "none"}
+        return {"reduce_op": "none", "passes_per_step": self.passes_per_step}
 
     def collectives(self) -> Collectives | None:
         return Collectives((), lambda: None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.stats import Detail, Estimate
+from compare.stats import Detail, Estimate, Parity
 
 if TYPE_CHECKING:
     from compare.results import Run
@@ -37,6 +37,8 @@ def _flat(value: ArmSummary | Detail, prefix: str = "") -> dict[str, object]:
         name = f"{prefix}{field.name}"
         if isinstance(found, Detail):
             row |= _flat(found, "detail_")
+        elif isinstance(found, Parity):
+            row |= {name: found.outcome, f"{name}_steps": found.steps, f"{name}_difference": found.difference}
         elif field.name == "verdict":
             fields = msgspec.structs.asdict(found) if found else {}
             row |= {"verdict": fields.get("kind")}

@@ -49,11 +49,9 @@ def _cell(gate: Gate | None) -> str:
         return "–"
     if gate.outcome == "exempt":
         return "exempt" if gate.figure is None else f"{_figure(gate.figure)} lossy"
-    if gate.limit is None:
-        return "alike" if gate.outcome == "passed" else "FAILED"
-    if gate.outcome == "passed":
-        return _figure(gate.figure)
-    return "FAILED" if gate.figure is None else f"{_figure(gate.figure)} FAILED"
+    if gate.outcome == "failed":
+        return "FAILED" if gate.figure is None else f"{_figure(gate.figure)} FAILED"
+    return "alike" if gate.limit is None else _figure(gate.figure)
 
 
 def _figure(difference: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from compare.fairness import compare_conditions, unlike
+from compare.fairness import compare_conditions, own_ways, unlike
 from compare.null import assess
 from compare.stats import FOREIGN_LIMIT, fullest_host
 from compare.verdict import FIRST_LOOK, describe
@@ -161,14 +161,21 @@ def notes(run: Run, summary: Summary) -> list[str]:
         else "Without the control there is no sync cost."
     )
     return [
+        *_own_ways(run),
         *_against_itself(run),
         f"{means} {sync}",
         *_why_ended(run, summary, rounds),
         *_noise(summary),
         *_unresolved(summary),
         *_same_training(run, summary),
-        *_as_in_one_process(run),
+        *_as_in_one_process(run, summary),
     ]
+
+
+def _own_ways(run: Run) -> list[str]:
+    """Name what backends do differently of themselves, so that nobody takes them for alike in it."""
+    names = [finding.item.partition(" in ")[0] for finding in own_ways(compare_conditions(run))]
+    return [f"Not alike by the arms' own ways: {', '.join(names)} (--detail)."] if names else []
 
 
 def _against_itself(run: Run) -> list[str]:
@@ -273,28 +280,44 @@ def _of_exact(hashes: dict[str, str | None], whose: str) -> list[str]:
     ]
 
 
-def _as_in_one_process(run: Run) -> list[str]:
+def _as_in_one_process(run: Run, summary: Summary) -> list[str]:
     """Say how near to a single process the launches were, as rank 0 found; the others had its very hash."""
-    exact: dict[str, float] = {}
-    lossy: dict[str, float] = {}
-    steps = []
-    for arm in run.config.arms:
-        passes = [p for launch in run.of(arm) for p in launch.ranks[0].parity if p.kind == "float64"]
-        ends = [end for end in (p.differences[-1] for p in passes) if end is not None]
-        if ends:
-            (exact if arm.exact else lossy)[arm.label] = max(ends)
-            steps += [p.steps for p in passes]
-    if not steps:
+    proven = {arm.arm: arm.parity for arm in summary.arms if arm.parity.steps is not None}
+    if not proven:
         return []
+    steps = min(parity.steps or 0 for parity in proven.values())
     begin = (
-        f"Before training, every arm took {min(steps)} float64 steps beside a single process that saw all "
-        "ranks' samples"
+        f"Before training, {_who(run, summary, list(proven))} took {steps} float64 steps beside a single "
+        "process that saw all ranks' samples"
     )
+    exact = {arm: parity for arm, parity in proven.items() if parity.outcome != "exempt"}
+    lossy = {arm: parity for arm, parity in proven.items() if parity.outcome == "exempt"}
+    near = _near([parity.difference for parity in exact.values()])
     if not lossy:
-        return [f"{begin}, and ended within {max(exact.values()):.0e} of it."]
-    said = [f"{', '.join(exact)} ended within {max(exact.values()):.0e} of it"] if exact else []
-    said += [f"{arm}, which changes the arithmetic, {end:.0e} away" for arm, end in lossy.items()]
+        return [f"{begin}, and ended {near}."]
+    said = [f"{', '.join(exact)} ended {near}"] if exact else []
+    said += [
+        f"{arm}, which changes the arithmetic, {_away(parity.difference)} away"
+        for arm, parity in lossy.items()
+    ]
     return [f"{begin}: {'; '.join(said)}."]
+
+
+def _who(run: Run, summary: Summary, proven: list[str]) -> str:
+    """Name the arms that brought a pass, but for where all did of which one could be asked."""
+    if len(proven) == len(summary.arms):
+        return "every arm"
+    asked = [arm.label for arm in run.config.arms if arm.synchronises and run.of(arm)]
+    return "every arm that synchronises" if proven == asked else ", ".join(proven)
+
+
+def _near(differences: list[float | None]) -> str:
+    numbers = [difference for difference in differences if difference is not None]
+    return f"within {max(numbers):.0e} of it" if len(numbers) == len(differences) and numbers else "elsewhere"
+
+
+def _away(difference: float | None) -> str:
+    return "no number" if difference is None else f"{difference:.0e}"
 
 
 def _short(value: str | None) -> str:

@@ -54,6 +54,7 @@ def a_pass(**changes: Any) -> ParityPass:
         "hash": TRAINED,
         "share_of_first_update": 1.0,
         "error_of_first_update": 0.0,
+        "error_of_whole_update": 0.0,
         "differences": [2e-16] * 20,
         "seconds": 0.25,
     }

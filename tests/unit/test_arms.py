@@ -121,6 +121,13 @@ def test_an_arm_says_how_far_from_the_mean_its_gradients_may_be(text, tolerance)
     assert arm.exact is (tolerance == 0)
 
 
+def test_what_an_option_puts_off_is_not_put_off_while_the_arm_is_proven():
+    arm = parse_arm("ddp:comm_hook=powersgd:powersgd_rank=4:powersgd_start=25")
+    assert arm.options["powersgd_start"] == 25
+    assert arm.options_while_proven == arm.options | {"powersgd_start": 2}
+    assert parse_arm("horovod").options_while_proven == parse_arm("horovod").options
+
+
 def test_only_the_control_does_not_synchronise():
     assert [name for name in BACKENDS if not Arm(name).synchronises] == ["none"]
 

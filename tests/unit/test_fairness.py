@@ -7,7 +7,7 @@ import copy
 import msgspec
 import pytest
 
-from compare.fairness import compare_conditions, unlike
+from compare.fairness import compare_conditions, own_ways, unlike
 from compare.hostfile import Host
 from compare.launch.environment import library_settings
 from compare.report import render
@@ -284,6 +284,78 @@ def test_a_variable_that_did_not_reach_its_arm_as_declared_is_found():
     assert names_of_unlike(a_fair_run("ddp", arm, change=change)) == ["GLOO_SOCKET_MODE"]
 
 
+OF_DDP = {
+    "gradients as bucket views": ("gradient_as_bucket_view", True),
+    "static graph": ("static_graph", True),
+    "PowerSGD rank": ("powersgd_rank", 4),
+    "PowerSGD start": ("powersgd_start", 25),
+}
+
+
+@pytest.mark.parametrize("item", OF_DDP)
+def test_what_an_option_of_ddp_makes_different_is_among_what_is_compared(item):
+    option, value = OF_DDP[item]
+    needed = "comm_hook=powersgd:" if option.startswith("powersgd") else ""
+    arm = f"ddp:{needed}{option}={str(value).lower()}"
+
+    def change(label, round_, rank, facts):
+        facts["replica"]["comm_hook"] = "powersgd" if label == arm and needed else "none"
+        if label == arm:
+            facts["replica"][option] = value
+
+    run = a_fair_run("none", "ddp", "mpi", arm, change=change)
+    assert names_of_unlike(run) == []
+    finding = found(run)[item]
+    assert (finding.role, finding.kind) == ("compared", "declared")
+    assert finding.values[arm] == ("on" if value is True else str(value))
+    assert finding.values["ddp"] == finding.values["mpi"]
+    assert "by the arms' option" in finding.why
+    assert option in finding.why
+    assert not finding.own_way
+
+
+@pytest.mark.parametrize(
+    ("arm", "key"),
+    [("none", "passes_per_step"), ("mpi", "passes_per_step"), ("horovod", "backward_passes_per_step")],
+)
+def test_other_passes_in_a_step_are_found(arm, key):
+    def change(label, round_, rank, facts):
+        facts["replica"]["passes_per_step"] = 1
+        if label == arm:
+            facts["replica"][key] = 2
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["passes per step"]
+
+
+def test_results_in_which_horovod_alone_attested_its_passes_are_no_less_alike():
+    def change(label, round_, rank, facts):
+        if label == "horovod":
+            facts["replica"]["backward_passes_per_step"] = 1
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == []
+
+
+def names_of_own_ways(run):
+    return [finding.item for finding in own_ways(compare_conditions(run))]
+
+
+def test_what_backends_do_differently_by_themselves_is_told_from_what_options_ask_for():
+    def other_buckets(label, round_, rank, facts):
+        if label == "ddp:bucket_cap_mb=1":
+            facts["replica"]["bucket_bytes"] = [400_000, 414_120]
+
+    assert names_of_own_ways(a_fair_run("none", "ddp")) == []
+    assert names_of_own_ways(a_fair_run("none", "ddp", "horovod")) == [
+        *("buckets in bytes", "fusion in bytes", "cycle time in ms")
+    ]
+    assert names_of_own_ways(a_fair_run("horovod", "mpi"))[0] == "transport"
+    run = a_fair_run("ddp", "ddp:bucket_cap_mb=1", change=other_buckets)
+    assert names_of_own_ways(run) == []
+    assert found(run)["buckets in bytes"].why == "by the arms' option bucket_cap_mb: this is what is compared"
+    run = a_fair_run("mpi", "ddp:bucket_cap_mb=1", change=other_buckets)
+    assert "buckets in bytes" in names_of_own_ways(run)
+
+
 def test_buckets_that_differ_between_rounds_of_one_arm_are_found():
     def change(arm, round_, rank, facts):
         if arm == "ddp":
@@ -419,6 +491,24 @@ def test_what_is_unlike_is_said_under_the_table(form):
     assert "NOT ALIKE: threads (none 1; ddp 1; horovod 1; mpi 2)" in text
     fair = a_fair_run(*EVERY_ARM)
     assert "NOT ALIKE" not in render(fair, summarise(fair), form)
+
+
+def test_messages_that_nobody_could_tell_are_no_others():
+    def untold(label, round_, rank, facts):
+        return {"message_bytes": []} if "fp16" in label else None
+
+    run = a_fair_run("mpi", "ddp:comm_hook=fp16", change=untold)
+    assert found(run)["messages in bytes"].kind == "alike"
+    assert "messages in bytes" not in names_of_own_ways(run)
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_what_backends_do_differently_by_themselves_is_named_under_the_table(form):
+    run = a_fair_run("none", "ddp", "horovod")
+    text = render(run, summarise(run), form)
+    assert "Not alike by the arms' own ways: buckets, fusion, cycle time (--detail)." in text
+    run = a_fair_run("none", "ddp", "ddp:static_graph=true")
+    assert "own ways" not in render(run, summarise(run), form)
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
-from compare import oracle
-from compare.arms import Arm
+from backends.strategies.ddp import DDPReplica
+from compare import oracle, rank
+from compare.arms import Arm, parse_arm
 from compare.config import RunConfig
 from compare.oracle import Data, hash_parameters, prove, relative_difference
-from compare.parity import LIMITS, STEPS
+from compare.parity import LIMITS, STEPS, judge
+from tests.unit.factories import a_rank
 
 CPU = torch.device("cpu")
 
@@ -80,6 +84,14 @@ def data():
     return Data(torch.randn(200, 784, generator=generator), torch.randint(10, (200,), generator=generator))
 
 
+@pytest.fixture
+def alone():
+    """A group of this process alone, in which torch's DDP can be made."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield SimpleNamespace(rank=0, world_size=1, device=CPU)
+    distributed.destroy_process_group()
+
+
 def a_config(**changes):
     return RunConfig(**{"arms": (Arm("ddp"),), "ranks": 1, "seed": 3} | changes)
 
@@ -117,11 +129,45 @@ def test_what_a_step_leaves_over_shows_in_the_next(data):
     assert taken.differences[1] > 1e6 * LIMITS["float64"]
 
 
+def test_how_far_all_steps_together_have_led_is_told_by_the_rank_that_leads(data):
+    right, doubled, stands = (proof(data, replica) for replica in (Replica, Doubles, NeverSteps))
+    assert right.error_of_whole_update == pytest.approx(0, abs=1e-9)
+    assert doubled.error_of_whole_update > 0.5
+    assert stands.error_of_whole_update == pytest.approx(1, abs=1e-9)
+    assert proof(data, leads=False).error_of_whole_update is None
+
+
+class ForgetsGradients(DDPReplica):
+    def step(self):
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("arm", ["ddp:comm_hook=fp16", "ddp:comm_hook=powersgd"])
+def test_what_is_lossy_stays_apart_from_what_is_wrong(data, monkeypatch, alone, arm, large):
+    """The limit lies between them, whatever the length of the pass."""
+    if large:
+        monkeypatch.setattr(oracle, "_LARGE", 1000)
+    options = parse_arm(arm).options_while_proven
+
+    def gate_of(strategy):
+        def make(model, make_optimizer):
+            return strategy(model, make_optimizer, alone, options)
+
+        taken = proof(data, make, brief=True, model="mlp:784-256-10")
+        gates = judge(parse_arm(arm), [a_rank(0, parity=[taken])])
+        return gates[0].outcome
+
+    assert gate_of(DDPReplica) == "exempt"
+    assert gate_of(ForgetsGradients) == "failed"
+
+
 def test_numbers_that_are_none_are_none(data):
     taken = proof(data, Diverges)
     assert taken.differences == [None] * STEPS
     assert taken.share_of_first_update is None
     assert taken.error_of_first_update is None
+    assert taken.error_of_whole_update is None
 
 
 def test_the_learning_rate_of_the_run_can_neither_hide_a_fault_nor_cause_one(data):
@@ -147,6 +193,17 @@ def test_a_rank_that_does_not_lead_follows_the_first_step_alone(data):
 def test_a_large_model_takes_fewer_steps_only_where_it_may_be_brief(data, monkeypatch, brief, steps):
     monkeypatch.setattr(oracle, "_LARGE", 1000)
     assert proof(data, brief=brief).steps == steps
+
+
+def test_even_the_fewest_steps_show_what_an_arm_compresses_from_a_later_step_on(data, monkeypatch, alone):
+    monkeypatch.setattr(oracle, "_LARGE", 1000)
+    arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
+    job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
+    guard = SimpleNamespace(note=lambda *_, **__: None)
+    (taken,) = rank._prove(job, DDPReplica, alone, data, guard)
+    assert taken.steps == 5
+    assert max(taken.differences[:2]) <= LIMITS["float64"]
+    assert min(taken.differences[2:]) > 1e-3
 
 
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])

@@ -133,6 +133,32 @@ def test_an_arm_that_rounds_may_round_its_first_update_and_no_more(error, outcom
     assert [gate.outcome for gate in gates if gate.name == "float64"] == [outcome]
 
 
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("error", "outcome", "said"),
+    [
+        (0.7, "exempt", ""),
+        (1.2, "failed", "is 1.2 times its size away"),
+        (None, "failed", "is no number away"),
+    ],
+)
+def test_an_arm_that_rounds_may_not_end_where_no_training_would(error, outcome, said, kind):
+    """PowerSGD is 0.7 away by its own choice, and 1.2 with gradients that are never set to nought."""
+    both = [a_pass(kind=k, error_of_whole_update=error if k == kind else 0.1) for k in ("float64", "float32")]
+    gates = judge(Arm("ddp", {"comm_hook": "powersgd"}), [a_rank(0, parity=both)], "whole")
+    (gate,) = (gate for gate in gates if gate.name == kind)
+    assert (gate.outcome, gate.figure) == (outcome, 2e-16)
+    assert said in gate.found
+    assert ("1 is allowed" in gate.found) == (outcome == "failed")
+    assert [g.outcome for g in gates if g.name not in (kind, "ranks")] == ["exempt"]
+
+
+def test_only_rank_0_says_where_all_steps_together_have_led():
+    others = a_rank(1, parity=[a_pass(differences=[1e-4], error_of_whole_update=None)])
+    gates = judge(Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0), others])
+    assert [gate.outcome for gate in gates] == ["exempt", "passed"]
+
+
 def test_one_rank_alone_cannot_sum():
     assert "times the right one" not in failed(passes((1e-2, 0.1, 1.0, TRAINED)))
 

@@ -457,6 +457,11 @@ def test_csv_is_in_seconds_and_bytes():
     assert control["sync_seconds"] == control["sync_share_low"] == ""
 
 
+def test_csv_stamps_how_near_to_a_single_process_an_arm_was():
+    (row,) = rows_of(a_run({"ddp": [5.0]}))
+    assert (row["parity"], row["parity_steps"], row["parity_difference"]) == ("passed", "20", "2e-16")
+
+
 def test_every_field_of_the_summary_is_in_csv():
     (row,) = rows_of(a_run({"ddp": [5.0]}))
     assert set(ArmSummary.__struct_fields__) - {"detail"} <= set(row)
@@ -523,8 +528,24 @@ def test_how_near_to_a_single_process_the_arms_were_is_said(form):
     run = a_run({"none": [4.0], "mpi": []}, config={"rounds": 1})
     run = msgspec.structs.replace(run, launches=[*run.launches, worse])
     text = unfolded(shown(run, form))
-    assert "every arm took 5 float64 steps beside a single process" in text
+    assert "Before training, every arm took 5 float64 steps beside a single process" in text
     assert "ended within 3e-15 of it" in text
+
+
+@pytest.mark.parametrize("form", FOR_PEOPLE)
+def test_which_arms_were_held_against_a_single_process_is_said_where_not_all_were(form):
+    run = a_run({"none": [], "ddp": [], "manual": [], "mpi": []}, config={"rounds": 1})
+    without = [a_rank(0, parity=[]), a_rank(1, parity=[])]
+
+    def said(*missing):
+        launches = [
+            a_launch(arm.label, ranks=without if arm.label in missing else None) for arm in run.config.arms
+        ]
+        return unfolded(shown(msgspec.structs.replace(run, launches=launches), form))
+
+    assert "Before training, every arm that synchronises took 20 float64 steps" in said("none")
+    assert "Before training, ddp, mpi took 20 float64 steps" in said("none", "manual")
+    assert "Before training" not in said("none", "ddp", "manual", "mpi")
 
 
 @pytest.mark.parametrize("form", FOR_PEOPLE)

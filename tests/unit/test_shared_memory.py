@@ -156,6 +156,7 @@ def test_it_attests_how_gradients_travelled(seen):
     for rank in seen:
         assert rank["attestation"] == {
             "reduce_op": "sum, then divided by the number of ranks",
+            "passes_per_step": 1,
             "mode": "shared_memory",
             "message_bytes": [4 * 5 * 3 + 4 * 3],
             "transport": "shared memory" if len(seen) > 1 else "none (one rank)",

@@ -20,6 +20,7 @@ from compare.stats import (
     FOREIGN_LIMIT,
     Detail,
     Estimate,
+    Parity,
     foreign_share,
     fullest_host,
     has_time_left,
@@ -35,6 +36,7 @@ from tests.unit.factories import (
     TRAINED,
     a_block,
     a_launch,
+    a_pass,
     a_phased_block,
     a_rank,
     a_run,
@@ -876,3 +878,28 @@ def test_every_host_is_held_against_its_own_cores(slots, cores, fullest, too_man
     run = a_run(config={"ranks": sum(slots)}, hosts=hosts, cores=min(cores), cores_by_host=cores)
     assert fullest_host(run) == fullest
     assert summarise(run).oversubscribed is too_many
+
+
+# ---- the same training ----
+
+
+@pytest.mark.parametrize(
+    ("arm", "passes", "parity"),
+    [
+        ("ddp", [[a_pass()], [a_pass(steps=5, differences=[3e-15])]], ("passed", 5, 3e-15)),
+        ("ddp", [[a_pass()], [a_pass(differences=[2e-12])]], ("failed", 20, 2e-12)),
+        ("ddp", [[a_pass()], [a_pass(differences=[None])]], ("failed", 20, None)),
+        ("ddp", [[a_pass()], []], ("none", None, None)),
+        ("ddp", [[a_pass(), a_pass(kind="as run", differences=[0.5])]], ("passed", 20, 2e-16)),
+        ("ddp:comm_hook=fp16", [[a_pass(differences=[4e-5])]], ("exempt", 20, 4e-5)),
+        ("none", [[]], ("none", None, None)),
+    ],
+)
+def test_every_arm_is_stamped_with_how_near_to_a_single_process_it_was(arm, passes, parity):
+    launches = [
+        a_launch(arm, round_, ranks=[a_rank(0, parity=taken), a_rank(1)])
+        for round_, taken in enumerate(passes, start=1)
+    ]
+    (found,) = summarise(a_run({arm: []}, launches=launches)).arms
+    outcome, steps, difference = parity
+    assert found.parity == Parity(outcome=outcome, steps=steps, difference=difference)

@@ -85,6 +85,14 @@ def test_figures_that_are_no_numbers_are_called_so():
     assert row(text, "manual").count("no number") == 4
 
 
+def test_an_arm_that_rounds_and_ends_too_far_off_has_failed():
+    gate = Gate(name="float64", outcome="failed", figure=0.3, what="It ends farther off.", found="1.2 times.")
+    text = shown(an_arm(), an_arm("ddp:comm_hook=fp16", gates=[gate]))
+    assert "3e-01 FAILED" in row(text, "ddp:comm_hook=fp16")
+    assert "It ends farther off. 1.2 times." in text
+    assert "allowed are 1e-12 in float64" in text
+
+
 class Silent:
     def __init__(self):
         self.heard = []
