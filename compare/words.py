@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 def counted(number: float, noun: str) -> str:
     """Put a noun behind its number, in the plural but for one: ``1 round``, ``2 rounds``, ``1.5 cores``."""
     shown = f"{number}" if isinstance(number, int) else f"{number:g}"  # no exponent in what was counted
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
+
+
+def numbered(noun: str, numbers: Iterable[int]) -> str:
+    """Put numbers, in rising order, behind a noun, runs of them as spans: ``round 3``, ``rounds 1–3, 7``."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    spans = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+    one = len(runs) == 1 and len(runs[0]) == 1
+    return f"{noun}{'' if one else 's'} {', '.join(spans)}"

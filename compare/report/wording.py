@@ -8,7 +8,7 @@ from compare.fairness import compare_conditions, own_ways, unlike
 from compare.null import assess
 from compare.stats import FOREIGN_LIMIT, fullest_host
 from compare.verdict import FIRST_LOOK, describe
-from compare.words import counted
+from compare.words import counted, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,9 +238,9 @@ def _disturbances(summary: Summary) -> list[str]:
         again = counted(summary.rounds_taken_again, "round")
         said.append(f"{again} had to be taken again, because others used the machine meanwhile.")
     if summary.disturbed_rounds:
-        rounds = ", ".join(map(str, summary.disturbed_rounds))
+        rounds = numbered("round", summary.disturbed_rounds)
         said.append(
-            f"Others used more than {FOREIGN_LIMIT:.0%} of the CPUs during round {rounds}: read small "
+            f"Others used more than {FOREIGN_LIMIT:.0%} of the CPUs during {rounds}: read small "
             "differences with doubt, or measure again on a quieter machine."
         )
     return said

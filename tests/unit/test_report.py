@@ -198,7 +198,7 @@ def test_what_others_disturbed_is_told_and_what_was_done_about_it(form):
     ):
         text = unfolded(shown(run, form))
         assert ("1 round had to be taken again" in text) is again
-        assert ("Others used more than 10% of the CPUs during round 1, 3" in text) is disturbed
+        assert ("Others used more than 10% of the CPUs during rounds 1, 3" in text) is disturbed
 
 
 # ---- where the cost goes ----
