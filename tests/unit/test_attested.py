@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from compare import rank as rank_module  # noqa: E402 -- imports torch
-from compare.measure import sweep_sizes, time_repeated  # noqa: E402 -- same
+from compare.measure import CALLS_REPEATED, sweep_sizes, time_repeated  # noqa: E402 -- same
 from compare.workload import Batches, build_model, optimizer_maker  # noqa: E402 -- same
 from tests.unit.factories import a_config  # noqa: E402 -- after what it depends on
 
@@ -79,10 +79,11 @@ class _Replica:
 
 
 def test_a_strategy_that_goes_past_its_group_is_not_swept():
-    group = _Group()
-    assert rank_module._sweep([814_120], _Replica({"transport": "shared memory"}), group) == []
-    assert rank_module._sweep([], _Replica({}), group) == []
+    group, told = _Group(), []
+    assert rank_module._sweep([814_120], _Replica({"transport": "shared memory"}), group, told.append) == []
+    assert rank_module._sweep([], _Replica({}), group, told.append) == []
     assert group.reduced == []
-    swept = rank_module._sweep([814_120], _Replica({}), group)
+    swept = rank_module._sweep([814_120], _Replica({}), group, told.append)
     assert [sweep.message_bytes for sweep in swept] == sorted(set(group.reduced))
     assert 814_120 in {sweep.message_bytes for sweep in swept}
+    assert told == [CALLS_REPEATED] * len(swept), "the watchdog is told of every size"
