@@ -228,6 +228,7 @@ def test_secrets_in_the_shell_stay_there(tmp_path, mnist_dir):
         assert file.is_dir() or b"hunter2hunter2" not in file.read_bytes(), file
 
 
+@pytest.mark.faults
 def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
     directory = tmp_path / "run"
     started = subprocess.Popen(
@@ -256,6 +257,7 @@ def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
     assert "INCOMPLETE" in shown.stdout
 
 
+@pytest.mark.faults
 def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
     """NCCL on a CPU is refused by the ranks themselves, after they were started."""
     done = compare(
@@ -273,6 +275,7 @@ def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
     assert "INCOMPLETE" in compare("report", tmp_path / "run").stdout
 
 
+@pytest.mark.faults
 def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
     done = compare(
         *RUN,
@@ -312,6 +315,7 @@ def test_digits_stand_in_is_stamped_on_the_table(tmp_path):
     assert "MNIST could not be had" in done.stdout
 
 
+@pytest.mark.faults
 def test_a_horovod_that_does_not_load_is_left_out_and_said(tmp_path):
     broken = tmp_path / "site" / "horovod"
     broken.mkdir(parents=True)
