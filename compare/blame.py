@@ -74,13 +74,20 @@ def _head_start(first: Cause) -> float:
 
 
 def main_stack(log: str) -> list[tuple[str, str]]:
-    """Return (file:line, function) of a dumped process's main thread, innermost first."""
+    """Return (file:line, function) of a dumped process's main thread, innermost first, but for importing.
+
+    Whoever loads MPI waits for all others in it: what counts is who imports, not how.
+    """
     dump = _LAST_STACK.search(log)
     if not dump:
         return []
     threads = _THREAD.split(log[dump.end() :])[1:]
     for thread in threads:
-        frames = [(f"{m['file']}:{m['line']}", m["function"]) for m in _FRAME.finditer(thread)]
+        frames = [
+            (f"{m['file']}:{m['line']}", m["function"])
+            for m in _FRAME.finditer(thread)
+            if not m["file"].startswith("<frozen ")
+        ]
         if any("compare/worker.py" in place for place, _ in frames):
             return frames
     return []

@@ -110,6 +110,16 @@ def test_whoever_waits_for_others_is_not_the_cause(place):
     assert find_cause([waiting, busy]).rank == 1
 
 
+def test_whoever_loads_mpi_waits_for_the_others_in_it():
+    """MPI is initialised as it is imported, below any number of the import system's own frames."""
+    importing = '  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed\n' * 5
+    loading = importing + '  File "/x/backends/groups/mpi_group.py", line 12 in <module>\n'
+    waiting = a_rank(0, log=DUMP.format(frames=loading), logged_at=110.0)
+    busy = a_rank(1, log=DUMP.format(frames=importing + ELSEWHERE), logged_at=110.1)
+    cause = find_cause([waiting, busy])
+    assert (cause.rank, cause.where) == (1, "/x/data/slow.py:7")
+
+
 def test_a_folder_of_a_librarys_name_does_not_make_its_code_wait():
     at_home = ELSEWHERE.replace("/x/", "/home/me/horovod/")
     busy = a_rank(1, log=DUMP.format(frames=at_home), logged_at=110.1)
