@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections import Counter
-from itertools import cycle, repeat
+from itertools import chain, cycle, repeat
 from pathlib import Path
 
 _INJECTED = Path(__file__).with_name("injected.json")
@@ -31,7 +31,8 @@ class _Delay:
 
         def in_turns(plan, side, group):
             if plan.phased:
-                self._steps = cycle([False, True])
+                # The steps in which a block settles are not timed.
+                self._steps = chain(repeat(False, turns._SETTLING_STEPS), cycle([False, True]))
             else:
                 self._steps = repeat(self._blocks[plan.mode] % 2 == 1)
                 self._blocks[plan.mode] += 1
