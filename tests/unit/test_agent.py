@@ -124,7 +124,7 @@ def test_many_links_are_opened_and_closed_together():
 
 
 def test_everything_comes_back_and_nothing_stays(link, mark, files):
-    link.begin(a_launch(mark, "0", "0.5"), files)
+    link.begin(a_launch(mark, "0", "3"), files)
     seen = set()
     tick_until(link, lambda: seen.add(progress_of(files)) or link.ended)
     assert link.ended.status == 0
@@ -133,7 +133,7 @@ def test_everything_comes_back_and_nothing_stays(link, mark, files):
     assert result["secret"] == "hunter2"  # noqa: S105 -- it is none
     assert result["job"] == '{"seed": 1}'
     assert result["modes"] == ["0o700", "0o600"]
-    assert files.log(0).read_text().splitlines() == [f"step {n}" for n in range(5)]
+    assert files.log(0).read_text().splitlines() == [f"step {n}" for n in range(30)]
     assert (files.directory / "launcher-localhost.log").read_text() == "all is done\n"
     assert not files.job.exists(), "what came from here is not sent back"
     assert not Path(f"{mark}-on-the-host").exists()

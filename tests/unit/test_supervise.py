@@ -62,6 +62,10 @@ class Launch:
         )
 
     def is_gone(self):
+        """Say whether nothing is left; what is ending loses its mark a moment before it has ended."""
+        patience = time.monotonic() + 1
+        while any(map(alive, self.pids())) and time.monotonic() < patience:
+            time.sleep(0.01)
         return not list(module.descendants(self.name)) and not any(map(alive, self.pids()))
 
     def when_there(self, names, then):
@@ -146,8 +150,15 @@ def test_a_launch_without_hope_is_ended_at_once(launch):
 
 def test_ticks_come_as_long_as_it_runs(launch):
     ticks = []
-    launch.supervise("import time; time.sleep(0.5)", on_tick=lambda: ticks.append(time.monotonic()))
+    launch.supervise("import time; time.sleep(1.5)", on_tick=lambda: ticks.append(time.monotonic()))
     assert len(ticks) >= 2
+
+
+def test_an_end_is_not_waited_for_until_the_next_tick(launch, monkeypatch):
+    monkeypatch.setattr(module, "_TICK_SECONDS", 20.0)
+    began = time.monotonic()
+    assert launch.supervise("import time; time.sleep(0.5)") == 0
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
