@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from tests.contract.records import RankRecord
 
 CPU = torch.device("cpu")
-STEPS = 20
+STEPS = 12
+"""Two more than PowerSGD waits for."""
 BATCH_SIZE = 4
 SAMPLES = 120  # fewer than 20 steps at two ranks or more: the steps cross from one epoch into the next
 SEED = 11

@@ -287,9 +287,10 @@ def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
     assert processes_of(tmp_path / "run") == []
 
 
-def test_a_budget_ends_the_run_with_what_is_whole(tmp_path, mnist_dir):
+def test_a_budget_ends_the_run_with_what_is_whole(tmp_path, mnist_dir, requires_backend):
+    requires_backend("mpi")
     begun = time.monotonic()
-    short = ("--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--data-dir", mnist_dir)
+    short = ("--backend", "mpi", "--no-control", "--steps", 40, "--warmup", 5, "--data-dir", mnist_dir)
     done = compare(*RUN, *short, "--budget", 12, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
@@ -303,10 +304,11 @@ def test_a_budget_ends_the_run_with_what_is_whole(tmp_path, mnist_dir):
     assert processes_of(tmp_path) == []
 
 
-def test_digits_stand_in_is_stamped_on_the_table(tmp_path):
+def test_digits_stand_in_is_stamped_on_the_table(tmp_path, requires_backend):
+    requires_backend("mpi")
     done = compare(
         *RUN,
-        *("--backend", "ddp", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *("--backend", "mpi", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
         *("--data-dir", tmp_path / "data", "--output", tmp_path / "run"),
         environment={"RINGSIDE_MNIST_MIRRORS": "http://127.0.0.1:9/"},
     )
