@@ -11,10 +11,7 @@ from compare.results import read_run
 from compare.stats import summarise
 
 LAUNCHED_DIFFERENTLY = ("manual:mode=overlap", "horovod", "horovod:controller=mpi", "mpi")
-ARMS = (
-    "ddp:comm_hook={none,fp16},"
-    "{" + ",".join(LAUNCHED_DIFFERENTLY) + "}:env.MALLOC_ARENA_MAX=3"
-)
+ARMS = "ddp:comm_hook={none,fp16},{" + ",".join(LAUNCHED_DIFFERENTLY) + "}:env.MALLOC_ARENA_MAX=3"
 OWN_ENVIRONMENT = [f"{arm}:env.MALLOC_ARENA_MAX=3" for arm in LAUNCHED_DIFFERENTLY]
 
 
