@@ -141,13 +141,14 @@ def _judge_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return Gate(name=name, outcome="passed", figure=figure, limit=limit)
     steps = passes[0].steps
     size = "no number" if figure is None else f"{figure:.1e}"
+    allowed = f"{limit:g} is" if arm.exact else f"{_ROUNDED:g} of the first update's size is what rounding is"
     return Gate(
         name=name,
         outcome="failed",
         figure=figure,
         limit=limit,
         what=f"{arm.label} does not train what a single process trains on the same samples.",
-        found=f"After {steps} {kind} steps rank 0 is {size} away from it, relatively; {limit:g} is allowed. "
+        found=f"After {steps} {kind} steps rank 0 is {size} away from it, relatively; {allowed} allowed. "
         + explain(list(passes.items()), limit),
         remedy="Mend the strategy: the speed of this arm means nothing.",
     )
