@@ -109,7 +109,9 @@ def _wait_for_an_end(processes: Sequence[subprocess.Popen[bytes]], seconds: floa
     with contextlib.ExitStack() as opened:
         ends = select.poll()
         for process in processes:
-            if process.returncode is None:  # not reaped, so its number is still its own
+            if process.returncode is not None:
+                continue  # reaped: its number may be another's by now
+            with contextlib.suppress(OSError):  # no such call in a sandbox: then the next look will see it
                 end = os.pidfd_open(process.pid)
                 opened.callback(os.close, end)
                 ends.register(end, select.POLLIN)

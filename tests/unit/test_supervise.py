@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -159,6 +160,14 @@ def test_an_end_is_not_waited_for_until_the_next_tick(launch, monkeypatch):
     began = time.monotonic()
     assert launch.supervise("import time; time.sleep(0.5)") == 0
     assert time.monotonic() - began < 10
+
+
+def test_where_the_kernel_does_not_tell_an_end_is_seen_at_the_next_tick(launch, monkeypatch):
+    def refuse(_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert launch.supervise("raise SystemExit(3)") == 3
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
