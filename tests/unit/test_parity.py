@@ -132,7 +132,8 @@ def test_an_arm_that_rounds_may_round_its_first_update_and_no_more(error, outcom
     gates = judge(Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0, parity=[taken]), a_rank(1, parity=[taken])])
     (gate,) = (gate for gate in gates if gate.name == "float64")
     assert gate.outcome == outcome
-    assert ("0.05 of the first update's size is what rounding is allowed" in gate.found) == (outcome == "failed")
+    said = "0.05 of the first update's size is what rounding is allowed" in gate.found
+    assert said == (outcome == "failed")
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32"])
