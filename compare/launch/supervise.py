@@ -53,7 +53,7 @@ def supervise(
         name: the launch's own name; marks every process that descends from it.
         log: file for what the launchers print.
         deadline_seconds: how long the whole may take.
-        on_tick: called twice a second; returns whether there is still something to wait for.
+        on_tick: called twice a second, and when all is over; returns whether there is still something to wait for.
 
     Returns:
         How it ended. Nothing of the launch is left running then.
@@ -72,6 +72,7 @@ def supervise(
             if seconds > deadline_seconds or not on_tick():
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
             _wait_for_an_end(started, _TICK_SECONDS)
+        on_tick()  # a rank that died right before its launcher must be seen before the others are ended
         return Ending(_first_failure(started), time.monotonic() - began)
     finally:
         end_all(name, started)

@@ -162,6 +162,25 @@ def test_an_end_is_not_waited_for_until_the_next_tick(launch, monkeypatch):
     assert time.monotonic() - began < 10
 
 
+def test_there_is_a_look_after_the_end_and_before_the_others_are_ended(launch):
+    """Who died right before its launcher is told from whoever is ended for it."""
+    alive_at_ticks = []
+    file = launch.pid_file("other")
+    wait = f"""
+import pathlib
+while not pathlib.Path({file!r}).exists():
+    time.sleep(0.01)
+raise SystemExit(5)
+"""
+    ended = launch.supervise(
+        PARENT.format(child=STAY.format(file=file), rest=wait),
+        on_tick=lambda: alive_at_ticks.append(len(list(module.descendants(launch.name)))),
+    )
+    assert ended == 5
+    assert alive_at_ticks[-1] == 1, "the launcher has ended, and what it started has not"
+    assert launch.is_gone()
+
+
 def test_where_the_kernel_does_not_tell_an_end_is_seen_at_the_next_tick(launch, monkeypatch):
     def refuse(_):
         raise OSError(errno.ENOSYS, "Function not implemented")
