@@ -53,7 +53,7 @@ def supervise(
         name: the launch's own name; marks every process that descends from it.
         log: file for what the launchers print.
         deadline_seconds: how long the whole may take.
-        on_tick: called twice a second, and when all is over; returns whether there is still something to wait for.
+        on_tick: called twice a second, and when all is over; returns whether there is something to wait for.
 
     Returns:
         How it ended. Nothing of the launch is left running then.
