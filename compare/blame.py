@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 from compare.job import ENDED_BY_LAUNCHER, Progress, RankFailure
 
 _FIRST_WORD_SECONDS = 1.5
-"""A rank that died says nothing, and is found half a second later; its peers' complaints of broken connections
-come within this time."""
+"""A rank that died says nothing, and is found up to half a second later; its peers' complaints of broken
+connections come within this time."""
 _COMPLAINT = re.compile(r"connect|reset by peer|broken pipe|closed|remote|horovod|nccl", re.IGNORECASE)
 _DUMP = re.compile(r"^Timeout \(\d+:\d+:\d+(\.\d+)?\)!$", re.MULTILINE)
 _LAST_STACK = re.compile(rf"{_DUMP.pattern}|^{re.escape(ENDED_BY_LAUNCHER)}$", re.MULTILINE)
