@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 STEPS = 12
 """Two more than PowerSGD waits for."""
 BATCH_SIZE = 4
-SAMPLES = 120  # fewer than 20 steps at two ranks or more: the steps cross from one epoch into the next
+SAMPLES = 72  # fewer than STEPS at two ranks or more: the steps cross from one epoch into the next
 SEED = 11
 LATE_SECONDS = 0.3
 JOIN_SECONDS = 30.0
