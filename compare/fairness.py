@@ -26,7 +26,12 @@ Role = Literal["condition", "compared", "confounder"]
 ABSENT = "–"
 """Stands for what an arm does not have."""
 
-_MEANS = {"mean", "average", "sum, then divided by the number of ranks"}
+_MEANS = {
+    "mean",
+    "average",
+    "sum, then divided by the number of ranks",
+    "divided by the number of ranks, then summed",
+}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,7 +96,10 @@ class Averager(ABC):
         return run
 
     def attest(self) -> Facts:
-        """Say what else is true of this mode alone; a ``transport`` stands in the place of the group's."""
+        """Say what else is true of this mode alone.
+
+        Its ``transport`` stands in the place of the group's, its ``reduce_op`` in that of the others'.
+        """
         return {}
 
 

@@ -29,7 +29,7 @@ from backends.groups.torch_group import TorchGroup
 from backends.strategies import shared_memory
 from backends.strategies.averaging import AVERAGERS, AveragingReplica
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.shared_memory import Layout, SharedMean
+from backends.strategies.shared_memory import RESULTS, Layout, SharedMean
 from compare.stats import summarise
 from compare.train import train
 from tests.unit.factories import a_launch, a_rank, a_run
@@ -44,6 +44,7 @@ SHAPES = {
     "cut across": [(3,), (1000, 37), (), (5, 5), (333, 77), (0,), (9,)],
     "one is much the largest": [(2,), (700, 701), (11,)],
     "of pages": [(4096,), (4096,)],
+    "ends in nothing": [(4096,), (0,), (4096,), (0,)],
 }
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 DELAYED_STEPS = 200
@@ -92,11 +93,16 @@ def refused(launched):
 # ---- it averages ----
 
 
-def test_the_result_is_bitwise_the_sum_in_the_order_of_ranks_divided_by_their_number(seen):
-    """And so the same on every rank: each compares with its own sum of all ranks' gradients."""
+def test_the_result_is_the_mean_of_all_ranks_gradients(seen):
+    """To the last bit where their number is a power of two, else to the rounding of three operations."""
     for rank in seen:
         assert len(rank["means"]) == len(SHAPES) * len(DTYPES)
-        assert [case for case, right in rank["means"].items() if not right] == []
+        assert [case for case, mean in rank["means"].items() if not mean["right"]] == []
+
+
+def test_the_result_is_bitwise_the_same_on_every_rank(seen):
+    for rank in seen:
+        assert rank["means"] == seen[0]["means"]
 
 
 def test_gradients_of_any_layout_land_in_the_right_elements(seen):
@@ -155,7 +161,7 @@ def test_the_memory_goes_when_the_last_gradient_does_and_after_a_refusal(seen):
 def test_it_attests_how_gradients_travelled(seen):
     for rank in seen:
         assert rank["attestation"] == {
-            "reduce_op": "sum, then divided by the number of ranks",
+            "reduce_op": "divided by the number of ranks, then summed",
             "passes_per_step": 1,
             "mode": "shared_memory",
             "message_bytes": [4 * 5 * 3 + 4 * 3],
@@ -217,20 +223,33 @@ def test_gpus_and_mixed_dtypes_are_refused():
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("elements", [1, 1023, 1024, 1025, 203_530])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_element_has_one_rank_that_reduces_it_and_no_byte_two_writers(world, elements, size):
+def test_every_element_has_one_rank_that_reduces_it_and_a_place_for_every_other_share(world, elements, size):
     layout = Layout(world, elements, size)
     chunks = [layout.chunk_of(rank) for rank in range(world)]
     assert [element for chunk in chunks for element in chunk] == list(range(elements))
-    written = sorted(part for rank in range(world) for part in layout.written_by(rank))
-    assert all(offset % 4096 == 0 for offset, _ in written)
-    for (offset, length), (following, _) in zip(written, [*written[1:], (layout.nbytes, 0)], strict=True):
-        assert offset + length <= following
-    assert layout.reserved_bytes == sum(length for _, length in written)
-    for rank, own in enumerate(chunks):
-        reserved = [range(offset, offset + length) for offset, length in layout.written_by(rank)]
-        for start, chunk in ((layout.result, own), *((layout.slot(rank), c) for c in chunks if c != own)):
-            for element in {chunk.start, chunk.stop - 1} if chunk else ():
-                assert any(start + element * size in part for part in reserved)
+    planes_of_shares = range(layout.planes - RESULTS + 1)  # each result with the same further planes
+    for owner, chunk in enumerate(chunks):
+        for element in {chunk.start, chunk.stop - 1} if chunk else ():
+            planes = [layout.plane_for(rank, element) for rank in range(world)]
+            shares = [plane for rank, plane in enumerate(planes) if rank != owner or world == 1]
+            assert sorted(shares) == list(planes_of_shares)
+            assert world == 1 or planes[owner] is None
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("elements", [1, 1024, 203_530])
+def test_every_page_is_reserved_by_one_rank(world, elements):
+    layout = Layout(world, elements, 4)
+    reserved = sorted(part for rank in range(world) for part in layout.reserved_by(rank))
+    assert all(offset % 4096 == 0 for offset, _ in reserved)
+    ends = [0, *(offset + length for offset, length in reserved)]
+    assert [*(offset for offset, _ in reserved), layout.nbytes] == ends
+    for rank in range(world):
+        own = layout.chunk_of(rank)
+        for plane in map(layout.plane, range(layout.planes)):
+            for element in {own.start, own.stop - 1} if own else ():
+                at = plane + 4 * element
+                assert any(offset <= at < offset + length for offset, length in layout.reserved_by(rank))
 
 
 # --------------------------------------------------------------------------------- what a rank does
@@ -253,7 +272,7 @@ def what_a_rank_sees(group):
 
 def _refused(group):
     """Everything that ought to be refused, each on another rank's account."""
-    # A million elements of four bytes: a slot less the own chunk from each of three, and the result.
+    # A million elements of four bytes: two results, and a plane for the third rank's shares.
     parameters = [nn.Parameter(torch.ones(1_000_000))]
     found = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -292,17 +311,32 @@ def _expected(gradients):
 
 
 def _means(group):
-    right = {}
+    found = {}
     for dtype in DTYPES:
         for name, shapes in SHAPES.items():
             shared = SharedMean([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape in shapes], group)
-            equal = []
+            digest, close = sha256(), []
             for step in range(3):
                 everyones = [_gradients(shapes, dtype, step, rank) for rank in range(group.world_size)]
                 shared.average(everyones[group.rank])
-                equal += [_all_equal(shared.views, _expected(everyones))]
-            right[f"{name}, {dtype}"] = all(equal)
-    return right
+                close += [_all_close(shared.views, everyones)]
+                for view in shared.views:
+                    digest.update(view.double().numpy().tobytes())
+            found[f"{name}, {dtype}"] = {"right": all(close), "digest": digest.hexdigest()}
+    return found
+
+
+def _all_close(found, everyones):
+    expected = _expected(everyones)
+    if len(everyones) <= 2:
+        return _all_equal(found, expected)
+    # Against the sizes of what is added, which may cancel out: every operation rounds, on both sides.
+    rounding = torch.finfo(found[0].dtype).eps / 2
+    sizes = _expected([[g.abs() for g in gradients] for gradients in everyones])
+    return all(
+        bool(((mean - right).abs() <= 3 * len(everyones) * rounding * size).all())
+        for mean, right, size in zip(found, expected, sizes, strict=True)
+    )
 
 
 def _all_equal(found, expected):
@@ -315,7 +349,7 @@ def _strided(group):
     everyones = [_gradients([shape], torch.float32, rank) for rank in range(group.world_size)]
     other_layout = everyones[group.rank][0].permute(2, 0, 1).contiguous().permute(1, 2, 0)
     shared.average([other_layout])
-    return not other_layout.is_contiguous() and _all_equal(shared.views, _expected(everyones))
+    return not other_layout.is_contiguous() and _all_close(shared.views, everyones)
 
 
 def _wrong_steps(group, forgotten=None):
@@ -339,12 +373,11 @@ def _wrong_steps(group, forgotten=None):
             [torch.full(shape, float(step * (rank + 1))) for shape in shapes]
             for rank in range(group.world_size)
         ]
-        expected = _expected(everyones)
         pause()
         shared.average(everyones[group.rank])
-        at_once = _all_equal(shared.views, expected)
+        at_once = _all_close(shared.views, everyones)
         pause()
-        wrong += not (at_once and _all_equal(shared.views, expected))
+        wrong += not (at_once and _all_close(shared.views, everyones))
     group.barrier()
     return wrong
 
