@@ -16,8 +16,10 @@ MODES = ("manual:mode=flat", "manual:mode=overlap")
 SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_least(1.25)}
 TEXT = f"""\
 {RANKS} ranks, one thread each, batch 64. The product's replicas of all arms in the same processes over the
-same Gloo process group, in turns; speed over DDP's. *none* does not average at all: no arm can be quicker."""
+same Gloo process group, in turns; speed over DDP's. *none* does not average at all. *none, in step* does not
+either, but its ranks wait for each other after every backward pass: no arm that averages can be quicker."""
 CONTROL = "none"
+IN_STEP = "none, in step"
 FLOOR_MEGABYTES = (16, 64)
 FLOOR_TEXT = """\
 What `manual:mode=shared_memory` takes to average so many bytes between two ranks, over what one rank alone
@@ -26,7 +28,8 @@ takes to add two tensors of that size, with the whole machine's memory to itself
 
 def bench(settings) -> Section:
     rows, conditions = [], []
-    arms = [arm for arm in ("ddp", *MODES, launches.SHARED_MEMORY, CONTROL) if launches.is_known(arm)]
+    arms = [arm for arm in ("ddp", *MODES, launches.SHARED_MEMORY) if launches.is_known(arm)]
+    arms += [CONTROL, IN_STEP]
     for model in list(STEPS)[: settings.pick(3, 1)]:
         turns = _take(settings, model, arms)
         for arm in arms[1:]:
@@ -38,7 +41,7 @@ def bench(settings) -> Section:
 
 
 def _target(model, arm):
-    if arm == CONTROL:
+    if arm in (CONTROL, IN_STEP):
         return None
     return SHARED_TARGETS[model] if arm == launches.SHARED_MEMORY else at_least(1.0)
 

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 
 from compare.train import train
+from tests.bench.averaging import IN_STEP
 from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome
 
@@ -13,10 +14,18 @@ from tests.bench.scripts import palindrome
 def main(folder, out, model, steps, palindromes, *labels):
     group = ranks.join(labels[0])
     tensors = ranks.images(folder)
-    arms = {label: partial(train, *ranks.replica_of(label, group, model, tensors)) for label in labels}
+    arms = {label: partial(train, *_replica(label, group, model, tensors)) for label in labels}
     counts = dict.fromkeys(arms, int(steps))
     palindrome.write(out, group.rank, palindrome.measure(arms, counts, int(palindromes), group.barrier))
     group.leave()
+
+
+def _replica(label, group, model, tensors):
+    if label != IN_STEP:
+        return ranks.replica_of(label, group, model, tensors)
+    replica, batches = ranks.replica_of("manual:mode=shared_memory", group, model, tensors)
+    replica.averager.average = replica.averager.shared._meeting.meet
+    return replica, batches
 
 
 if __name__ == "__main__":
