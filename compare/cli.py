@@ -363,6 +363,7 @@ def _end_in_good_order() -> None:
 
 def _carry_out(run: Run, directory: Path, site: Site, talk: Console, *, verbose: bool) -> Run:
     """Run with live progress; interrupted, say where the finished part lies."""
+    from compare.launch.supervise import ignore_interrupts
     from compare.progress import LiveProgress
     from compare.run import carry_out
 
@@ -371,7 +372,7 @@ def _carry_out(run: Run, directory: Path, site: Site, talk: Console, *, verbose:
             return carry_out(run, directory, site, progress)
     except KeyboardInterrupt:
         # From here on there is nothing left to stop: one more Ctrl-C must not change how this ends.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_interrupts()
         talk.print("Interrupted.")
         _print_kept(talk, directory)
         raise typer.Exit(INTERRUPTED) from None
@@ -625,6 +626,7 @@ def verify(
 
 
 def _verify(run: Run, directory: Path, site: Site, talk: Console, *, verbose: bool) -> Verification:
+    from compare.launch.supervise import ignore_interrupts
     from compare.progress import LiveProgress
     from compare.verify import verify
 
@@ -632,7 +634,7 @@ def _verify(run: Run, directory: Path, site: Site, talk: Console, *, verbose: bo
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
             return verify(run, directory, site, progress)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_interrupts()
         talk.print("Interrupted. What was finished is in", str(directory), markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
 

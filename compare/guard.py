@@ -26,9 +26,9 @@ from compare.results import write_json
 if TYPE_CHECKING:
     from backends.base import Placement
 
-LEASE_SECONDS = 7.0
+LEASE_SECONDS = 6.0
 """How long a rank lives without a sign of life from its parent, who gives one twice a second: with a look
-every second, and what a launcher needs to notice, all is over within 10 s."""
+every second, and what a rank needs to begin or a launcher to notice, all is over within 10 s."""
 
 _LOOK_SECONDS = 1.0
 _ARMED_SECONDS = 0.2

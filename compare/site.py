@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 import time
 from contextlib import AbstractContextManager, contextmanager
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from compare.launch.request import Command
 
 _RENEW_SECONDS = 0.5
+_INHERIT = 'read -r _; for second in 0 1 2 3 4 5 6 7 8 9; do rm -rf -- "$@"; sleep 1; done'
 
 
 class Folders(NamedTuple):
@@ -248,9 +250,32 @@ def _scratch() -> Iterator[Folders]:
     temporary = Path(tempfile.mkdtemp(prefix=prefix))
     shared = Path(tempfile.mkdtemp(prefix=prefix, dir=shared if os.access(shared, os.W_OK) else temporary))
     folders = Folders(temporary, shared)
+    with _heir(folders):
+        try:
+            yield folders
+        finally:
+            with uninterrupted():
+                for folder in folders:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _heir(folders: Folders) -> Iterator[None]:
+    """Have a shell that removes folders when this process is gone, however it went.
+
+    It waits for the end of a pipe that nobody else holds. Then it tries for as long as ranks may still
+    write: those whose lease runs out remove the folders too, but there may be none left that is waiting.
+    """
+    heir = subprocess.Popen(
+        ["/bin/sh", "-c", _INHERIT, "sh", *map(str, folders)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is not meant for it
+    )
     try:
-        yield folders
+        yield
     finally:
         with uninterrupted():
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+            heir.kill()  # before its pipe is closed
+            heir.communicate()

@@ -37,6 +37,7 @@ class Watch:
         self._stall_seconds = stall_seconds
         self._died_at: dict[int, float] = {}
         self._looked_at = 0.0
+        self._done_at = 0.0
 
     def tick(self) -> bool:
         """Renew the lease and look around; return whether there is still something to wait for.
@@ -53,7 +54,7 @@ class Watch:
                 self._died_at[rank] = died_at
         if any(now - died_at > _PATIENCE_SECONDS for died_at in self._died_at.values()):
             return False
-        return not any(self._is_stuck(rank, now) for rank in self._ranks)
+        return not (self._is_over(now) or any(self._is_stuck(rank, now) for rank in self._ranks))
 
     def steps_done(self) -> int:
         """Return how many steps the first rank has done."""
@@ -98,6 +99,12 @@ class Watch:
         # Looked at once more: its last word may have come while it was looked for.
         spoke = self._files.result(rank).exists() or self._files.failure(rank).exists()
         return None if spoke else gone_at
+
+    def _is_over(self, now: float) -> bool:
+        """Whether all ranks were done long ago, and only the launcher goes on."""
+        if not self._done_at and all(self._files.result(rank).exists() for rank in self._ranks):
+            self._done_at = now
+        return bool(self._done_at) and now - self._done_at > self._stall_seconds
 
     def _is_stuck(self, rank: int, now: float) -> bool:
         """Whether even a rank's watchdog is silent: it was stopped, say."""
@@ -164,7 +171,10 @@ class Watch:
                 remedy="Give it longer with --timeout, or train fewer --steps.",
             )
         if ending.status is None:
-            return StalledError(f"{where}: the launch stopped moving.", found=self._how_far(), remedy=remedy)
+            what = (
+                "the launch stopped moving" if missing else "its ranks are done, but its launcher did not end"
+            )
+            return StalledError(f"{where}: {what}.", found=self._how_far(), remedy=remedy)
         alone = [rank for rank in missing if "left alone" in tail(self._files.log(rank))]
         if alone:
             return LaunchError(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import psutil
 
@@ -27,6 +27,7 @@ _TICK_SECONDS = 0.5
 by hand, and with two 1.02. Steps seem to gain as well, but launches differ too much to show it."""
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending(NamedTuple):
@@ -131,7 +132,7 @@ def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         started: those to be reaped, because they are children of this process.
     """
     try:
-        _end_with(psutil.Process.terminate, name)
+        _end_with(_ask_to_end, name)
     finally:
         with uninterrupted():
             _end_with(psutil.Process.kill, name)
@@ -146,21 +147,40 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = ignore_interrupts()
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for interrupt, handler in before.items():
+            signal.signal(interrupt, handler)
+
+
+def ignore_interrupts() -> dict[signal.Signals, Any]:
+    """From now on ignore Ctrl-C, and what is treated as one; return what was done about them before."""
+    before = {interrupt: signal.getsignal(interrupt) for interrupt in _INTERRUPTS}
+    meant = {i: handler for i, handler in before.items() if handler is signal.default_int_handler}
+    for interrupt in meant:
+        signal.signal(interrupt, signal.SIG_IGN)
+    return meant
+
+
+def _ask_to_end(process: psutil.Process) -> None:
+    process.terminate()
+    process.resume()  # one that was stopped would not hear it
 
 
 def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:
-    for process in descendants(name):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            end(process)
+    told: set[psutil.Process] = set()
     patience = time.monotonic() + _GRACE_SECONDS
-    # Looked for anew each time: in a container orphans that have ended stay zombies, and nobody need wait
-    # for those.
-    while time.monotonic() < patience and next(descendants(name), None):
+    # Looked for anew each time: one may have been started meanwhile; and in a container orphans that have
+    # ended stay zombies, and nobody need wait for those.
+    while left := set(descendants(name)):
+        for process in left - told:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(process)
+        told |= left
+        if time.monotonic() > patience:
+            return
         time.sleep(_POLL_SECONDS)
 
 

@@ -80,12 +80,15 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 def arms_of(backend: Backend) -> list[str]:
-    """Every choice and every switch of a backend, one at a time."""
+    """Every choice and every switch of a backend, one at a time; what comes to the same arm, once."""
     varied = [option for option in backend.options if option.name not in NOT_VARIED]
     settings = [f"{option.name}={value}" for option in varied for value in _values(option)]
     chosen = any(option.kind == "choice" for option in varied)
     labels = [*([] if chosen else [backend.name]), *(f"{backend.name}:{setting}" for setting in settings)]
-    return [parse_arm(label).label for label in labels]
+    arms = [parse_arm(label) for label in labels]
+    return [
+        arm.label for index, arm in enumerate(arms) if arm.options not in [a.options for a in arms[:index]]
+    ]
 
 
 def _values(option: Option) -> tuple[str, ...]:

@@ -67,12 +67,12 @@ def test_every_launch_ends_in_good_order(launched, launch, world):
 def test_no_backend_no_choice_and_no_switch_is_left_out():
     arms = [parse_arm(label) for label in ARMS]
     for backend in BACKENDS.values():
-        given = [arm.given for arm in arms if arm.backend == backend.name]
-        assert given, backend.name
+        asked = [arm.options for arm in arms if arm.backend == backend.name]
+        assert asked, backend.name
         for option in backend.options:
             if option.name in NOT_VARIED:
                 continue
-            tried = {settings.get(option.name) for settings in given}
+            tried = {options[option.name] for options in asked}
             assert tried >= set(option.choices) - set(option.cuda_only)
             if option.kind == "switch":
                 assert (not option.default) in tried

@@ -21,7 +21,7 @@ def ran(tmp_path_factory, mnist_dir, every_backend):
     folder = tmp_path_factory.mktemp("arms") / "run"
     command = [
         *(sys.executable, "-m", "compare", "run", "--max-reruns", "0"),
-        *("--backend", ARMS, "-np", "2", "--accumulate", "2"),
+        *("--backend", ARMS, "--no-control", "-np", "2", "--accumulate", "2"),
         *("--model", "mlp:784-16-10", "--batch-size", "32", "--steps", "40", "--warmup", "10"),
         *("--repeats", "1", "--data-dir", str(mnist_dir), "--output", str(folder)),
     ]
@@ -39,7 +39,7 @@ def ran(tmp_path_factory, mnist_dir, every_backend):
 
 
 def test_every_arm_of_a_sweep_is_launched(ran):
-    labels = ["none", "ddp:comm_hook=none", "ddp:comm_hook=fp16", *OWN_ENVIRONMENT]
+    labels = ["ddp:comm_hook=none", "ddp:comm_hook=fp16", *OWN_ENVIRONMENT]
     assert [arm.label for arm in ran[0].config.arms] == labels
     assert {launch.arm for launch in ran[0].launches} == set(labels)
 
@@ -53,7 +53,7 @@ def test_a_step_is_as_large_as_all_its_passes(ran):
 
 
 def test_with_two_passes_a_step_exact_arms_still_train_one_model_and_rounding_ones_another(ran):
-    hashes = {arm.arm: arm.final_hash for arm in summarise(ran[0]).arms if arm.arm != "none"}
+    hashes = {arm.arm: arm.final_hash for arm in summarise(ran[0]).arms}
     exact = {value for label, value in hashes.items() if parse_arm(label).exact}
     assert len(exact) == 1
     assert hashes["ddp:comm_hook=fp16"] not in exact

@@ -103,6 +103,9 @@ class Started:
         files = list(self.directory.glob(f"launches/{launch:02d}-*/rank-*.progress"))
         return len(files) == 2 and all('"train"' in file.read_text() for file in files)
 
+    def results(self):
+        return list(self.directory.glob("launches/*/rank-[01].json"))
+
     def assert_nothing_is_left(self):
         assert [p.cmdline() for p in self.processes()] == []
         assert self.scratch() == []
@@ -136,7 +139,7 @@ def start(tmp_path, mnist_dir, requires_backend):
 
     def begin(backend, *arguments, fault=None):
         requires_backend(backend.partition(":")[0])
-        steps = [] if "--epochs" in arguments else ["--epochs", "60"]
+        steps = [] if {"--epochs", "--steps"} & set(arguments) else ["--epochs", "60"]
         started.append(Started(tmp_path, mnist_dir, ["--backend", backend, *steps, *arguments], fault))
         return started[0]
 
@@ -225,7 +228,36 @@ def test_ranks_do_not_outlive_a_parent_that_is_killed(start, launcher):
     run.process.kill()
     run.process.communicate()
     wait_until(lambda: not run.processes() and run.scratch() == [], DEATH_BOUND_SECONDS)
+    assert traces() <= run.traces_before
     assert not read_run(run.directory).complete
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nothing_outlives_a_parent_that_is_killed_when_its_ranks_are_done(start, launcher):
+    """No rank is left then whose lease could run out."""
+    run = start(LAUNCHERS[launcher], "--steps", "40", "--warmup", "5", "--repeats", "1")
+    wait_until(lambda: len(run.results()) == 2, 60)
+    run.process.kill()
+    run.process.communicate()
+    wait_until(lambda: not run.processes() and run.scratch() == [], DEATH_BOUND_SECONDS)
+    assert traces() <= run.traces_before
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", ["torchrun", "horovodrun"])  # under mpirun ranks do not end without it
+def test_a_launcher_that_does_not_end_is_ended_when_its_ranks_are_done(start, launcher):
+    run = start(LAUNCHERS[launcher], "--steps", "2000", "--repeats", "1")
+    for process in run.wait_for_training():
+        if Path(process.cmdline()[1]).name == launcher or Path(process.cmdline()[0]).name == launcher:
+            process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: len(run.results()) == 2, 60)
+    done_at = time.time()
+    _, said = run.process.communicate(timeout=60)
+    assert time.time() - done_at <= HANG_BOUND_SECONDS
+    assert run.process.returncode == 7
+    assert "its ranks are done, but its launcher did not end" in said
+    run.assert_nothing_is_left()
 
 
 @pytest.mark.faults
