@@ -23,6 +23,8 @@ _PATIENCE_SECONDS = 2.0
 """For a launcher to notice that a rank has died, and for the others to say what they saw."""
 _GRACE_SECONDS = 5.0
 """For a rank's own watchdog, which knows more, to be first."""
+_TEARDOWN_SECONDS = 10.0
+"""For a launcher to end when its ranks have, on a busy machine."""
 _LITTLE_BYTES = 1 << 20
 _LOG_CHARACTERS = 20_000
 
@@ -104,7 +106,8 @@ class Watch:
         """Whether all ranks were done long ago, and only the launcher goes on."""
         if not self._done_at and all(self._files.result(rank).exists() for rank in self._ranks):
             self._done_at = now
-        return bool(self._done_at) and now - self._done_at > self._stall_seconds
+        patience = max(self._stall_seconds, _TEARDOWN_SECONDS)
+        return bool(self._done_at) and now - self._done_at > patience
 
     def _is_stuck(self, rank: int, now: float) -> bool:
         """Whether even a rank's watchdog is silent: it was stopped, say."""
