@@ -132,7 +132,11 @@ def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         started: those to be reaped, because they are children of this process.
     """
     try:
-        _end_with(_ask_to_end, name)
+        for process in started:
+            process.send_signal(
+                signal.SIGCONT
+            )  # a launcher that was stopped would not hear that it is to end
+        _end_with(psutil.Process.terminate, name)
     finally:
         with uninterrupted():
             _end_with(psutil.Process.kill, name)
@@ -162,11 +166,6 @@ def ignore_interrupts() -> dict[signal.Signals, Any]:
     for interrupt in meant:
         signal.signal(interrupt, signal.SIG_IGN)
     return meant
-
-
-def _ask_to_end(process: psutil.Process) -> None:
-    process.terminate()
-    process.resume()  # one that was stopped would not hear it
 
 
 def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:

@@ -248,9 +248,9 @@ def test_nothing_outlives_a_parent_that_is_killed_when_its_ranks_are_done(start,
 @pytest.mark.parametrize("launcher", ["torchrun", "horovodrun"])  # under mpirun ranks do not end without it
 def test_a_launcher_that_does_not_end_is_ended_when_its_ranks_are_done(start, launcher):
     run = start(LAUNCHERS[launcher], "--steps", "2000", "--repeats", "1")
-    for process in run.wait_for_training():
-        if Path(process.cmdline()[1]).name == launcher or Path(process.cmdline()[0]).name == launcher:
-            process.send_signal(signal.SIGSTOP)
+    run.wait_for_training()
+    (stopped,) = [p for p in psutil.Process(run.process.pid).children() if launcher in " ".join(p.cmdline())]
+    stopped.suspend()
     wait_until(lambda: len(run.results()) == 2, 60)
     done_at = time.time()
     _, said = run.process.communicate(timeout=60)
