@@ -139,6 +139,7 @@ def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         _end_with(psutil.Process.terminate, name)
     finally:
         with uninterrupted():
+            _end_with(_kill_but_trackers, name)
             _end_with(psutil.Process.kill, name)
             for process in started:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -168,16 +169,23 @@ def ignore_interrupts() -> dict[signal.Signals, Any]:
     return meant
 
 
+def _kill_but_trackers(process: psutil.Process) -> None:
+    """Spare Python's tracker of shared memory: it removes what the others leave, and ends when they have."""
+    if not any("multiprocessing.resource_tracker" in word for word in process.cmdline()):
+        process.kill()
+
+
 def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:
     told: set[psutil.Process] = set()
     patience = time.monotonic() + _GRACE_SECONDS
     # Looked for anew each time: one may have been started meanwhile; and in a container orphans that have
     # ended stay zombies, and nobody need wait for those.
-    while left := set(descendants(name)):
-        for process in left - told:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                end(process)
-        told |= left
+    while left := list(descendants(name)):
+        for process in left:
+            if process not in told:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    end(process)
+        told.update(left)
         if time.monotonic() > patience:
             return
         time.sleep(_POLL_SECONDS)
