@@ -132,10 +132,10 @@ def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         started: those to be reaped, because they are children of this process.
     """
     try:
+        # A launcher that was stopped would not hear that it is to end. Ranks must not wake: one that was
+        # stopped would say that it had been ended, and would no longer be the one that is silent.
         for process in started:
-            process.send_signal(
-                signal.SIGCONT
-            )  # a launcher that was stopped would not hear that it is to end
+            process.send_signal(signal.SIGCONT)
         _end_with(psutil.Process.terminate, name)
     finally:
         with uninterrupted():
