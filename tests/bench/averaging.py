@@ -9,8 +9,9 @@ from tests.bench.estimate import Row, Section, at_least, at_most
 from tests.bench.pairs import take_palindromes
 
 RANKS = 2
-# Steps in a turn: a quarter of a second or more.
+# Steps in a turn, a quarter of a second or more; and turns, more where arms differ less than turns do.
 STEPS = {"mlp": 100, "convnet": 8, "wide": 3}
+TURNS = {"mlp": 30, "convnet": 20, "wide": 12}
 MODES = ("manual:mode=flat", "manual:mode=overlap")
 # Of shared memory, where more is promised.
 SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_least(1.25)}
@@ -47,7 +48,7 @@ def _target(model, arm):
 
 
 def _take(settings, model, arms):
-    palindromes = settings.pick(12, 4)
+    palindromes = settings.pick(TURNS[model], 4)
 
     def start(folder):
         arguments = (settings.raw, folder, model, STEPS[model], palindromes, *arms)
