@@ -61,6 +61,8 @@ class Backend:
     install: str = ""
     """The command that installs what is missing."""
     options: tuple[Option, ...] = ()
+    on_one_host: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of a second arm, for ranks that share the CPUs and the memory of one host; empty for none."""
     synchronises: bool = True
     """False for the control alone: its ranks train apart, so they need not agree."""
     cuda: bool = True
@@ -160,6 +162,7 @@ BACKENDS: dict[str, Backend] = {
                 _BUCKET_MB,
                 _PROCESS_GROUP,
             ),
+            on_one_host={"mode": "shared_memory"},
         ),
         Backend(
             name="horovod",

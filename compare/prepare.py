@@ -100,7 +100,8 @@ def settle(
     """
     gpus = site.gpus()
     device = choose_device(draft.device, site.hosts, [survey.gpus] if gpus is None else gpus)
-    arms, left_out = choose_arms(draft.arms, device, survey)
+    one_host = len(site.hosts) == 1
+    arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     site.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
     config = msgspec.structs.replace(
         draft,
@@ -146,9 +147,15 @@ def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str
 
 
 def choose_arms(
-    named: tuple[Arm, ...], device: str, survey: Survey
+    named: tuple[Arm, ...], device: str, survey: Survey, *, one_host: bool
 ) -> tuple[tuple[Arm, ...], dict[str, str]]:
     """Take the arms that were named, or else all that can run here.
+
+    Args:
+        named: by the user.
+        device: cpu or cuda.
+        survey: what was found on this machine.
+        one_host: whether all ranks are on one, and could share its memory.
 
     Returns:
         The arms, and the backends that were left out with the reason.
@@ -158,33 +165,40 @@ def choose_arms(
     """
     if named:
         for arm in named:
-            survey.require(arm.backend, arm.options)
-            if device == "cuda" and not BACKENDS[arm.backend].cuda:
-                raise UnavailableError(
-                    f"{arm.label} cannot run on GPUs.",
-                    found="It averages in host memory.",
-                    remedy="Use --device cpu, or leave it out.",
-                )
-            if device != "cuda" and arm.cuda_only:
-                raise UnavailableError(
-                    f"{arm.label} cannot run on the CPU.",
-                    found=f"torch has {' and '.join(arm.cuda_only)} for CUDA alone.",
-                    remedy="Use --device cuda, or another choice.",
-                )
+            _require_arm(arm, device, survey)
         return named, {}
     arms, left_out = [], {}
     for name, availability in survey.backends.items():
+        backend = BACKENDS[name]
         if name == CONTROL:
             continue
         if availability.problem:
             left_out[name] = f"{availability.problem}; install it with: {availability.remedy}"
-        elif device == "cuda" and not BACKENDS[name].cuda:
+        elif device == "cuda" and not backend.cuda:
             left_out[name] = "it averages in host memory; run it with --device cpu"
         else:
             arms.append(Arm(name))
+            if backend.on_one_host and one_host and device == "cpu":
+                arms.append(Arm(name, dict(backend.on_one_host)))
     if not arms:
         raise UnavailableError("No backend can run here.", found="; ".join(left_out.values()))
     return tuple(arms), left_out
+
+
+def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
+    survey.require(arm.backend, arm.options)
+    if device == "cuda" and not BACKENDS[arm.backend].cuda:
+        raise UnavailableError(
+            f"{arm.label} cannot run on GPUs.",
+            found="It averages in host memory.",
+            remedy="Use --device cpu, or leave it out.",
+        )
+    if device != "cuda" and arm.cuda_only:
+        raise UnavailableError(
+            f"{arm.label} cannot run on the CPU.",
+            found=f"torch has {' and '.join(arm.cuda_only)} for CUDA alone.",
+            remedy="Use --device cuda, or another choice.",
+        )
 
 
 def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:

@@ -81,40 +81,46 @@ def test_an_unknown_device_is_left_to_the_config_to_refuse():
 def test_what_torch_has_for_gpus_alone_is_refused_on_the_cpu_and_never_replaced():
     arms = parse_arms(["ddp,ddp:comm_hook=bf16"])
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(arms, "cpu", a_survey())
+        prepare.choose_arms(arms, "cpu", a_survey(), one_host=True)
     assert caught.value.what == "ddp:comm_hook=bf16 cannot run on the CPU."
     assert "comm_hook=bf16 for CUDA alone" in caught.value.found
-    assert prepare.choose_arms(arms, "cuda", a_survey(gpus=2)) == (arms, {})
+    assert prepare.choose_arms(arms, "cuda", a_survey(gpus=2), one_host=True) == (arms, {})
 
 
 def test_all_that_can_run_are_taken_where_none_is_named():
-    arms, left_out = prepare.choose_arms((), "cpu", a_survey())
-    assert [arm.label for arm in arms] == ["ddp", "manual", "horovod", "mpi"]
+    arms, left_out = prepare.choose_arms((), "cpu", a_survey(), one_host=True)
+    assert [arm.label for arm in arms] == ["ddp", "manual", "manual:mode=shared_memory", "horovod", "mpi"]
     assert left_out == {}
 
 
+@pytest.mark.parametrize(("device", "one_host"), [("cpu", False), ("cuda", True)])
+def test_ranks_that_share_no_memory_are_not_taken_to(device, one_host):
+    arms, _ = prepare.choose_arms((), device, a_survey(gpus=2), one_host=one_host)
+    assert not [arm.label for arm in arms if "shared_memory" in arm.label]
+
+
 def test_what_cannot_run_is_left_out_with_reason_and_remedy():
-    arms, left_out = prepare.choose_arms((), "cpu", a_survey(missing=["horovod", "mpi"]))
-    assert [arm.label for arm in arms] == ["ddp", "manual"]
+    arms, left_out = prepare.choose_arms((), "cpu", a_survey(missing=["horovod", "mpi"]), one_host=True)
+    assert [arm.label for arm in arms] == ["ddp", "manual", "manual:mode=shared_memory"]
     assert list(left_out) == ["horovod", "mpi"]
     assert "horovod is not installed" in left_out["horovod"]
     assert "compare install horovod" in left_out["horovod"]
 
 
 def test_on_gpus_what_cannot_average_there_is_left_out_with_the_reason():
-    arms, left_out = prepare.choose_arms((), "cuda", a_survey(gpus=2))
+    arms, left_out = prepare.choose_arms((), "cuda", a_survey(gpus=2), one_host=True)
     assert [arm.label for arm in arms] == ["ddp", "manual", "horovod"]
     assert "--device cpu" in left_out["mpi"]
 
 
 def test_arms_that_are_named_are_taken_as_they_are():
     named = parse_arms(["mpi,ddp:bucket_cap_mb=1,horovod:controller=mpi"])
-    assert prepare.choose_arms(named, "cpu", a_survey()) == (named, {})
+    assert prepare.choose_arms(named, "cpu", a_survey(), one_host=True) == (named, {})
 
 
 def test_an_arm_that_is_named_and_cannot_run_is_an_error():
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(parse_arms(["ddp,horovod"]), "cpu", a_survey(missing=["horovod"]))
+        prepare.choose_arms(parse_arms(["ddp,horovod"]), "cpu", a_survey(missing=["horovod"]), one_host=True)
     assert "horovod" in caught.value.what
     assert "not installed" in caught.value.found
     assert "compare install horovod" in caught.value.remedy
@@ -122,7 +128,7 @@ def test_an_arm_that_is_named_and_cannot_run_is_an_error():
 
 def test_an_arm_that_is_named_and_cannot_use_the_device_is_an_error():
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(parse_arms(["ddp,mpi"]), "cuda", a_survey(gpus=2))
+        prepare.choose_arms(parse_arms(["ddp,mpi"]), "cuda", a_survey(gpus=2), one_host=True)
     assert "mpi" in caught.value.what
     assert "--device cpu" in caught.value.remedy
 
@@ -131,7 +137,7 @@ def test_an_arm_that_is_named_and_cannot_use_the_device_is_an_error():
 def test_a_controller_that_was_not_built_is_an_error(text, controller):
     survey = a_survey(controllers=[name for name in ("gloo", "mpi") if name != controller])
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(parse_arms([text]), "cpu", survey)
+        prepare.choose_arms(parse_arms([text]), "cpu", survey, one_host=True)
     assert f"without its {controller} controller" in caught.value.what
 
 
@@ -143,7 +149,9 @@ def test_it_is_an_error_where_nothing_can_run():
         for name, backend in BACKENDS.items()
     }
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms((), "cpu", Survey(backends, {"torch": Found(problem="torch does not load")}))
+        prepare.choose_arms(
+            (), "cpu", Survey(backends, {"torch": Found(problem="torch does not load")}), one_host=True
+        )
     assert "torch does not load" in caught.value.found
 
 
