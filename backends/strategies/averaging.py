@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -26,10 +26,7 @@ MIB = 1 << 20
 
 
 class AveragingReplica(LocalReplica):
-    """Sums gradients over the group, then divides by the number of ranks.
-
-    The option ``mode`` chooses in how many pieces and when; the arithmetic is the same.
-    """
+    """Averages gradients over the group; the option ``mode`` chooses in how many pieces and when."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -53,7 +50,7 @@ class AveragingReplica(LocalReplica):
 
     def attest(self) -> Facts:
         return {
-            "reduce_op": "sum, then divided by the number of ranks",
+            "reduce_op": self.averager.reduce_op,
             "passes_per_step": self.passes_per_step,
             "mode": self.mode,
             "message_bytes": self.averager.message_bytes(),
@@ -63,6 +60,9 @@ class AveragingReplica(LocalReplica):
 
 class Averager(ABC):
     """Replaces every gradient by its mean over the group."""
+
+    reduce_op: ClassVar[str] = "divided by the number of ranks, then summed"
+    """As in DistributedDataParallel: gradients are copied anyway, and divided on the way."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         del options
@@ -98,13 +98,15 @@ class Averager(ABC):
     def attest(self) -> Facts:
         """Say what else is true of this mode alone.
 
-        Its ``transport`` stands in the place of the group's, its ``reduce_op`` in that of the others'.
+        Its ``transport`` stands in the place of the group's.
         """
         return {}
 
 
 class PerParameterAverager(Averager):
     """One blocking all-reduce per parameter: what tutorials show, and what latency punishes."""
+
+    reduce_op = "sum, then divided by the number of ranks"
 
     def average(self) -> None:
         for gradient in _gradients(self.parameters):
@@ -120,12 +122,11 @@ class FlatAverager(Averager):
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
-        self.bucket = Bucket(parameters)
+        self.bucket = Bucket(parameters, group.world_size)
 
     def average(self) -> None:
         self.bucket.collect()
         self.group.all_reduce_(self.bucket.flat)
-        self.bucket.flat.div_(self.group.world_size)
 
     def message_bytes(self) -> list[int]:
         return [self.bucket.nbytes]
@@ -136,7 +137,8 @@ class OverlapAverager(Averager):
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
-        self.buckets = _fill_buckets(parameters[::-1], int(float(options["bucket_mb"]) * MIB))
+        capacity = int(float(options["bucket_mb"]) * MIB)
+        self.buckets = [Bucket(its, group.world_size) for its in _fill_buckets(parameters[::-1], capacity)]
         self.started: list[Work] = []
         for bucket in self.buckets:
             for parameter in bucket.parameters:
@@ -151,9 +153,8 @@ class OverlapAverager(Averager):
     def average(self) -> None:
         if len(self.started) < len(self.buckets):
             _gradients(self.parameters)  # names the one that is missing
-        for work, bucket in zip(self.started, self.buckets, strict=True):
+        for work in self.started:
             work.wait()
-            bucket.flat.div_(self.group.world_size)
         self.started.clear()
 
     def message_bytes(self) -> list[int]:
@@ -210,8 +211,9 @@ class Bucket:
     buffer's views as their gradients, until ``zero_grad`` drops them.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
         self.parameters = parameters
+        self.share = 1 / world_size
         self.waiting = len(parameters)
         first = parameters[0]
         lengths = [p.numel() for p in parameters]
@@ -225,9 +227,10 @@ class Bucket:
         return self.flat.numel() * self.flat.element_size()
 
     def collect(self) -> None:
-        """Copy the gradients in, and let the parameters' gradients be the buffer's views."""
-        torch._foreach_copy_(self.views, _gradients(self.parameters))
-        for parameter, view in zip(self.parameters, self.views, strict=True):
+        """Copy one rank's share of the mean in, and let the parameters' gradients be the buffer's views."""
+        gradients = _gradients(self.parameters)
+        for parameter, gradient, view in zip(self.parameters, gradients, self.views, strict=True):
+            torch.mul(gradient, self.share, out=view)
             parameter.grad = view
 
 
@@ -250,7 +253,7 @@ def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     return gradients
 
 
-def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[Bucket]:
+def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
     """Group parameters, in the order given, into buckets of at most ``cap_bytes`` (or one parameter)."""
     filled: list[list[nn.Parameter]] = []
     size = 0
@@ -261,4 +264,4 @@ def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[Bucket
             size = 0
         filled[-1].append(parameter)
         size += nbytes
-    return [Bucket(members) for members in filled]
+    return filled

@@ -119,7 +119,6 @@ class SharedMean:
         mapped = _mapped_bytes(self._name)
         transport = "shared memory" if mapped else "none"
         return {
-            "reduce_op": "divided by the number of ranks, then summed",
             "transport": "none (one rank)" if self.layout.world == 1 else transport,
             "shared_bytes": mapped,
         }
