@@ -16,6 +16,7 @@ from backends import BACKENDS, Backend
 from compare.errors import UnavailableError
 from compare.launch import LAUNCHERS
 from compare.launch.environment import import_path
+from compare.results import temporary_parent
 
 _PROBE_SECONDS = 60.0
 
@@ -72,9 +73,13 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 def survey() -> Survey:
-    """Load every library that a backend needs and look for every launcher. Takes a second or two."""
+    """Load every library that a backend needs and look for every launcher. Takes a second or two.
+
+    Raises:
+        OutputError: no folder for temporary files can be written.
+    """
     names = ["torch", *sorted({library for backend in BACKENDS.values() for library in backend.libraries})]
-    with tempfile.TemporaryDirectory(prefix="ringside-probe-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ringside-probe-", dir=temporary_parent()) as folder:
         probes = {name: (_start_probe(name, Path(folder)), Path(folder) / name) for name in names}
         libraries = {name: _read_probe(name, *probe) for name, probe in probes.items()}
     return Survey({name: _judge(backend, libraries) for name, backend in BACKENDS.items()}, libraries)

@@ -69,6 +69,20 @@ def find_cause(evidence: list[Evidence]) -> Cause | None:
     return first
 
 
+def find_unseen(evidence: list[Evidence]) -> Cause | None:
+    """Find the one rank that left no trace at all, where the launcher ended all the others for it.
+
+    It was gone before it could say that it had begun. Only where the launcher itself ended in good order: one
+    that is killed ends those it has started, and has not started the others.
+    """
+    open_cases = [rank for rank in evidence if not rank.has_result]
+    unseen = [rank for rank in open_cases if not rank.failure and not rank.progress]
+    ended = [rank.failure.at for rank in open_cases if rank.failure and rank.failure.kind == "ended"]
+    if len(unseen) != 1 or not ended or len(ended) + 1 < len(open_cases):
+        return None
+    return _died(unseen[0], min(ended))
+
+
 def _head_start(first: Cause) -> float:
     """Seconds by which a death may be found after what it caused; an error of one's own is no consequence."""
     return _FIRST_WORD_SECONDS if first.kind == "raised" and _COMPLAINT.search(first.said) else 0.0

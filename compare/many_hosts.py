@@ -32,7 +32,7 @@ from compare.launch.environment import EXPORTED, inherited, library_settings
 from compare.launch.supervise import Ending, supervise
 from compare.link import START_SECONDS, linked
 from compare.network import choose_network, in_network
-from compare.results import write_json
+from compare.results import temporary_parent, write_json
 from compare.site import Folders, masked_json
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class ManyHosts:
         """Name folders for a launch, which the agents make and remove, and make what its launcher needs."""
         self._launches += 1
         name = f"ringside-{self._run}-{self._launches}"
-        with tempfile.TemporaryDirectory(prefix="ringside-") as here:
+        with tempfile.TemporaryDirectory(prefix="ringside-", dir=temporary_parent()) as here:
             yield _Spot(self, name, files, Path(here))
 
 

@@ -233,6 +233,22 @@ def write_private(path: Path, data: bytes) -> None:
         raise OutputError(f"{path} could not be written.", found=error.strerror or str(error)) from None
 
 
+def temporary_parent() -> str:
+    """Return the folder for temporary files, which has just been seen to take them.
+
+    Raises:
+        OutputError: there is none.
+    """
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:
+        raise OutputError(
+            "No folder for temporary files can be written.",
+            found=error.strerror or str(error),
+            remedy="Free some space in one of them, or name another in TMPDIR.",
+        ) from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write text, whole or not at all.
 

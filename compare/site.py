@@ -23,7 +23,7 @@ from compare.agent import free_port
 from compare.launch.environment import EXPORTED, MASK, SCRATCH
 from compare.launch.supervise import Ending, is_alive, supervise, uninterrupted
 from compare.network import LOOPBACK, Network
-from compare.results import write_json, write_private
+from compare.results import temporary_parent, write_json, write_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,7 +247,7 @@ def masked_json(exported: Mapping[str, str]) -> str:
 def _scratch() -> Iterator[Folders]:
     shared = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
     prefix = f"ringside-{os.getpid()}-"
-    temporary = Path(tempfile.mkdtemp(prefix=prefix))
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_parent()))
     shared = Path(tempfile.mkdtemp(prefix=prefix, dir=shared if os.access(shared, os.W_OK) else temporary))
     folders = Folders(temporary, shared)
     with _heir(folders):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.blame import Cause, Evidence, find_cause
+from compare.blame import Cause, Evidence, find_cause, find_unseen
 from compare.errors import LaunchError, OutputError, StalledError
 from compare.job import RankFailure
 from compare.results import RankResult, read_json
@@ -76,7 +76,10 @@ class Watch:
             return [read_json(self._files.result(rank), RankResult) for rank in self._ranks]
         if missing:
             self._require_space()
-        cause = find_cause([self._evidence(rank) for rank in self._ranks])
+        evidence = [self._evidence(rank) for rank in self._ranks]
+        cause = find_cause(evidence)
+        if cause is None and (ending.status or 0) > 0:
+            cause = find_unseen(evidence)
         # What ranks say while a launch is ended for its length is no cause of it.
         if cause is not None and missing and not (ending.timed_out and cause.at > self._looked_at):
             raise self._blaming(where, cause)

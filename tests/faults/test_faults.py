@@ -34,9 +34,11 @@ TRACES = {
     Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*"),
     Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*"),  # noqa: S108 -- only looked at
 }
+UNSEEN = "kill before its first word"
 DEATHS = {
     "raise": "RuntimeError: injected by the test",
     "kill": "ended from outside",
+    UNSEEN: "It never began",
     "exit 0": "by itself",
     "crash": "Segmentation fault",
     "out of memory": "memory",
@@ -152,7 +154,8 @@ def start(tmp_path, mnist_dir, requires_backend):
 
 
 def a_fault(kind, rank=1):
-    return {"module": "compare.rank", "kind": kind, "rank": rank, "step": 100}
+    module = "compare.guard" if kind == UNSEEN else "compare.rank"
+    return {"module": module, "kind": kind, "rank": rank, "step": 100}
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(DEATHS))

@@ -58,6 +58,16 @@ def test_a_rank_that_hung_where_its_own_watchdog_is_patient_is_named_and_not_who
     assert "loader.py:7" in str(caught.value)
 
 
+def test_a_rank_that_was_gone_before_its_first_word_is_named_but_not_where_the_launcher_was_killed(
+    watch, files
+):
+    write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
+    with pytest.raises(LaunchError, match=r"rank 1 on .* died"):
+        watch.conclude("ddp, round 1", Ending(1, 1.0))
+    with pytest.raises(LaunchError, match="the launcher was killed"):
+        watch.conclude("ddp, round 1", Ending(-9, 1.0))
+
+
 @pytest.mark.parametrize(("taken", "times"), [(True, 2), (False, 1)])
 def test_a_launch_is_tried_a_second_time_where_its_port_was_taken_and_never_a_third(
     tmp_path, monkeypatch, taken, times

@@ -43,6 +43,7 @@ def _raise():
 FAULTS = {
     "raise": _raise,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "kill before its first word": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit 0": lambda: os._exit(0),
     "crash": _crash,
@@ -53,8 +54,19 @@ FAULTS = {
 }
 
 
+def _is_meant(fault):
+    return any(os.environ.get(name) == str(fault["rank"]) for name in _RANK_VARIABLES)
+
+
+def _spoil_beginning(fault):
+    if _is_meant(fault):
+        time.sleep(1)  # the others have begun by then
+        _say_when()
+        FAULTS[fault["kind"]]()
+
+
 def _spoil_rank(module, fault):
-    if not any(os.environ.get(name) == str(fault["rank"]) for name in _RANK_VARIABLES):
+    if not _is_meant(fault):
         return
 
     def strike():
@@ -86,6 +98,7 @@ def _spoil_port(site, fault):
 
 
 _SPOILERS = {
+    "compare.guard": lambda _, fault: _spoil_beginning(fault),
     "compare.rank": _spoil_rank,
     "compare.site": lambda module, fault: _spoil_port(module.ThisMachine, fault),
     "compare.many_hosts": lambda module, fault: _spoil_port(module.ManyHosts, fault),
