@@ -32,7 +32,7 @@ from compare.parity import PASSES
 from compare.results import Evaluation, Moments, RankResult, Sweep
 from compare.train import evaluate, train
 from compare.turns import SLACK, Side, make_reference, take_turns
-from compare.workload import Batches, as_tensors, build_model, optimizer_maker
+from compare.workload import Batches, as_tensors, build_model, normalise, optimizer_maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,7 +235,7 @@ def _evaluate(
     model: nn.Module, dataset: data.DatasetSource, shard: tuple[int, int], device: torch.device
 ) -> Evaluation:
     images, labels = as_tensors(*data.load_split(dataset, "test"), device)
-    correct, samples, loss_sum = evaluate(model, images, labels, shard)
+    correct, samples, loss_sum = evaluate(model, normalise(images), labels, shard)
     return Evaluation(
         correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Mean and standard deviation of MNIST's training pixels, as every tutorial has them.
 MEAN, DEVIATION = 0.1307, 0.3081
+_SCALE, _SHIFT = 1 / (255 * DEVIATION), torch.tensor(-MEAN / DEVIATION)
 
 loss_function = nn.functional.cross_entropy
 
@@ -56,15 +57,22 @@ def optimizer_maker(config: RunConfig) -> Callable[[Iterator[nn.Parameter]], tor
 
 
 def as_tensors(
-    images: np.ndarray, labels: np.ndarray, device: torch.device, dtype: torch.dtype = torch.float32
+    images: np.ndarray, labels: np.ndarray, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalise (n, 28, 28) uint8 images once, to (n, 784) ``dtype`` and (n,) int64 on ``device``.
+    """Put (n, 28, 28) uint8 images on ``device`` as (n, 784) pixels, still uint8, and labels as (n,) int64.
 
-    Resident tensors are what makes the loop fast: the published example decodes and normalises every
-    image in every epoch.
+    Resident tensors are what makes the loop fast: the published example decodes and normalises image by
+    image, in every epoch. As bytes they take a quarter of the memory and of the way from there.
     """
-    pixels = torch.from_numpy(images).view(len(images), PIXELS).to(device, dtype)
-    return pixels.div_(255).sub_(MEAN).div_(DEVIATION), torch.from_numpy(labels).to(device, torch.int64)
+    pixels = torch.from_numpy(images).view(len(images), PIXELS).to(device)
+    return pixels, torch.from_numpy(labels).to(device, torch.int64)
+
+
+def normalise(pixels: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Bring pixels of 0 to 255 to a mean of 0 and a deviation of 1, as float32 of the same shape."""
+    out = torch.empty_like(pixels, dtype=torch.float32) if out is None else out
+    # A pass that only converts and one that only computes: one that does both takes longer than the two.
+    return torch.add(_SHIFT, out.copy_(pixels), alpha=_SCALE, out=out)
 
 
 class Batches:
@@ -74,6 +82,7 @@ class Batches:
     the r-th of the n equal parts of every global batch, so that together the shards are exactly the
     batches of a single process. Where a step has several passes, a part is cut once more, in that order.
 
+    Pixels, that is bytes, are normalised as they are fetched; images of another dtype are taken as they are.
     The inputs that come out are overwritten by the next step: a persistent buffer costs no allocation.
     """
 
@@ -85,7 +94,9 @@ class Batches:
         self._size = config.batch_size_per_rank
         self._passes = config.accumulate
         self._seed = config.seed
-        self._inputs = torch.empty((self._size, PIXELS), dtype=images.dtype, device=images.device)
+        self._fetched = torch.empty((self._size, PIXELS), dtype=images.dtype, device=images.device)
+        raw = images.dtype == torch.uint8
+        self._inputs = torch.empty_like(self._fetched, dtype=torch.float32) if raw else self._fetched
 
     def attest(self) -> dict[str, object]:
         """Say what one batch is, as its buffers are."""
@@ -102,7 +113,9 @@ class Batches:
             parts = self._shard_of(epoch)
             # Labels are few enough to be put in order for an epoch at once.
             for part, targets in zip(parts, self._labels[parts], strict=True):
-                torch.index_select(self._images, 0, part, out=self._inputs)
+                torch.index_select(self._images, 0, part, out=self._fetched)
+                if self._inputs is not self._fetched:
+                    normalise(self._fetched, out=self._inputs)
                 yield self._inputs, targets
             epoch += 1
 

@@ -13,7 +13,15 @@ from torch import nn
 
 from compare.config import MODELS, OPTIMIZERS
 from compare.train import evaluate, train
-from compare.workload import PIXELS, Batches, as_tensors, build_model, loss_function, optimizer_maker
+from compare.workload import (
+    PIXELS,
+    Batches,
+    as_tensors,
+    build_model,
+    loss_function,
+    normalise,
+    optimizer_maker,
+)
 from tests.unit.factories import a_config
 
 untimed = settings(deadline=None, max_examples=30)
@@ -135,17 +143,28 @@ def test_every_seed_that_a_config_takes_can_be_used(seed):
 def test_images_are_normalised_as_in_every_tutorial():
     images = np.array([[[0] * 28] * 28, [[255] * 28] * 28], dtype=np.uint8)
     pixels, labels = as_tensors(images, np.array([3, 7], dtype=np.uint8), CPU)
-    assert pixels.shape == (2, 784)
-    assert (pixels.dtype, labels.dtype) == (torch.float32, torch.int64)
-    assert pixels[0].unique().item() == pytest.approx(-0.1307 / 0.3081)
-    assert pixels[1].unique().item() == pytest.approx((1 - 0.1307) / 0.3081, abs=1e-6)
+    inputs = normalise(pixels)
+    assert inputs.shape == (2, 784)
+    assert (inputs.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert inputs[0].unique().item() == pytest.approx(-0.1307 / 0.3081)
+    assert inputs[1].unique().item() == pytest.approx((1 - 0.1307) / 0.3081, abs=1e-6)
     assert labels.tolist() == [3, 7]
+    assert (images[1] == 255).all(), "the raw images are left alone"
 
 
-def test_the_raw_images_are_left_alone():
-    images = np.full((1, 28, 28), 255, dtype=np.uint8)
-    as_tensors(images, np.zeros(1, dtype=np.uint8), CPU)
-    assert (images == 255).all()
+def test_every_value_of_a_pixel_is_normalised_as_by_dividing_subtracting_and_dividing():
+    pixels = torch.arange(256, dtype=torch.uint8)
+    tutorial = pixels.double().div(255).sub(0.1307).div(0.3081)
+    assert normalise(pixels).double() == pytest.approx(tutorial, abs=3e-7)
+
+
+def test_batches_of_pixels_are_normalised_and_the_pixels_stay_bytes():
+    pixels = torch.arange(60, dtype=torch.uint8)[:, None].expand(60, PIXELS).contiguous()
+    labels = torch.arange(60)
+    config = a_config(batch_size_per_rank=20)
+    for inputs, targets in islice(Batches(pixels, labels, (0, 1), config), 6):
+        assert torch.equal(inputs, normalise(pixels[targets]))
+    assert torch.equal(pixels[:, 0], torch.arange(60, dtype=torch.uint8))
 
 
 # ---- models ----
