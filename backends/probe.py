@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def probe_torch() -> Facts:
-    """Say which process groups and devices torch has."""
+    """Say which process groups and devices torch has, and whether its ranks could share memory."""
     import torch
     import torch.distributed as dist
+
+    from backends.strategies.shared_memory import problem_here
 
     gpus = torch.cuda.device_count()
     return {
@@ -29,6 +31,7 @@ def probe_torch() -> Facts:
             if there
         ],
         "gpus": gpus,
+        "shared_memory_problem": problem_here(),
         "transport": "NCCL" if gpus and dist.is_nccl_available() else "Gloo over TCP",
     }
 

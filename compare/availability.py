@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from backends import BACKENDS, Backend
 from compare.errors import UnavailableError
 from compare.launch import LAUNCHERS
 from compare.launch.environment import import_path
-from compare.results import temporary_parent
+from compare.results import temporary_folder
 
 _PROBE_SECONDS = 60.0
 
@@ -51,6 +50,11 @@ class Survey(msgspec.Struct, frozen=True):
         """Number of CUDA devices that torch sees."""
         return int(self.libraries["torch"].facts.get("gpus", 0))
 
+    @property
+    def shared_memory_problem(self) -> str:
+        """Why ranks cannot share memory here; empty where they can."""
+        return str(self.libraries["torch"].facts.get("shared_memory_problem", ""))
+
     def require(self, name: str, options: dict[str, Any]) -> None:
         """Insist on a backend that was asked for by name.
 
@@ -76,11 +80,11 @@ def survey() -> Survey:
     """Load every library that a backend needs and look for every launcher. Takes a second or two.
 
     Raises:
-        OutputError: no folder for temporary files can be written.
+        OutputError: no temporary folder can be made.
     """
     names = ["torch", *sorted({library for backend in BACKENDS.values() for library in backend.libraries})]
-    with tempfile.TemporaryDirectory(prefix="ringside-probe-", dir=temporary_parent()) as folder:
-        probes = {name: (_start_probe(name, Path(folder)), Path(folder) / name) for name in names}
+    with temporary_folder("ringside-probe-") as folder:
+        probes = {name: (_start_probe(name, folder), folder / name) for name in names}
         libraries = {name: _read_probe(name, *probe) for name, probe in probes.items()}
     return Survey({name: _judge(backend, libraries) for name, backend in BACKENDS.items()}, libraries)
 

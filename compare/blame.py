@@ -69,18 +69,15 @@ def find_cause(evidence: list[Evidence]) -> Cause | None:
     return first
 
 
-def find_unseen(evidence: list[Evidence]) -> Cause | None:
-    """Find the one rank that left no trace at all, where the launcher ended all the others for it.
+def find_unseen(evidence: list[Evidence]) -> Evidence | None:
+    """Find the one rank that left no trace at all, where the launcher ended all others that have no result.
 
-    It was gone before it could say that it had begun. Only where the launcher itself ended in good order: one
-    that is killed ends those it has started, and has not started the others.
+    It was gone, or did not load, before it could say that it had begun.
     """
     open_cases = [rank for rank in evidence if not rank.has_result]
     unseen = [rank for rank in open_cases if not rank.failure and not rank.progress]
-    ended = [rank.failure.at for rank in open_cases if rank.failure and rank.failure.kind == "ended"]
-    if len(unseen) != 1 or not ended or len(ended) + 1 < len(open_cases):
-        return None
-    return _died(unseen[0], min(ended))
+    ended = [rank for rank in open_cases if rank.failure and rank.failure.kind == "ended"]
+    return unseen[0] if len(unseen) == 1 and ended and len(ended) + 1 == len(open_cases) else None
 
 
 def _head_start(first: Cause) -> float:

@@ -72,7 +72,7 @@ Backends = Annotated[
         "--backend",
         help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
         "`compare backends` lists them with their options.",
-        show_default="all that are available",
+        show_default="all that are available; on the CPUs of one host manual:mode=shared_memory, too",
     ),
 ]
 NumProc = Annotated[

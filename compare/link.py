@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +33,7 @@ from compare.channel import (
 )
 from compare.errors import HostError, OutputError
 from compare.host import Answer, by_hand, command, enough_files, python_command, trouble
-from compare.results import temporary_parent, write_text
+from compare.results import temporary_file, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,7 +79,7 @@ class Link:
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
         self._by_hand = by_hand(host, reach)
-        self._stderr = tempfile.TemporaryFile(dir=temporary_parent())  # noqa: SIM115 -- closed by close()
+        self._stderr = temporary_file()
         # A session of its own: Ctrl-C reaches us alone, and we end the launch in good order.
         self._process = subprocess.Popen(
             command(host, python_command(python, "compare.agent"), reach),

@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import socket
-import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ from compare.launch.environment import EXPORTED, inherited, library_settings
 from compare.launch.supervise import Ending, supervise
 from compare.link import START_SECONDS, linked
 from compare.network import choose_network, in_network
-from compare.results import temporary_parent, write_json
+from compare.results import temporary_folder, write_json
 from compare.site import Folders, masked_json
 
 if TYPE_CHECKING:
@@ -139,8 +138,8 @@ class ManyHosts:
         """Name folders for a launch, which the agents make and remove, and make what its launcher needs."""
         self._launches += 1
         name = f"ringside-{self._run}-{self._launches}"
-        with tempfile.TemporaryDirectory(prefix="ringside-", dir=temporary_parent()) as here:
-            yield _Spot(self, name, files, Path(here))
+        with temporary_folder("ringside-") as here:
+            yield _Spot(self, name, files, here)
 
 
 class _Spot:

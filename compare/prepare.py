@@ -179,7 +179,11 @@ def choose_arms(
         else:
             arms.append(Arm(name))
             if backend.on_one_host and one_host and device == "cpu":
-                arms.append(Arm(name, dict(backend.on_one_host)))
+                second = Arm(name, dict(backend.on_one_host))
+                if survey.shared_memory_problem:
+                    left_out[second.label] = survey.shared_memory_problem
+                else:
+                    arms.append(second)
     if not arms:
         raise UnavailableError("No backend can run here.", found="; ".join(left_out.values()))
     return tuple(arms), left_out

@@ -7,9 +7,11 @@ the unit in the name; raw clock readings are whole nanoseconds. ``docs/results.m
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -233,19 +235,49 @@ def write_private(path: Path, data: bytes) -> None:
         raise OutputError(f"{path} could not be written.", found=error.strerror or str(error)) from None
 
 
-def temporary_parent() -> str:
-    """Return the folder for temporary files, which has just been seen to take them.
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder for what nobody needs afterwards, and remove it then.
 
     Raises:
-        OutputError: there is none.
+        OutputError: it cannot be made.
     """
+    folder = make_temporary_folder(prefix)
     try:
-        return tempfile.gettempdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_temporary_folder(prefix: str, parent: Path | None = None) -> Path:
+    """Make a folder under ``parent``, or wherever temporary files go; it stays.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    with _told_of_no_room():
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+
+
+def temporary_file() -> BinaryIO:
+    """Open a file that goes when it is closed.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    with _told_of_no_room():
+        return cast("BinaryIO", tempfile.TemporaryFile())
+
+
+@contextmanager
+def _told_of_no_room() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OutputError(
-            "No folder for temporary files can be written.",
-            found=error.strerror or str(error),
-            remedy="Free some space in one of them, or name another in TMPDIR.",
+            "Nothing temporary can be written.",
+            found=": ".join(str(part) for part in (error.filename, error.strerror or error) if part),
+            remedy="Free some space there, or name another folder in TMPDIR.",
         ) from None
 
 

@@ -11,7 +11,6 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from compare.agent import free_port
+from compare.errors import OutputError
 from compare.launch.environment import EXPORTED, MASK, SCRATCH
 from compare.launch.supervise import Ending, is_alive, supervise, uninterrupted
 from compare.network import LOOPBACK, Network
-from compare.results import temporary_parent, write_json, write_private
+from compare.results import make_temporary_folder, write_json, write_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,8 +247,12 @@ def masked_json(exported: Mapping[str, str]) -> str:
 def _scratch() -> Iterator[Folders]:
     shared = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
     prefix = f"ringside-{os.getpid()}-"
-    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_parent()))
-    shared = Path(tempfile.mkdtemp(prefix=prefix, dir=shared if os.access(shared, os.W_OK) else temporary))
+    temporary = make_temporary_folder(prefix)
+    try:
+        shared = make_temporary_folder(prefix, shared if os.access(shared, os.W_OK) else temporary)
+    except OutputError:
+        temporary.rmdir()
+        raise
     folders = Folders(temporary, shared)
     with _heir(folders):
         try:

@@ -76,10 +76,7 @@ class Watch:
             return [read_json(self._files.result(rank), RankResult) for rank in self._ranks]
         if missing:
             self._require_space()
-        evidence = [self._evidence(rank) for rank in self._ranks]
-        cause = find_cause(evidence)
-        if cause is None and (ending.status or 0) > 0:
-            cause = find_unseen(evidence)
+        cause = find_cause([self._evidence(rank) for rank in self._ranks])
         # What ranks say while a launch is ended for its length is no cause of it.
         if cause is not None and missing and not (ending.timed_out and cause.at > self._looked_at):
             raise self._blaming(where, cause)
@@ -195,6 +192,8 @@ class Watch:
                 remedy="Its ranks were ended. Was it killed by hand, or was memory short?",
             )
         what = f"no result from rank {', '.join(map(str, missing))}" if missing else "every rank finished"
+        if unseen := find_unseen([self._evidence(rank) for rank in self._ranks]):
+            what = f"rank {unseen.rank} on {unseen.host} was gone before it had begun"
         return LaunchError(
             f"{where}: {what}, and the launcher ended with status {ending.status}.", found=said, remedy=remedy
         )

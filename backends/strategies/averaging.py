@@ -229,8 +229,13 @@ class Bucket:
     def collect(self) -> None:
         """Copy one rank's share of the mean in, and let the parameters' gradients be the buffer's views."""
         gradients = _gradients(self.parameters)
-        for parameter, gradient, view in zip(self.parameters, gradients, self.views, strict=True):
-            torch.mul(gradient, self.share, out=view)
+        if self.flat.is_cuda:  # two kernels in all rather than one for every parameter
+            torch._foreach_copy_(self.views, gradients)
+            self.flat.mul_(self.share)
+        else:
+            for gradient, view in zip(gradients, self.views, strict=True):
+                torch.mul(gradient, self.share, out=view)
+        for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
 

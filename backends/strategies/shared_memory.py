@@ -58,6 +58,8 @@ SEMAPHORE_BYTES = 64
 OFFER_BYTES = 256
 CHECKS_BEFORE_SLEEP = 500
 """A few hundred microseconds: waking up from sleep costs tens of them, and ranks are often less apart."""
+_CLOSE_ON_EXEC = 1
+"""MFD_CLOEXEC of linux/memfd.h."""
 SLEEP_SECONDS = 0.1
 """After which a rank that was not woken looks around: signals are handled, and threads get their turn."""
 
@@ -372,11 +374,15 @@ def _share(group: Group, layout: Layout) -> tuple[mmap.mmap, str]:
     not held to the size of /dev/shm, which in a container is 64 MB unless asked otherwise.
     """
     name = f"ringside-gradients-{secrets.token_hex(8)}"
-    created = os.memfd_create(name) if group.rank == 0 else -1
+    created, opened, trouble, reason = -1, -1, Trouble.OTHER_HOST, ""
+    if group.rank == 0:
+        try:
+            created = _create(name)
+        except OSError as error:
+            reason = f" ({error.strerror})"
     pid, descriptor, name, boot = _broadcast_words(
         group, str(os.getpid()), str(created), name, _boot_identity()
     )
-    opened, trouble, reason = -1, Trouble.OTHER_HOST, ""
     try:
         if boot == _boot_identity():
             trouble = Trouble.NOT_OPENED
@@ -385,13 +391,40 @@ def _share(group: Group, layout: Layout) -> tuple[mmap.mmap, str]:
             _reserve(opened, layout, group.rank)
             trouble = Trouble.NONE
     except OSError as error:
-        reason = f" ({error.strerror})"
+        reason = reason or f" ({error.strerror})"
     try:
         _agree(group, trouble, layout, reason)  # after it nobody needs rank 0's descriptor any more
         return mmap.mmap(opened, layout.nbytes), name
     finally:
         for handle in {created, opened} - {-1}:
             os.close(handle)
+
+
+def problem_here() -> str:
+    """Say why ranks cannot share memory on this machine; empty where nothing speaks against it."""
+    name, descriptors = "ringside-probe", []
+    try:
+        descriptors.append(_create(name))
+        descriptors.append(_open(f"/proc/{os.getpid()}/fd/{descriptors[0]}", name))
+        _boot_identity()
+    except OSError as error:
+        return f"memory cannot be shared here ({error.strerror})"
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return ""
+
+
+def _create(name: str) -> int:
+    """Make memory that is in no file system: by libc, for Pythons built on an old one lack the function."""
+    try:
+        create = ctypes.CDLL(None, use_errno=True).memfd_create
+    except AttributeError:
+        raise OSError(errno.ENOSYS, "the C library has no memfd_create") from None
+    descriptor = int(create(name.encode(), ctypes.c_uint(_CLOSE_ON_EXEC)))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 def _open(path: str, name: str) -> int:

@@ -19,9 +19,10 @@ SCRIPTS = {
 RANKS, STEPS, PUBLISHED_STEPS = 2, 330, 180
 TEXT = f"""\
 {RANKS} ranks, one thread each, MLP, batch 64. The scripts are in `tests/bench/scripts`: the same data in
-memory, the backend's library used directly, started by the same launcher with the same flags and
-environment; they test at the end, as `compare run` does. A pair is one launch of each, and which comes
-first alternates. Start-up counts from the start of the launcher, on both sides."""
+memory (as floats, normalised once; the product has bytes and normalises what it fetches), the backend's
+library used directly, started by the same launcher with the same flags and environment; they test at the
+end, as `compare run` does. A pair is one launch of each, and which comes first alternates. Start-up counts
+from the start of the launcher, on both sides."""
 PUBLISHED_TEXT = f"""\
 {RANKS} ranks, one thread each, MLP, batch 64: the published loop (DistributedDataParallel,
 DistributedSampler, DataLoader; torchrun) against the product's quickest arms, and these against its `ddp`.

@@ -38,7 +38,7 @@ UNSEEN = "kill before its first word"
 DEATHS = {
     "raise": "RuntimeError: injected by the test",
     "kill": "ended from outside",
-    UNSEEN: "It never began",
+    UNSEEN: "was gone before it had begun",
     "exit 0": "by itself",
     "crash": "Segmentation fault",
     "out of memory": "memory",

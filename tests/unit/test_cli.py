@@ -412,7 +412,9 @@ def test_what_a_dry_run_prints_can_be_pasted_into_a_shell(compare, monkeypatch):
 
 
 def test_without_a_backend_all_that_can_run_are_taken(compare):
-    assert set(dry_run(compare)) == {"none", "ddp", "manual", "horovod"}
+    expected = {"none", "ddp", "manual", "manual:mode=shared_memory", "horovod"}
+    assert set(dry_run(compare)) == expected
+    assert set(dry_run(compare, "-H", "localhost:2")) == expected
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ REPLICAS = {
     "none": {"reduce_op": "none"},
     "ddp": {"reduce_op": "mean", "bucket_bytes": [814_120], "comm_hook": "none"},
     "horovod": {"reduce_op": "average", "compression": "none"},
-    "mpi": {"reduce_op": "sum, then divided by the number of ranks"},
+    "mpi": {"reduce_op": "divided by the number of ranks, then summed"},
 }
 
 

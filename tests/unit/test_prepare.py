@@ -93,6 +93,14 @@ def test_all_that_can_run_are_taken_where_none_is_named():
     assert left_out == {}
 
 
+def test_where_memory_cannot_be_shared_that_arm_is_left_out_with_the_reason():
+    survey = a_survey()
+    survey.libraries["torch"].facts["shared_memory_problem"] = "memory cannot be shared here (why)"
+    arms, left_out = prepare.choose_arms((), "cpu", survey, one_host=True)
+    assert [arm.label for arm in arms] == ["ddp", "manual", "horovod", "mpi"]
+    assert left_out == {"manual:mode=shared_memory": "memory cannot be shared here (why)"}
+
+
 @pytest.mark.parametrize(("device", "one_host"), [("cpu", False), ("cuda", True)])
 def test_ranks_that_share_no_memory_are_not_taken_to(device, one_host):
     arms, _ = prepare.choose_arms((), device, a_survey(gpus=2), one_host=one_host)

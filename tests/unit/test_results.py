@@ -7,13 +7,17 @@ import json
 import os
 import resource
 import stat
+import tempfile
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from compare.errors import OutputError
+from compare.hostfile import Host
+from compare.job import LaunchFiles
 from compare.parity import Gate
 from compare.report import render
 from compare.results import (
@@ -22,11 +26,15 @@ from compare.results import (
     Failure,
     MachineUse,
     RankResult,
+    make_temporary_folder,
     read_json,
     read_run,
+    temporary_file,
+    temporary_folder,
     write_json,
     write_text,
 )
+from compare.site import ThisMachine
 from compare.stats import summarise
 from compare.verify import ArmVerification, Verification
 from tests.unit.factories import DIGITS, a_block, a_launch, a_phased_block, a_rank, a_run
@@ -156,6 +164,43 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
         write_json(path, a_run())
     assert str(path) in caught.value.what
     assert "No such file" in caught.value.found
+
+
+def refuse_folders_under(monkeypatch, *parents):
+    """Let no folder be made there, as on a disk that is full."""
+    make = tempfile.mkdtemp
+
+    def refusing(prefix, dir=None):  # noqa: A002 -- as the library has it
+        if dir in parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{dir}/{prefix}")
+        return make(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refusing)
+
+
+def test_a_lack_of_room_for_temporary_files_is_an_error_of_output_with_its_place(monkeypatch):
+    refuse_folders_under(monkeypatch, None)
+    with pytest.raises(OutputError) as caught, temporary_folder("ringside-test-"):
+        pass
+    assert "No space left on device" in caught.value.found
+    assert "TMPDIR" in caught.value.remedy
+
+
+def test_where_there_is_no_place_for_temporary_files_that_is_said(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    for make in (temporary_file, lambda: make_temporary_folder("ringside-test-")):
+        with pytest.raises(OutputError, match="/proc/nowhere"):
+            make()
+
+
+def test_of_the_two_folders_of_a_launch_the_first_goes_when_the_second_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    refuse_folders_under(monkeypatch, Path("/dev/shm"))  # noqa: S108 -- nothing is written there
+    here = ThisMachine((Host("localhost", 1),), [0])
+    with pytest.raises(OutputError), here.spot(LaunchFiles(tmp_path)):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_not_written_over(tmp_path):

@@ -123,7 +123,7 @@ def test_without_either_meeting_something_would_be_torn(seen):
 
 
 def test_at_two_ranks_it_trains_bitwise_as_the_flat_mode_and_as_ddp(seen):
-    """At three Gloo adds in another order, and DDP divides before it adds."""
+    """At three Gloo adds in another order."""
     for rank in seen:
         hashes = rank["trained"]
         assert hashes["shared_memory"] == seen[0]["trained"]["shared_memory"] != hashes["untrained"]

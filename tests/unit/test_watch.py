@@ -58,14 +58,21 @@ def test_a_rank_that_hung_where_its_own_watchdog_is_patient_is_named_and_not_who
     assert "loader.py:7" in str(caught.value)
 
 
-def test_a_rank_that_was_gone_before_its_first_word_is_named_but_not_where_the_launcher_was_killed(
-    watch, files
-):
+def test_a_rank_that_was_gone_before_its_first_word_is_named_with_what_its_launcher_said_of_it(watch, files):
     write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
-    with pytest.raises(LaunchError, match=r"rank 1 on .* died"):
+    files.launcher_log.write_text("ModuleNotFoundError: No module named 'msgspec'")
+    with pytest.raises(LaunchError, match=r"rank 1 on .* was gone before it had begun") as caught:
         watch.conclude("ddp, round 1", Ending(1, 1.0))
+    assert "No module named 'msgspec'" in caught.value.found
+
+
+def test_no_rank_is_named_where_the_launcher_was_killed_or_the_parent_gave_no_sign_of_life(watch, files):
+    write_json(files.failure(0), a_failure(0, "ended", "left alone"))
     with pytest.raises(LaunchError, match="the launcher was killed"):
         watch.conclude("ddp, round 1", Ending(-9, 1.0))
+    files.log(0).write_text("This rank was left alone: its parent gave no sign of life for 6 s.")
+    with pytest.raises(LaunchError, match="this program gave no sign of life"):
+        watch.conclude("ddp, round 1", Ending(1, 1.0))
 
 
 @pytest.mark.parametrize(("taken", "times"), [(True, 2), (False, 1)])
