@@ -60,7 +60,10 @@ _CAUSES = {
     ),
     "latency": ("latency of each call", "Fewer, larger messages would help."),
     "bandwidth": ("bandwidth", "Fewer bytes, or a faster way for them, would help."),
-    "background": ("background tax", "The library's own threads take the core from the computation."),
+    "background": (
+        "background tax",
+        "The library's own threads take the core from the computation, or its memory the caches.",
+    ),
     "straggler": ("straggler", "The others wait for it, whatever the library."),
     "transport": ("transport", "Part of the difference is the way of the bytes, not the library."),
 }
