@@ -45,7 +45,7 @@ def bench_published(settings) -> Section:
     arms = [arm for arm in ("mpi", launches.SHARED_MEMORY) if launches.is_known(arm)]
     members = {arm: _product(settings, arm) for arm in [*arms, "ddp"]}
     members["published"] = _script(settings, "published_ddp", "ddp", PUBLISHED_STEPS)
-    turns = take_launches(members, settings.pick(5, 2))
+    turns = take_launches(members, settings.pick(10, 2))
     best = min(arms, key=turns.median)
     rows = [
         Row(
