@@ -102,7 +102,7 @@ def test_where_memory_cannot_be_shared_that_arm_is_left_out_with_the_reason():
 
 
 @pytest.mark.parametrize(("device", "one_host"), [("cpu", False), ("cuda", True)])
-def test_ranks_that_share_no_memory_are_not_taken_to(device, one_host):
+def test_over_hosts_and_on_gpus_shared_memory_is_not_taken_unasked(device, one_host):
     arms, _ = prepare.choose_arms((), device, a_survey(gpus=2), one_host=one_host)
     assert not [arm.label for arm in arms if "shared_memory" in arm.label]
 
