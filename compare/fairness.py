@@ -31,6 +31,7 @@ _MEANS = {
     "average",
     "sum, then divided by the number of ranks",
     "divided by the number of ranks, then summed",
+    "divided by the number of ranks in backward, then summed",
 }
 
 

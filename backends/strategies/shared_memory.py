@@ -9,8 +9,7 @@ Every rank reduces one part in N of the gradients, its chunk. In a step it
 
 It is Rabenseifner's reduce-scatter and all-gather ("Optimization of Collective Reduction Operations",
 ICCS 2004), but nothing is gathered: the result is read where it lies. Each chunk is reduced by one rank
-and read by all, so the ranks are bitwise alike by construction. As in DistributedDataParallel the division
-comes before the sum, where it costs no pass over memory of its own.
+and read by all, so the ranks are bitwise alike by construction.
 
 For gradients of G bytes a rank moves (3 - 1/N) G: (N-1)/N read and as much written in 1, and as much read
 in 3, with the own part read and written. Where everyone writes everything and reduces everything, one
@@ -64,8 +63,8 @@ SLEEP_SECONDS = 0.1
 """After which a rank that was not woken looks around: signals are handled, and threads get their turn."""
 
 
-class SharedMean:
-    """The mean of gradients over the ranks of one host."""
+class SharedSum:
+    """The sum of gradients over the ranks of one host."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group) -> None:
         """Map the shared memory; every rank must call it, with parameters of the same shapes.
@@ -78,7 +77,6 @@ class SharedMean:
         self._rank = group.rank
         self._memory, self._name = _share(group, self.layout)
         self._meeting = Meeting(self._memory, group)
-        self._share = 1 / group.world_size
         self._block = BLOCK_BYTES // dtype.itemsize * torch.get_num_threads()
         # Where nothing is added to twice, blocks would save nothing.
         blocks = [self._block] if self.layout.planes > RESULTS else []
@@ -88,11 +86,11 @@ class SharedMean:
 
     @property
     def views(self) -> list[torch.Tensor]:
-        """What ``average`` filled when it was called last, one tensor a parameter."""
+        """What ``reduce`` filled when it was called last, one tensor a parameter."""
         return self._turns[0].views
 
-    def average(self, gradients: list[torch.Tensor]) -> None:
-        """Fill ``views`` with the mean of all ranks' gradients. They hold until the next call.
+    def reduce(self, gradients: list[torch.Tensor]) -> None:
+        """Fill ``views`` with the sum of all ranks' gradients. They hold until the next call.
 
         Raises:
             BackendError: something was written into ``views`` since the last call.
@@ -101,11 +99,11 @@ class SharedMean:
         self._turns.reverse()
         turn = self._turns[0]
         pieces = self._pieces_of(gradients)
-        for index, place in turn.exports:
-            torch.mul(pieces[index], self._share, out=place)
+        if turn.exported:  # not by a rank that reduces all there is
+            torch._foreach_copy_(turn.places, [pieces[index] for index in turn.exported])
         self._meeting.meet()
         for batch in turn.reduced:
-            torch._foreach_add_(batch.results, pieces[batch.pieces], alpha=self._share)
+            torch._foreach_add_(batch.results, pieces[batch.pieces])
             for shares in batch.others:
                 torch._foreach_add_(batch.results, shares)
         self._meeting.meet()
@@ -149,7 +147,8 @@ class SharedMean:
             if plane is None:
                 turn.reduce(index, [own[index] for own in places], self._block)
             else:
-                turn.exports.append((index, places[plane][index]))
+                turn.exported.append(index)
+                turn.places.append(places[plane][index])
             start += place.numel()
         return turn
 
@@ -178,8 +177,10 @@ class _Turn:
 
     result: torch.Tensor
     views: list[torch.Tensor]
-    exports: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    """Pieces that other ranks reduce, by index, and where this rank's share of them goes."""
+    exported: list[int] = field(default_factory=list)
+    """Pieces that other ranks reduce, by index."""
+    places: list[torch.Tensor] = field(default_factory=list)
+    """Where this rank's share of them goes."""
     reduced: list[_Batch] = field(default_factory=list)
     """What this rank reduces."""
     version: int = 0

@@ -23,16 +23,15 @@ class NeverSyncs(LocalReplica):
 class Sums(AveragingReplica):
     """A sum in the place of the mean."""
 
-    def sync(self) -> None:
-        for parameter in self.model.parameters():
-            self.averager.group.all_reduce_(parameter.grad)
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
 
 
 class SkipsAParameter(AveragingReplica):
     """The last rank takes part for one parameter, and then keeps its own gradient."""
 
     def sync(self) -> None:
-        group = self.averager.group
+        group = self.reducer.group
         own = next(self.model.parameters()).grad.clone()
         super().sync()
         if group.rank == group.world_size - 1:
@@ -134,7 +133,7 @@ class ForgetsAMessage(AveragingReplica):
     """Attests fewer bytes than travel."""
 
     def attest(self) -> Facts:
-        return super().attest() | {"message_bytes": self.averager.message_bytes()[1:]}
+        return super().attest() | {"message_bytes": self.reducer.message_bytes()[1:]}
 
 
 class AttestsObjects(AveragingReplica):

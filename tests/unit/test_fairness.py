@@ -48,7 +48,7 @@ REPLICAS = {
     "none": {"reduce_op": "none"},
     "ddp": {"reduce_op": "mean", "bucket_bytes": [814_120], "comm_hook": "none"},
     "horovod": {"reduce_op": "average", "compression": "none"},
-    "mpi": {"reduce_op": "divided by the number of ranks, then summed"},
+    "mpi": {"reduce_op": "divided by the number of ranks in backward, then summed"},
 }
 
 

@@ -27,9 +27,9 @@ from backends import BACKENDS
 from backends.base import BackendError, Placement
 from backends.groups.torch_group import TorchGroup
 from backends.strategies import shared_memory
-from backends.strategies.averaging import AVERAGERS, AveragingReplica
+from backends.strategies.averaging import REDUCERS, AveragingReplica
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.shared_memory import RESULTS, Layout, SharedMean
+from backends.strategies.shared_memory import RESULTS, Layout, SharedSum
 from compare.stats import summarise
 from compare.train import train
 from tests.unit.factories import a_launch, a_rank, a_run
@@ -161,7 +161,7 @@ def test_the_memory_goes_when_the_last_gradient_does_and_after_a_refusal(seen):
 def test_it_attests_how_gradients_travelled(seen):
     for rank in seen:
         assert rank["attestation"] == {
-            "reduce_op": "divided by the number of ranks, then summed",
+            "reduce_op": "divided by the number of ranks in backward, then summed",
             "passes_per_step": 1,
             "mode": "shared_memory",
             "message_bytes": [4 * 5 * 3 + 4 * 3],
@@ -211,10 +211,10 @@ def test_a_lack_of_room_is_told_with_its_size_before_anything_is_written(refused
 def test_gpus_and_mixed_dtypes_are_refused():
     alone = Placement(0, 0, 1, 1, "here")
     with pytest.raises(BackendError, match="averages in host memory, but the gradients are on cuda"):
-        SharedMean([nn.Parameter(torch.ones(2))], TorchGroup(alone, torch.device("cuda", 0)))
+        SharedSum([nn.Parameter(torch.ones(2))], TorchGroup(alone, torch.device("cuda", 0)))
     mixed = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.float64))]
     with pytest.raises(BackendError, match=r"one dtype, but these have torch\.float32, torch\.float64"):
-        SharedMean(mixed, TorchGroup(alone, CPU))
+        SharedSum(mixed, TorchGroup(alone, CPU))
 
 
 # ---- the layout ----
@@ -278,18 +278,18 @@ def _refused(group):
     with pytest.MonkeyPatch.context() as patch:
         if group.rank == 2:
             patch.setattr(shared_memory, "_boot_identity", lambda: "another")
-        found["another host"] = _refusal(lambda: SharedMean(parameters, group))
+        found["another host"] = _refusal(lambda: SharedSum(parameters, group))
     with pytest.MonkeyPatch.context() as patch:
         if group.rank > 0:  # as where process numbers mean others: this one is not rank 0, though it is there
             true_open = shared_memory._open
             patch.setattr(
                 shared_memory, "_open", lambda path, name: true_open(f"/proc/{os.getpid()}/fd/0", name)
             )
-        found["another container"] = _refusal(lambda: SharedMean(parameters, group))
+        found["another container"] = _refusal(lambda: SharedSum(parameters, group))
     # Of every rank, for it is the first one that makes the memory as large as it must be.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
-    found["no room"] = _refusal(lambda: SharedMean(parameters, group))
+    found["no room"] = _refusal(lambda: SharedSum(parameters, group))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     return found
 
@@ -300,25 +300,25 @@ def _gradients(shapes, dtype, *seed):
 
 
 def _expected(gradients):
-    """The mean of all ranks' gradients; ``gradients`` by rank, each a list."""
-    means = []
+    """The sum of all ranks' gradients; ``gradients`` by rank, each a list."""
+    sums = []
     for same in zip(*gradients, strict=True):
         total = same[0].clone()
         for one in same[1:]:
             total += one
-        means.append(total / len(same))
-    return means
+        sums.append(total)
+    return sums
 
 
 def _means(group):
     found = {}
     for dtype in DTYPES:
         for name, shapes in SHAPES.items():
-            shared = SharedMean([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape in shapes], group)
+            shared = SharedSum([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape in shapes], group)
             digest, close = sha256(), []
             for step in range(3):
                 everyones = [_gradients(shapes, dtype, step, rank) for rank in range(group.world_size)]
-                shared.average(everyones[group.rank])
+                shared.reduce(everyones[group.rank])
                 close += [_all_close(shared.views, everyones)]
                 for view in shared.views:
                     digest.update(view.double().numpy().tobytes())
@@ -334,8 +334,8 @@ def _all_close(found, everyones):
     rounding = torch.finfo(found[0].dtype).eps / 2
     sizes = _expected([[g.abs() for g in gradients] for gradients in everyones])
     return all(
-        bool(((mean - right).abs() <= 3 * len(everyones) * rounding * size).all())
-        for mean, right, size in zip(found, expected, sizes, strict=True)
+        bool(((found_sum - right).abs() <= 3 * len(everyones) * rounding * size).all())
+        for found_sum, right, size in zip(found, expected, sizes, strict=True)
     )
 
 
@@ -345,21 +345,21 @@ def _all_equal(found, expected):
 
 def _strided(group):
     shape = (60, 50, 4)
-    shared = SharedMean([nn.Parameter(torch.empty(shape))], group)
+    shared = SharedSum([nn.Parameter(torch.empty(shape))], group)
     everyones = [_gradients([shape], torch.float32, rank) for rank in range(group.world_size)]
     other_layout = everyones[group.rank][0].permute(2, 0, 1).contiguous().permute(1, 2, 0)
-    shared.average([other_layout])
+    shared.reduce([other_layout])
     return not other_layout.is_contiguous() and _all_close(shared.views, everyones)
 
 
 def _wrong_steps(group, forgotten=None):
-    """Count the steps whose result was not the mean, or did not stay so until the next call.
+    """Count the steps whose result was not the sum, or did not stay so until the next call.
 
     Ranks are late with their gradients, late with reducing them, and late with reading the result: all at
     random, or rank 0 always, where a meeting is left out that ought to have waited for it.
     """
     shapes = [(3000,), (40, 100)]
-    shared = SharedMean([nn.Parameter(torch.empty(shape)) for shape in shapes], group)
+    shared = SharedSum([nn.Parameter(torch.empty(shape)) for shape in shapes], group)
     chance = random.Random(group.rank)
 
     def pause():
@@ -374,7 +374,7 @@ def _wrong_steps(group, forgotten=None):
             for rank in range(group.world_size)
         ]
         pause()
-        shared.average(everyones[group.rank])
+        shared.reduce(everyones[group.rank])
         at_once = _all_close(shared.views, everyones)
         pause()
         wrong += not (at_once and _all_close(shared.views, everyones))
@@ -446,20 +446,20 @@ def _written_to(group):
         "accumulated": accumulate,
     }.items():
         parameter = nn.Parameter(torch.ones(10))
-        averager = AVERAGERS["shared_memory"]([parameter], group, {})
+        reducer = REDUCERS["shared_memory"]([parameter], group, {})
         parameter.square().sum().backward()
-        averager.average()
+        reducer.reduce()
         group.barrier()
         write(parameter)
         group.barrier()
-        said[name] = _refusal(averager.average)
+        said[name] = _refusal(reducer.reduce)
     return said
 
 
 def _missing(group):
     parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
     parameters[0].grad = torch.ones(2)
-    return _refusal(AVERAGERS["shared_memory"](parameters, group, {}).average)
+    return _refusal(REDUCERS["shared_memory"](parameters, group, {}).reduce)
 
 
 def _traces(group):

@@ -24,7 +24,7 @@ def _replica(label, group, model, tensors):
     if label != IN_STEP:
         return ranks.replica_of(label, group, model, tensors)
     replica, batches = ranks.replica_of("manual:mode=shared_memory", group, model, tensors)
-    replica.averager.average = replica.averager.shared._meeting.meet
+    replica.reducer.reduce = replica.reducer.shared._meeting.meet
     return replica, batches
 
 

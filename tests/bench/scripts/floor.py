@@ -12,17 +12,17 @@ from tests.bench.scripts import palindrome
 
 
 def main(out, megabytes, calls, palindromes):
-    from backends.strategies.shared_memory import SharedMean
+    from backends.strategies.shared_memory import SharedSum
 
     group = ranks.join("manual:mode=shared_memory")
     parameter = nn.Parameter(torch.zeros(int(float(megabytes) * 1e6 / 4)))
-    mean = SharedMean([parameter], group)
+    shared = SharedSum([parameter], group)
     gradient = torch.rand_like(parameter)
     other, result = torch.rand_like(gradient), torch.zeros_like(gradient)
 
     def all_reduce(times):
         for _ in range(times):
-            mean.average([gradient])
+            shared.reduce([gradient])
 
     def add(times):
         # The others wait in the barrier, so this has the memory to itself.
