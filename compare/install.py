@@ -484,7 +484,9 @@ def scratch_parent() -> Path:
     Raises:
         UnavailableError: both paths have characters that mean something in a regular expression.
     """
-    candidates = [cache_folder() / "wheels", Path(tempfile.gettempdir())]
+    candidates = [cache_folder() / "wheels"]
+    with contextlib.suppress(OSError):  # there may be no folder for temporary files
+        candidates.append(Path(tempfile.gettempdir()))
     for candidate in candidates:
         if re.fullmatch(r"[\w/.-]+", str(candidate.resolve())):
             return candidate

@@ -271,6 +271,18 @@ def test_compiling_avoids_a_path_that_is_a_regular_expression(tmp_path, monkeypa
         install.scratch_parent()
 
 
+def test_compiling_needs_no_folder_for_temporary_files_where_the_cache_will_do(tmp_path, monkeypatch):
+    def nowhere():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(install.tempfile, "gettempdir", nowhere)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "plain"))
+    assert install.scratch_parent() == tmp_path / "plain" / "ringside" / "wheels"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c++"))
+    with pytest.raises(UnavailableError, match=r"c\+\+"):
+        install.scratch_parent()
+
+
 def test_a_relative_cache_home_is_ignored(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for value in ("", "relative/folder"):
