@@ -29,7 +29,7 @@ demo: setup ## compare every available backend, two ranks on this machine
 test: setup lint ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
 	$(PY) -m pytest -m "not faults and not long and not lab" $(TESTS) $(PYTEST_ARGS)
 
-test-faults: setup ## the tests that kill ranks, fill disks and damage wheels
+test-faults: setup ## the tests that kill ranks, fill disks, damage wheels and train wrongly
 	$(PY) -m pytest -m "faults and not lab" $(TESTS) $(PYTEST_ARGS)
 
 test-long: setup ## the tests that inject delays and causes, and find them again

@@ -54,10 +54,12 @@ def broken(tmp_path_factory, mnist_dir, requires_backend):
     return done.stdout, gates_of(folder / "out.json")
 
 
+@pytest.mark.faults
 def test_every_arm_is_tried_although_the_first_fails(broken):
     assert list(broken[1]) == [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, ROUNDS_UNSHARDED, "ddp"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("arm", [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, ROUNDS_UNSHARDED])
 def test_a_wrong_strategy_fails_in_either_precision_by_far(broken, arm):
     said, gates = broken
@@ -68,11 +70,13 @@ def test_a_wrong_strategy_fails_in_either_precision_by_far(broken, arm):
     assert f"{arm} does not train what a single process trains" in said
 
 
+@pytest.mark.faults
 def test_only_ranks_that_end_apart_or_stand_still_fail_the_ranks_gate(broken):
     failed = {arm for arm, gates in broken[1].items() if gates["ranks"]["outcome"] == "failed"}
     assert failed == {SKIPS, NEVER_STEPS}
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("arm", "meaning"),
     [
@@ -87,6 +91,7 @@ def test_what_is_wrong_is_told(broken, arm, meaning):
     assert meaning in broken[1][arm]["float64"]["found"]
 
 
+@pytest.mark.faults
 def test_the_right_one_beside_them_passes(broken):
     said, gates = broken
     assert {gate["outcome"] for gate in gates["ddp"].values()} == {"passed"}
