@@ -90,19 +90,19 @@ def refused(launched):
     return [rank["refused"] for rank in launched(3)]
 
 
-# ---- it averages ----
+# ---- it adds up ----
 
 
-def test_the_result_is_the_mean_of_all_ranks_gradients(seen):
-    """To the last bit where their number is a power of two, else to the rounding of three operations."""
+def test_the_result_is_the_sum_of_all_ranks_gradients(seen):
+    """To the last bit where there is but one order, else to the rounding of three operations."""
     for rank in seen:
-        assert len(rank["means"]) == len(SHAPES) * len(DTYPES)
-        assert [case for case, mean in rank["means"].items() if not mean["right"]] == []
+        assert len(rank["sums"]) == len(SHAPES) * len(DTYPES)
+        assert [case for case, found in rank["sums"].items() if not found["right"]] == []
 
 
 def test_the_result_is_bitwise_the_same_on_every_rank(seen):
     for rank in seen:
-        assert rank["means"] == seen[0]["means"]
+        assert rank["sums"] == seen[0]["sums"]
 
 
 def test_gradients_of_any_layout_land_in_the_right_elements(seen):
@@ -257,7 +257,7 @@ def test_every_page_is_reserved_by_one_rank(world, elements):
 
 def what_a_rank_sees(group):
     return {
-        "means": _means(group),
+        "sums": _sums(group),
         "strided": _strided(group),
         "wrong_steps": _wrong_steps(group),
         "wrong_steps_without_first_meeting": _wrong_steps(group, forgotten=1),
@@ -310,7 +310,7 @@ def _expected(gradients):
     return sums
 
 
-def _means(group):
+def _sums(group):
     found = {}
     for dtype in DTYPES:
         for name, shapes in SHAPES.items():
