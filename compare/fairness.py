@@ -29,9 +29,10 @@ ABSENT = "–"
 _MEANS = {
     "mean",
     "average",
+    "divided by the number of ranks in backward, then summed",
+    # As runs say that were measured before backward divided.
     "sum, then divided by the number of ranks",
     "divided by the number of ranks, then summed",
-    "divided by the number of ranks in backward, then summed",
 }
 
 

@@ -482,7 +482,7 @@ def scratch_parent() -> Path:
     match, and the library ends up in the wrong place of a wheel that looks fine.
 
     Raises:
-        UnavailableError: both paths have characters that mean something in a regular expression.
+        UnavailableError: every path has characters that mean something in a regular expression.
     """
     candidates = [cache_folder() / "wheels"]
     with contextlib.suppress(OSError):  # there may be no folder for temporary files

@@ -89,8 +89,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     collective_seconds: Estimate | None
     """T_iso: a step's collectives alone, from a common start; mean over ranks."""
     hiding: Estimate | None
-    """H = 1 - E / T_iso: 1 is all hidden behind computation. E also holds copying, dividing and waiting, so
-    an arm that blocks is below 0, often far below."""
+    """H = 1 - E / T_iso: 1 is all hidden behind computation. E also holds copying and waiting, so an arm that
+    blocks is below 0, often far below."""
     algorithm_bandwidth: Estimate | None
     """algbw = gradient bytes / T_iso, in bytes a second."""
     bus_bandwidth: Estimate | None

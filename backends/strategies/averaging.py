@@ -36,7 +36,7 @@ class AveragingReplica(LocalReplica):
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.mode = str(options["mode"])
         self.reducer = REDUCERS[self.mode](parameters, group, options)
-        self._share = parameters[0].new_tensor(1 / group.world_size)
+        self._share: torch.Tensor | None = None
         super().__init__(model, make_optimizer, group, options)
 
     def accumulate(self, passes: int) -> None:
@@ -45,6 +45,8 @@ class AveragingReplica(LocalReplica):
 
     def backward(self, loss: torch.Tensor) -> None:
         # Gradients come out as this rank's share of the mean, with no pass over memory to divide them.
+        if self._share is None:
+            self._share = torch.full_like(loss, 1 / self.reducer.group.world_size)
         loss.backward(self._share)
 
     def sync(self) -> None:
@@ -106,7 +108,7 @@ class Reducer(ABC):
 
 
 class PerParameterReducer(Reducer):
-    """One blocking all-reduce per parameter: what tutorials show, and what latency punishes."""
+    """One blocking all-reduce per parameter: what tutorials show (but divide after), and latency punishes."""
 
     def reduce(self) -> None:
         for gradient in _gradients(self.parameters):

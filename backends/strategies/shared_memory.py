@@ -2,7 +2,7 @@
 
 Every rank reduces one part in N of the gradients, its chunk. In a step it
 
-1. writes its share, one N-th, of every other chunk into the shared memory,
+1. writes what it has of every other chunk, its share, into the shared memory,
 2. meets the others, so that all shares are written,
 3. adds up its own chunk in the place where the next rank's share lies, which makes that the result,
 4. meets them again, so that all of the result is written, and takes views of it for gradients.
@@ -173,7 +173,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Turn:
-    """Where a step averages: every second one in the same place."""
+    """Where a step adds up: every second one in the same place."""
 
     result: torch.Tensor
     views: list[torch.Tensor]

@@ -18,12 +18,13 @@ SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_le
 TEXT = f"""\
 {RANKS} ranks, one thread each, batch 64. The product's replicas of all arms in the same processes over the
 same Gloo process group, in turns; speed over DDP's. *none* does not average at all. *none, in step* does not
-either, but its ranks wait for each other after every backward pass: no arm that averages can be quicker."""
+either, but its ranks wait for each other after every backward pass: no arm that averages is
+quicker, but by noise."""
 CONTROL = "none"
 IN_STEP = "none, in step"
 FLOOR_MEGABYTES = (16, 64)
 FLOOR_TEXT = """\
-What `manual:mode=shared_memory` takes to average so many bytes between two ranks, over what one rank alone
+What `manual:mode=shared_memory` takes to sum up so many bytes between two ranks, over what one rank alone
 takes to add two tensors of that size, with the whole machine's memory to itself."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from functools import partial
@@ -42,7 +43,9 @@ def bench(settings) -> Section:
 
 
 def _time(argv):
+    # Told to keep no bytecode, Python would compile what is an editable install, and that alone, every time.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     meter = LoadMeter(family_seconds)
     begun = time.perf_counter()
-    launches.execute(argv)
+    launches.execute(argv, environment)
     return launches.Outcome({"seconds": time.perf_counter() - begun}, meter.read())

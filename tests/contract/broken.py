@@ -28,7 +28,7 @@ class Sums(AveragingReplica):
 
 
 class SkipsAParameter(AveragingReplica):
-    """The last rank takes part for one parameter, and then keeps its own gradient."""
+    """The last rank takes part for one parameter, and then keeps its own share."""
 
     def sync(self) -> None:
         group = self.reducer.group

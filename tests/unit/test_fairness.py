@@ -185,6 +185,17 @@ def test_a_sum_is_no_mean():
     assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["reduce op"]
 
 
+@pytest.mark.parametrize(
+    "earlier", ["sum, then divided by the number of ranks", "divided by the number of ranks, then summed"]
+)
+def test_what_earlier_runs_call_a_mean_is_one(earlier):
+    def change(arm, round_, rank, facts):
+        if arm == "mpi":
+            facts["replica"]["reduce_op"] = earlier
+
+    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == []
+
+
 def test_compression_that_no_option_declares_is_found():
     def change(arm, round_, rank, facts):
         if arm == "horovod":
