@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,9 @@ from compare.errors import UnavailableError
 from compare.launch import LAUNCHERS
 from compare.launch.environment import import_path
 from compare.results import temporary_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PROBE_SECONDS = 60.0
 
@@ -76,17 +79,21 @@ class Survey(msgspec.Struct, frozen=True):
             )
 
 
-def survey() -> Survey:
-    """Load every library that a backend needs and look for every launcher. Takes a second or two.
+def survey(wanted: Iterable[str] = ()) -> Survey:
+    """Load the libraries that backends need and look for their launchers. Takes a second or two.
+
+    Args:
+        wanted: names of the backends that matter; all of them, where none are named.
 
     Raises:
         OutputError: no temporary folder can be made.
     """
-    names = ["torch", *sorted({library for backend in BACKENDS.values() for library in backend.libraries})]
+    backends = [BACKENDS[name] for name in dict.fromkeys(wanted)] or list(BACKENDS.values())
+    names = ["torch", *sorted({library for backend in backends for library in backend.libraries})]
     with temporary_folder("ringside-probe-") as folder:
         probes = {name: (_start_probe(name, folder), folder / name) for name in names}
         libraries = {name: _read_probe(name, *probe) for name, probe in probes.items()}
-    return Survey({name: _judge(backend, libraries) for name, backend in BACKENDS.items()}, libraries)
+    return Survey({backend.name: _judge(backend, libraries) for backend in backends}, libraries)
 
 
 def environment_bin() -> Path:

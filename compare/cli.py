@@ -269,7 +269,9 @@ def run(
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )
-        config, left_out = prepare.settle(draft, survey(), site, baseline=baseline, control=control)
+        config, left_out = prepare.settle(
+            draft, survey(draft.backends), site, baseline=baseline, control=control
+        )
         directory = output or prepare.default_output(config)
         if dry_run:
             _print_commands(console, config, site, directory)
@@ -528,7 +530,7 @@ def aa(
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )
-        config, left_out = prepare.settle(draft, survey(), site, baseline=None, control=False)
+        config, left_out = prepare.settle(draft, survey(draft.backends), site, baseline=None, control=False)
         first, second = twins(config.arms[0])
         config = msgspec.structs.replace(config, arms=(first, second), baseline=first.label)
         source = _find_data(choice, data_dir, talk)
@@ -610,7 +612,7 @@ def verify(
             launch_timeout_seconds=timeout,
             stall_seconds=stall,
         )
-        config, left_out = prepare.settle(draft, survey(), site, baseline=None, control=False)
+        config, left_out = prepare.settle(draft, survey(draft.backends), site, baseline=None, control=False)
         source = _find_data(choice, data_dir, talk)
         directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
         site.deliver(source, _teller(talk))

@@ -145,6 +145,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, self.warmup_steps)
 
     @property
+    def backends(self) -> list[str]:
+        """Name the arms' backends, each as often as it comes."""
+        return [arm.backend for arm in self.arms]
+
+    @property
     def control(self) -> Arm | None:
         """The arm without communication, if it runs."""
         return next((arm for arm in self.arms if arm.backend == CONTROL), None)

@@ -73,7 +73,7 @@ class Ended:
 def compare(monkeypatch, capfd, tmp_path):
     """Call the program, in an empty folder, on a machine without GPUs and without mpi4py."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(availability, "survey", lambda: SURVEY)
+    monkeypatch.setattr(availability, "survey", lambda _wanted=(): SURVEY)
     monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
     monkeypatch.setattr(data, "resolve", lambda *_arguments, **_options: MNIST)
     terminate = signal.getsignal(signal.SIGTERM)
@@ -357,7 +357,7 @@ def test_an_interrupted_verification_says_where_the_finished_part_is(compare, mo
 
 
 def test_an_interrupt_before_the_first_launch_ends_likewise(compare, monkeypatch):
-    def interrupt():
+    def interrupt(_wanted):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(availability, "survey", interrupt)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from backends import BACKENDS
-from compare import __version__, prepare
+from compare import __version__, availability, prepare
 from compare.arms import Arm, parse_arms
-from compare.availability import Availability, Found, Survey
+from compare.availability import Availability, Found, Survey, survey
 from compare.errors import OutputError, UnavailableError, UsageError
 from compare.host import Reach
 from compare.hostfile import Host
@@ -20,6 +20,22 @@ from compare.site import ThisMachine
 from tests.unit.factories import DIGITS, a_config
 
 MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installed"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backends", "libraries"),
+    [
+        (["manual", "ddp", "manual"], ["manual", "ddp"], ["torch"]),
+        (["mpi"], ["mpi"], ["torch", "mpi4py"]),
+        ([], [*BACKENDS], ["torch", "horovod", "mpi4py"]),
+    ],
+)
+def test_a_survey_loads_what_the_wanted_backends_need(monkeypatch, wanted, backends, libraries):
+    monkeypatch.setattr(availability, "_start_probe", lambda *_: None)
+    monkeypatch.setattr(availability, "_read_probe", lambda *_: Found(problem="not loaded"))
+    found = survey(wanted)
+    assert [*found.backends] == backends
+    assert [*found.libraries] == libraries
 
 
 def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):
