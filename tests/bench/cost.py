@@ -19,8 +19,8 @@ MODELS = {"mlp": (330, 30), "convnet": (40, 10), "wide": (15, 5)}
 TEXT = """\
 `compare run`, one thread a rank, batch 64 a rank, one launch of every arm: read the growth, not small
 differences. Gradients of 0.8 MB are the MLP's, of 4.8 MB the ConvNet's, of 80 MB the wide MLP's. Sync cost
-is the step time minus that of the control `none` in the same run. Below zero
-it is noise: no arm does less than the control."""
+is the step time minus that of the control `none` in the same run. Below zero it is noise: no arm
+does less than the control."""
 
 
 class Point(NamedTuple):

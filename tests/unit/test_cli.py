@@ -357,11 +357,15 @@ def test_an_interrupted_verification_says_where_the_finished_part_is(compare, mo
 
 
 def test_an_interrupt_before_the_first_launch_ends_likewise(compare, monkeypatch):
-    def interrupt(_wanted):
+    asked = []
+
+    def interrupt(wanted):
+        asked.append([*wanted])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(availability, "survey", interrupt)
     assert compare("run", "--backend", "ddp").code == INTERRUPTED
+    assert asked == [["ddp"]], "nothing is loaded for backends that were not named"
 
 
 @pytest.mark.parametrize("folder", ["out", "out [bold]", "out [/]"])
