@@ -132,7 +132,8 @@ class SharedSum:
             if len(lengths) == 1:
                 pieces.append(gradient)  # as it is: every call of torch's takes microseconds
             else:
-                pieces.extend(gradient.reshape(-1).split(lengths))
+                # Not Tensor.split, which takes 15 us more: it is written in Python.
+                pieces.extend(torch.split_with_sizes(gradient.reshape(-1), lengths))
         return pieces
 
     def _turn(

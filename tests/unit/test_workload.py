@@ -247,6 +247,35 @@ def test_the_optimizer_is_the_one_that_was_named_with_its_rate(name):
     assert [group["lr"] for group in optimizer.param_groups] == [0.125]
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_the_optimizer_steps_as_the_one_of_torch_does_to_the_bit(kind):
+    config = a_config(optimizer=kind.__name__.lower(), learning_rate=0.125)
+    ours, theirs = nn.Linear(7, 3), nn.Linear(7, 3)
+    theirs.load_state_dict(ours.state_dict())
+    optimizers = [optimizer_maker(config)(ours.parameters()), kind(theirs.parameters(), lr=0.125)]
+    for _ in range(3):
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.arange(7.0)).square().sum().backward()
+            optimizer.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_step_is_no_event_of_a_profiler_and_refuses_hooks_that_it_would_not_call():
+    model = nn.Linear(2, 1)
+    optimizer = optimizer_maker(a_config(optimizer="sgd"))(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        optimizer.step()
+    names = {event.name for event in profile.events()}
+    assert "aten::add_" in names
+    assert not [name for name in names if "Optimizer" in name]
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        with pytest.raises(NotImplementedError, match="call no hooks"):
+            register(print)
+
+
 # ---- training and testing ----
 
 

@@ -29,8 +29,9 @@ def main(folder, out, model, batch_size, steps, published_steps, palindromes):
     fixed = repeat((inputs.clone(), targets.clone()))
     loader = published.endless(raw.train_images, raw.train_labels, config.batch_size_per_rank)
     plain = build_model(model)
+    optimizer = torch.optim.SGD(plain.parameters(), config.learning_rate)
     arms = {
-        "published": partial(published.train, plain, optimizer_maker(config)(plain.parameters()), loader),
+        "published": partial(published.train, plain, optimizer, loader),
         "resident": partial(train, _replica(config), resident),
         "floor": partial(train, _replica(config), fixed),
     }
