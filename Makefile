@@ -15,8 +15,14 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 HOROVOD := $(VENV)/.horovod
 
-# Cheap tests first: a broken function is reported before a launcher is started.
-TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/e2e tests/faults tests/lab)
+# Cheap tests first. Those of which no time is asked run side by side; the others have the cores to themselves.
+UNTIMED := $(wildcard tests/test_*.py tests/unit tests/contract)
+TIMED := $(wildcard tests/e2e tests/faults tests/lab)
+TESTS := $(UNTIMED) $(TIMED)
+QUICK := -m "not faults and not long and not lab"
+NO_TESTS := 5
+REPORT ?=
+report = $(if $(REPORT),--junitxml=$(REPORT)$(1).xml)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -27,16 +33,18 @@ demo: setup ## compare every available backend, two ranks on this machine
 	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0
 
 test: setup lint ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
-	$(PY) -m pytest -m "not faults and not long and not lab" $(TESTS) $(PYTEST_ARGS)
+	$(PY) -m pytest $(QUICK) -n logical --maxprocesses 4 --dist loadfile $(UNTIMED) $(call report,-untimed) $(PYTEST_ARGS) \
+	  || [ $$? = $(NO_TESTS) ]  # as for -k with a name of the others
+	$(PY) -m pytest $(QUICK) $(TIMED) $(call report,-timed) $(PYTEST_ARGS) || [ $$? = $(NO_TESTS) ]
 
 test-faults: setup ## the tests that kill ranks, fill disks, damage wheels and train wrongly
-	$(PY) -m pytest -m "faults and not lab" $(TESTS) $(PYTEST_ARGS)
+	$(PY) -m pytest -m "faults and not lab" $(TESTS) $(report) $(PYTEST_ARGS)
 
 test-long: setup ## the tests that inject delays and causes, and find them again
-	$(PY) -m pytest -m long $(TESTS) $(PYTEST_ARGS)
+	$(PY) -m pytest -m long $(TESTS) $(report) $(PYTEST_ARGS)
 
 test-hosts: setup ## the tests over several hosts, which are made of namespaces, as root
-	$(PY) -m pytest -m lab $(TESTS) $(PYTEST_ARGS)
+	$(PY) -m pytest -m lab $(TESTS) $(report) $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	$(PY) -m ruff check .

@@ -73,6 +73,7 @@ class Ended:
 def compare(monkeypatch, capfd, tmp_path):
     """Call the program, in an empty folder, on a machine without GPUs and without mpi4py."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # what reads from a pipe is no terminal of some width
     monkeypatch.setattr(availability, "survey", lambda _wanted=(): SURVEY)
     monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
     monkeypatch.setattr(data, "resolve", lambda *_arguments, **_options: MNIST)
