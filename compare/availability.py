@@ -144,7 +144,7 @@ def _judge(backend: Backend, libraries: dict[str, Found]) -> Availability:
     remedy = backend.install or "pip install torch" if problem else ""
     if not problem and find_launcher(backend.launcher) is None:
         problem = f"{backend.launcher} is neither beside {sys.executable} nor on PATH"
-        remedy = backend.install or "pip install --force-reinstall torch"
+        remedy = LAUNCHERS[backend.launcher].REMEDY
     return Availability(
         backend=backend.name,
         version=facts.get("version", ""),

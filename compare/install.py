@@ -229,7 +229,8 @@ def install_horovod(
             "  NCCL: left out, since this torch is a CUDA build but no nvcc was found (set CUDA_HOME)"
         )
 
-    if not force and installed_key() == recipe.key:
+    whole = Path(sys.executable).with_name("horovodrun").exists()
+    if not force and whole and installed_key() == recipe.key:
         installed = _verify(recipe, "present")
         console.print("  already installed, and it loads: nothing to do")
         return installed

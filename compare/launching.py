@@ -124,7 +124,7 @@ def commands_for(
         raise UnavailableError(
             f"{arm.label} needs {name}, which is not there.",
             found=f"{name} is neither beside {sys.executable} nor on PATH.",
-            remedy=BACKENDS[arm.backend].install or "pip install --force-reinstall torch",
+            remedy=LAUNCHERS[name].REMEDY,
         )
     network = site.network
     alike = settings(

@@ -22,6 +22,8 @@ class Launcher(Protocol):
 
     EXECUTABLE: str
     """The program that must be there."""
+    REMEDY: str
+    """What brings it back where it is not."""
 
     def commands(self, request: Request) -> list[Command]:
         """Say what to execute to start every rank of ``request``."""

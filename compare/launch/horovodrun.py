@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EXECUTABLE = "horovodrun"
+REMEDY = "compare install horovod"
 
 
 def commands(request: Request) -> list[Command]:

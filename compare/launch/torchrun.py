@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from compare.hostfile import Host
 
 EXECUTABLE = "torchrun"
+REMEDY = "pip install --force-reinstall torch"
 
 
 def commands(request: Request) -> list[Command]:

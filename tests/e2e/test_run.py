@@ -316,21 +316,6 @@ def test_digits_stand_in_is_stamped_on_the_table(tmp_path, requires_backend):
     assert "MNIST could not be had" in done.stdout
 
 
-@pytest.mark.faults
-def test_a_horovod_that_does_not_load_is_left_out_and_said(tmp_path):
-    broken = tmp_path / "site" / "horovod"
-    broken.mkdir(parents=True)
-    (broken / "__init__.py").write_text("raise ImportError('built for another torch')\n")
-    environment = {"PYTHONPATH": str(tmp_path / "site")}
-    listed = compare("backends", environment=environment)
-    assert listed.returncode == 0
-    assert "built for another torch" in listed.stdout
-    assert "compare install horovod" in listed.stdout
-    asked = compare("run", "--max-reruns", "0", "--backend", "horovod", "--dry-run", environment=environment)
-    assert asked.returncode == 4
-    assert "compare install horovod" in asked.stderr
-
-
 def test_dry_run_prints_every_command_and_starts_nothing(tmp_path, every_backend):
     done = compare(
         "run", "--max-reruns", "0", "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run"

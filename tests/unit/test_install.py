@@ -506,6 +506,7 @@ def nccl_built(): return 0
 def make_wheel(folder: Path, files: dict[str, str]) -> Path:
     info = "horovod-0.28.1.dist-info"
     files = files | {
+        "horovod-0.28.1.data/scripts/horovodrun": "#!python\n",
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -552,7 +553,7 @@ def key_for(run) -> str:
 
 
 @pytest.mark.slow
-def test_a_cached_wheel_is_installed_once_and_not_built(other_python, cache):
+def test_a_cached_wheel_is_installed_once_and_not_built(other_python, cache, tmp_path):
     folder = cache / "wheels" / key_for(other_python)
     basics = BASICS.format(mpi=False)
     make_wheel(
@@ -570,6 +571,12 @@ def test_a_cached_wheel_is_installed_once_and_not_built(other_python, cache):
     assert second.returncode == 0, second.stderr
     assert "already installed" in second.stderr
     assert "reusing" not in second.stderr
+
+    (tmp_path / "env" / "bin" / "horovodrun").unlink()
+    third = other_python("-m", "compare.install")
+    assert third.returncode == 0, third.stderr
+    assert "already installed" not in third.stderr
+    assert (tmp_path / "env" / "bin" / "horovodrun").exists()
 
 
 @pytest.mark.slow

@@ -1,0 +1,108 @@
+"""What is installed is not whole: said before anything is launched, with what mends it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from backends import BACKENDS
+from compare.errors import UnavailableError
+from compare.launch import LAUNCHERS
+
+pytestmark = pytest.mark.faults
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HERE = Path(sysconfig.get_path("purelib"))
+USED_BY = {"torchrun": "ddp", "horovodrun": "horovod", "mpirun": "mpi"}
+# Where torch keeps it changes from version to version, and its name with it.
+OF_TORCH = b"_ZN3c10"
+
+
+def compare(*arguments, python=sys.executable, environment):
+    return subprocess.run(
+        [python, "-m", "compare", *map(str, arguments)],
+        env=os.environ | {"COLUMNS": "400"} | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def link_all(source, target):
+    for entry in source.iterdir():
+        if not (target / entry.name).exists():
+            (target / entry.name).symlink_to(entry)
+
+
+@pytest.fixture
+def without(tmp_path):
+    """Make an environment that has what this one has, but for one launcher."""
+
+    def make(launcher):
+        folder = tmp_path / "env"
+        venv.create(folder, with_pip=False, symlinks=True)
+        site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+        (site / "outer.pth").write_text(f"{REPOSITORY}\n{HERE}\n")
+        for place in ("bin", "lib"):  # libraries of an MPI from pip lie there
+            link_all(Path(sys.prefix) / place, folder / place)
+        (folder / "bin" / launcher).unlink()
+        path = [place for place in os.get_exec_path() if shutil.which(launcher, path=place) is None]
+        return folder / "bin" / "python", {"PATH": os.pathsep.join(path)}
+
+    return make
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_that_is_missing_is_named_with_what_brings_it(
+    tmp_path, without, requires_backend, launcher
+):
+    backend = USED_BY[launcher]
+    requires_backend(backend)
+    python, environment = without(launcher)
+    asked = compare(
+        "run", "--backend", backend, "--output", tmp_path / "out", python=python, environment=environment
+    )
+    assert asked.returncode == UnavailableError.exit_code, asked.stderr
+    assert f"{launcher} is neither beside {python} nor on PATH" in asked.stderr
+    assert LAUNCHERS[launcher].REMEDY in asked.stderr
+    assert not (tmp_path / "out").exists()
+    listed = compare("backends", python=python, environment=environment)
+    assert listed.returncode == 0, listed.stderr
+    for name, found in BACKENDS.items():
+        (line,) = [line for line in listed.stdout.splitlines() if line.startswith(f" {name} ")]
+        assert (f"{launcher} is neither" in line) == (found.launcher == launcher), line
+
+
+@pytest.fixture
+def horovod_of_another_torch(tmp_path, requires_backend):
+    """Copy Horovod with its library asking for what this torch does not have, as that of another does."""
+    requires_backend("horovod")
+    copy = tmp_path / (HERE / "horovod").relative_to(sys.prefix)
+    shutil.copytree(HERE / "horovod", copy)
+    link_all(Path(sys.prefix) / "lib", tmp_path / "lib")  # an MPI from pip is looked for there
+    (library,) = copy.glob("torch/mpi_lib_v2*.so")
+    data = library.read_bytes()
+    assert OF_TORCH in data
+    library.write_bytes(data.replace(OF_TORCH, b"_ZN3c99"))
+    return {"PYTHONPATH": str(copy.parent)}
+
+
+def test_a_horovod_of_another_torch_is_left_out_and_said(tmp_path, horovod_of_another_torch):
+    listed = compare("backends", environment=horovod_of_another_torch)
+    assert listed.returncode == 0, listed.stderr
+    assert "undefined symbol: _ZN3c99" in listed.stdout
+    assert "compare install horovod" in listed.stdout
+    asked = compare(
+        "run", "--backend", "horovod", "--output", tmp_path / "out", environment=horovod_of_another_torch
+    )
+    assert asked.returncode == UnavailableError.exit_code, asked.stderr
+    assert "undefined symbol" in asked.stderr
+    assert "compare install horovod" in asked.stderr
+    assert not (tmp_path / "out").exists()
