@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-faults test-long test-hosts lint bench clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts lint bench clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -15,14 +15,13 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 HOROVOD := $(VENV)/.horovod
 
-# Cheap tests first. Those of which no time is asked run side by side; the others have the cores to themselves.
-UNTIMED := $(wildcard tests/test_*.py tests/unit tests/contract)
-TIMED := $(wildcard tests/e2e tests/faults tests/lab)
-TESTS := $(UNTIMED) $(TIMED)
-QUICK := -m "not faults and not long and not lab"
-NO_TESTS := 5
-REPORT ?=
-report = $(if $(REPORT),--junitxml=$(REPORT)$(1).xml)
+TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/e2e tests/faults tests/lab)
+QUICK := not faults and not long and not lab
+REPORTS ?=
+# What failed last is kept for each target by itself, for --last-failed.
+PYTEST = $(PY) -m pytest $(TESTS) -o cache_dir=.pytest_cache/$@ $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
+# With -k, one of the two halves of `make test` may have none to run, which pytest ends with 5 for.
+MAY_BE_NONE = $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,19 +31,23 @@ setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included w
 demo: setup ## compare every available backend, two ranks on this machine
 	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0
 
-test: setup lint ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
-	$(PY) -m pytest $(QUICK) -n logical --maxprocesses 4 --dist loadfile $(UNTIMED) $(call report,-untimed) $(PYTEST_ARGS) \
-	  || [ $$? = $(NO_TESTS) ]  # as for -k with a name of the others
-	$(PY) -m pytest $(QUICK) $(TIMED) $(call report,-timed) $(PYTEST_ARGS) || [ $$? = $(NO_TESTS) ]
+test: lint test-untimed test-timed ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
 
-test-faults: setup ## the tests that kill ranks, fill disks, damage wheels and train wrongly
-	$(PY) -m pytest -m "faults and not lab" $(TESTS) $(report) $(PYTEST_ARGS)
+# Side by side run those of which no time is asked; the others have the cores to themselves.
+test-untimed: setup
+	$(PYTEST) -m "$(QUICK) and not timed" -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS) $(MAY_BE_NONE)
+
+test-timed: setup
+	$(PYTEST) -m "$(QUICK) and timed" $(PYTEST_ARGS) $(MAY_BE_NONE)
+
+test-faults: setup ## the tests that kill ranks, fill disks, damage installations and train wrongly
+	$(PYTEST) -m "faults and not lab" $(PYTEST_ARGS)
 
 test-long: setup ## the tests that inject delays and causes, and find them again
-	$(PY) -m pytest -m long $(TESTS) $(report) $(PYTEST_ARGS)
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 test-hosts: setup ## the tests over several hosts, which are made of namespaces, as root
-	$(PY) -m pytest -m lab $(TESTS) $(report) $(PYTEST_ARGS)
+	$(PYTEST) -m lab $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	$(PY) -m ruff check .

@@ -48,6 +48,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from compare.availability import find_launcher
 from compare.errors import RingsideError, UnavailableError, UsageError
 
 HOROVOD_VERSION = "0.28.1"
@@ -229,8 +230,7 @@ def install_horovod(
             "  NCCL: left out, since this torch is a CUDA build but no nvcc was found (set CUDA_HOME)"
         )
 
-    whole = Path(sys.executable).with_name("horovodrun").exists()
-    if not force and whole and installed_key() == recipe.key:
+    if not force and installed_key() == recipe.key and find_launcher("horovodrun"):
         installed = _verify(recipe, "present")
         console.print("  already installed, and it loads: nothing to do")
         return installed

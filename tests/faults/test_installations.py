@@ -17,9 +17,9 @@ from compare.launch import LAUNCHERS
 pytestmark = pytest.mark.faults
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-HERE = Path(sysconfig.get_path("purelib"))
+SITE = Path(sysconfig.get_path("purelib"))
 USED_BY = {"torchrun": "ddp", "horovodrun": "horovod", "mpirun": "mpi"}
-# Where torch keeps it changes from version to version, and its name with it.
+# How names of C++ functions in torch's namespace c10 begin; the library asks the loader for hundreds.
 OF_TORCH = b"_ZN3c10"
 
 
@@ -49,10 +49,10 @@ def without(tmp_path):
         folder = tmp_path / "env"
         venv.create(folder, with_pip=False, symlinks=True)
         site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-        (site / "outer.pth").write_text(f"{REPOSITORY}\n{HERE}\n")
+        (site / "outer.pth").write_text(f"{REPOSITORY}\n{SITE}\n")
         for place in ("bin", "lib"):  # libraries of an MPI from pip lie there
             link_all(Path(sys.prefix) / place, folder / place)
-        (folder / "bin" / launcher).unlink()
+        (folder / "bin" / launcher).unlink(missing_ok=True)
         path = [place for place in os.get_exec_path() if shutil.which(launcher, path=place) is None]
         return folder / "bin" / "python", {"PATH": os.pathsep.join(path)}
 
@@ -84,8 +84,8 @@ def test_a_launcher_that_is_missing_is_named_with_what_brings_it(
 def horovod_of_another_torch(tmp_path, requires_backend):
     """Copy Horovod with its library asking for what this torch does not have, as that of another does."""
     requires_backend("horovod")
-    copy = tmp_path / (HERE / "horovod").relative_to(sys.prefix)
-    shutil.copytree(HERE / "horovod", copy)
+    copy = tmp_path / (SITE / "horovod").relative_to(sys.prefix)
+    shutil.copytree(SITE / "horovod", copy)
     link_all(Path(sys.prefix) / "lib", tmp_path / "lib")  # an MPI from pip is looked for there
     (library,) = copy.glob("torch/mpi_lib_v2*.so")
     data = library.read_bytes()

@@ -244,6 +244,7 @@ def test_secrets_are_in_no_arguments(link, mark, files):
     tick_until(link, lambda: link.ended)
 
 
+@pytest.mark.timed
 def test_hanging_up_ends_everything_at_once(mark, files):
     link = Link(HERE, python=sys.executable, reach=Reach())
     link.begin(a_launch(mark, "0", "60"), files)
@@ -345,6 +346,7 @@ def test_a_message_of_no_known_kind_is_an_error(ends):
         list(other.receive())
 
 
+@pytest.mark.timed
 def test_nobody_waits_for_an_end_that_does_not_read(ends):
     one, other = ends
     began = time.monotonic()

@@ -608,6 +608,7 @@ def test_offline_is_found_out_within_seconds(small: dict[str, bytes], tmp_path: 
     assert "Connection refused" in caught.value.found
 
 
+@pytest.mark.timed
 def test_a_name_server_that_hangs_does_not_hang_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
@@ -626,6 +627,7 @@ def test_a_name_server_that_hangs_does_not_hang_us(tmp_path: Path, monkeypatch: 
     released.set()
 
 
+@pytest.mark.timed
 def test_a_server_that_accepts_and_says_nothing_does_not_hang_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

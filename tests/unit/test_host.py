@@ -116,6 +116,7 @@ def test_a_host_that_does_not_answer_is_given_up_and_the_others_are_not(fake_ssh
         require(answers)
 
 
+@pytest.mark.timed
 def test_five_hundred_hosts_take_about_as_long_as_the_slowest(fake_ssh):
     fake_ssh('case "$*" in *n77*) sleep 6;; *) sleep 5;; esac')
     hosts = parse_hostfile("n[1-500]\n", "hosts.txt")

@@ -520,7 +520,9 @@ def make_wheel(folder: Path, files: dict[str, str]) -> Path:
         for name, text in (
             files | {f"{info}/RECORD": "\n".join([*record, f"{info}/RECORD,,"]) + "\n"}
         ).items():
-            archive.writestr(name, text)
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = 0o755 << 16  # pip installs scripts with the rights that they have here
+            archive.writestr(entry, text)
     return wheel
 
 
