@@ -521,7 +521,7 @@ def make_wheel(folder: Path, files: dict[str, str]) -> Path:
             files | {f"{info}/RECORD": "\n".join([*record, f"{info}/RECORD,,"]) + "\n"}
         ).items():
             entry = zipfile.ZipInfo(name)
-            entry.external_attr = 0o755 << 16  # pip installs scripts with the rights that they have here
+            entry.external_attr = 0o100755 << 16  # pip lets a script be executable that is here
             archive.writestr(entry, text)
     return wheel
 
@@ -571,7 +571,7 @@ def test_a_cached_wheel_is_installed_once_and_not_built(other_python, cache, tmp
 
     second = other_python("-m", "compare.install")
     assert second.returncode == 0, second.stderr
-    assert "already installed" in second.stderr
+    assert "already installed" in second.stderr, second.stderr
     assert "reusing" not in second.stderr
 
     (tmp_path / "env" / "bin" / "horovodrun").unlink()
