@@ -7,6 +7,8 @@ import pytest
 from tests.contract import promises
 from tests.contract.plan import Launch, Meeting, Member
 
+pytestmark = pytest.mark.faults
+
 ARM = "manual:mode=flat"
 BUCKETS = "manual:mode=overlap:bucket_mb=0.01"
 
