@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from backends.base import BackendError
 from compare.config import CLASSES, PIXELS, layer_widths
 
 if TYPE_CHECKING:
@@ -73,7 +74,10 @@ def _without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimi
         return step(self, closure)
 
     def refuse(_: torch.optim.Optimizer, hook: object) -> None:
-        raise NotImplementedError(f"{hook} might never be called: a run's optimizers step without hooks")
+        raise BackendError(
+            f"a run's optimizer steps without hooks, so {hook} would not be called: "
+            "call it in the replica's step() instead"
+        )
 
     plain_step.hooked = True  # type: ignore[attr-defined]  # which tells torch that this was done
     members = {"step": plain_step, "register_step_pre_hook": refuse, "register_step_post_hook": refuse}
