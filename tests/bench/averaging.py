@@ -9,9 +9,10 @@ from tests.bench.estimate import Row, Section, at_least, at_most
 from tests.bench.pairs import take_palindromes
 
 RANKS = 2
-# Steps in a turn, a quarter of a second or more; and turns, more where arms differ less than turns do.
-STEPS = {"mlp": 100, "convnet": 8, "wide": 3}
-TURNS = {"mlp": 30, "convnet": 20, "wide": 12}
+LAUNCHES = 10
+# Steps in a turn, a quarter of a second or more; and palindromes in a launch.
+STEPS = {"mlp": 80, "convnet": 4, "wide": 2}
+PALINDROMES = {"mlp": 3, "convnet": 3, "wide": 2}
 MODES = ("manual:mode=flat", "manual:mode=overlap")
 # Of shared memory, where more is promised.
 SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_least(1.25)}
@@ -23,6 +24,7 @@ quicker, but by noise."""
 CONTROL = "none"
 IN_STEP = "none, in step"
 FLOOR_MEGABYTES = (16, 64)
+FLOOR_LAUNCHES, FLOOR_PALINDROMES = 5, 3
 FLOOR_TEXT = """\
 What `manual:mode=shared_memory` takes to sum up so many bytes between two ranks, over what one rank alone
 takes to add two tensors of that size, with the whole machine's memory to itself."""
@@ -49,13 +51,11 @@ def _target(model, arm):
 
 
 def _take(settings, model, arms):
-    palindromes = settings.pick(TURNS[model], 4)
-
-    def start(folder):
-        arguments = (settings.raw, folder, model, STEPS[model], palindromes, *arms)
+    def start(folder, number):
+        arguments = (settings.raw, folder, number, model, STEPS[model], PALINDROMES[model], *arms)
         launches.start_ranks("averaging", arguments, ranks=RANKS)
 
-    return take_palindromes(start, palindromes, ranks=RANKS)
+    return take_palindromes(start, settings.pick(LAUNCHES, 2), ranks=RANKS)
 
 
 def bench_floor(settings) -> Section:
@@ -70,10 +70,10 @@ def bench_floor(settings) -> Section:
 
 
 def _take_floor(settings, megabytes):
-    palindromes, calls = settings.pick(15, 5), 640 // megabytes
+    calls = 640 // megabytes
 
-    def start(folder):
-        launches.start_ranks("floor", (folder, megabytes, calls, palindromes), ranks=RANKS)
+    def start(folder, number):
+        launches.start_ranks("floor", (folder, number, megabytes, calls, FLOOR_PALINDROMES), ranks=RANKS)
 
     # Rank 0 adds alone, so its clock alone tells.
-    return take_palindromes(start, palindromes, ranks=RANKS, merge=itemgetter(0))
+    return take_palindromes(start, settings.pick(FLOOR_LAUNCHES, 2), ranks=RANKS, merge=itemgetter(0))

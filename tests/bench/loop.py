@@ -8,6 +8,7 @@ from tests.bench import launches
 from tests.bench.estimate import Row, Section, Target, at_least
 from tests.bench.pairs import take_palindromes
 
+LAUNCHES, PALINDROMES = 6, 2
 FLOOR = at_least(0.93)
 TEXT = """\
 One rank, one thread. *Published* is the loop of PyTorch's and Horovod's examples: a DataLoader in the same
@@ -42,13 +43,12 @@ def bench(settings) -> Section:
 
 
 def _take(settings, case):
-    palindromes = settings.pick(12, 4)
-    counts = (case.steps, case.published_steps, palindromes)
+    given = (case.model, case.batch_size, case.steps, case.published_steps, PALINDROMES)
 
-    def start(folder):
-        launches.start_alone("loop", (settings.raw, folder, case.model, case.batch_size, *counts))
+    def start(folder, number):
+        launches.start_alone("loop", (settings.raw, folder, number, *given))
 
-    return take_palindromes(start, palindromes)
+    return take_palindromes(start, settings.pick(LAUNCHES, 2))
 
 
 def _rows(case, turns):

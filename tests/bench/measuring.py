@@ -7,9 +7,10 @@ from tests.bench.estimate import Row, Section, at_most
 from tests.bench.pairs import take_palindromes
 
 RANKS = 2
-CASES = {"mpi": (120, 100), "ddp": (80, 60)}
-"""The arm of the shortest steps, which is the hardest case, and the usual one: steps in a turn and turns,
-which are short and many: what is looked for is smaller than how much the machine drifts."""
+LAUNCHES = 12
+CASES = {"mpi": (120, 10), "ddp": (80, 6)}
+"""The arm of the shortest steps, which is the hardest case, and the usual one: steps in a turn, and
+palindromes in a launch. Turns are short: what is looked for is smaller than how much the machine drifts."""
 TEXT = f"""\
 {RANKS} ranks, one thread each, MLP, batch 64. *Reported*: the step time that the product's clock tells,
 with the reference in turns, over that of the same training with no clock in it. *Whole*: what
@@ -21,7 +22,7 @@ over itself; how far two things that do not differ seem to."""
 def bench(settings) -> Section:
     rows, conditions = [], []
     for arm, (steps, palindromes) in CASES.items():
-        turns = _take(settings, arm, steps, settings.pick(palindromes, 5))
+        turns = _take(settings, arm, steps, palindromes)
         rows += [
             Row(f"{arm}: A/A", turns.ratio("again", "bare")),
             Row(f"{arm}: reported step time", turns.ratio("reported", "bare"), at_most(1.01)),
@@ -32,8 +33,8 @@ def bench(settings) -> Section:
 
 
 def _take(settings, arm, steps, palindromes):
-    def start(folder):
-        arguments = (settings.raw, folder, arm, "mlp", steps, palindromes)
+    def start(folder, number):
+        arguments = (settings.raw, folder, number, arm, "mlp", steps, palindromes)
         launches.start_ranks("measuring", arguments, arm=arm, ranks=RANKS)
 
-    return take_palindromes(start, palindromes, ranks=RANKS)
+    return take_palindromes(start, settings.pick(LAUNCHES, 2), ranks=RANKS)

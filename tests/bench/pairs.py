@@ -1,4 +1,8 @@
-"""Measure things in turns, and take again the turns during which others used the machine."""
+"""Measure things in turns, and take again the turns during which others used the machine.
+
+What is launched is what is counted: where a process's memory happens to lie, and how its ranks fall into
+step, moves all that it measures together, so more turns within one launch do not make it less uncertain.
+"""
 
 from __future__ import annotations
 
@@ -57,17 +61,44 @@ class Turns:
 def take_launches(members, wanted: int) -> Turns:
     """Launch everybody once a turn, forwards and backwards by turns: A B, B A.
 
-    A turn is taken again where it, or any launch of it, was disturbed; at most twice as many in all.
-
     Args:
         members: name -> launches it, and returns an ``Outcome``.
         wanted: how many turns.
     """
+
+    def take(number):
+        names = list(members)[:: -1 if number % 2 else 1]
+        return _turn_of_launches({name: members[name]() for name in names})
+
+    return _take(take, wanted)
+
+
+def take_palindromes(start, wanted: int, *, ranks: int = 1, merge=statistics.fmean) -> Turns:
+    """Launch what measures everybody in turns in the same processes; a turn is such a launch.
+
+    Args:
+        start: given a folder and the number of the launch, launches what measures palindromes and leaves
+            them there.
+        wanted: how many launches.
+        ranks: how many processes leave theirs.
+        merge: makes one figure of all ranks'.
+    """
+
+    def take(number):
+        with tempfile.TemporaryDirectory() as folder:
+            start(folder, number)
+            by_rank = launches.read_ranks(Path(folder), ranks)
+        return _turn_of_palindromes([_merged(entries, merge) for entries in zip(*by_rank, strict=True)])
+
+    return _take(take, wanted)
+
+
+def _take(take, wanted):
+    """Take turns, those during which others used the machine again; at most twice as many in all."""
     taken = []
     while len(taken) < 2 * wanted and _quiet(taken) < wanted:
         await_quiet()
-        names = list(members)[:: -1 if len(taken) % 2 else 1]
-        taken.append(_turn_of_launches({name: members[name]() for name in names}))
+        taken.append(take(len(taken)))
     return _keep(taken, wanted)
 
 
@@ -79,28 +110,8 @@ def _turn_of_launches(outcomes):
     return Turn(figures, max(outcome.load.foreign for outcome in outcomes.values()))
 
 
-def take_palindromes(start, wanted: int, *, ranks: int = 1, merge=statistics.fmean) -> Turns:
-    """Take palindromes, all that a launch measures at once; launch again if too many are disturbed.
-
-    Args:
-        start: given a folder, launches what measures ``wanted`` palindromes and leaves them there.
-        wanted: how many palindromes.
-        ranks: how many processes leave theirs.
-        merge: makes one figure of all ranks'.
-    """
-    taken = []
-    for _ in range(2):
-        await_quiet()
-        with tempfile.TemporaryDirectory() as folder:
-            start(folder)
-            by_rank = launches.read_ranks(Path(folder), ranks)
-        taken += [_turn_of_ranks(entries, merge) for entries in zip(*by_rank, strict=True)]
-        if _quiet(taken) >= wanted:
-            break
-    return _keep(taken, wanted)
-
-
-def _turn_of_ranks(entries, merge):
+def _merged(entries, merge):
+    """Make one turn of what every rank measured in one palindrome."""
     first = entries[0]
     # Each rank sees the whole machine, but only its own part of what is ours.
     load = Load(first["busy_seconds"], sum(e["own_seconds"] for e in entries), first["wall_seconds"])
@@ -109,6 +120,17 @@ def _turn_of_ranks(entries, merge):
         for figure in ("step_seconds", "step_cpu_seconds")
     }
     return Turn(figures, load.foreign)
+
+
+def _turn_of_palindromes(turns):
+    """Make one turn of a launch's palindromes, by geometric means: and so of their ratios too."""
+    figures = {
+        figure: {
+            name: statistics.geometric_mean(turn.figures[figure][name] for turn in turns) for name in by_name
+        }
+        for figure, by_name in turns[0].figures.items()
+    }
+    return Turn(figures, max(turn.foreign for turn in turns))
 
 
 def _quiet(taken):

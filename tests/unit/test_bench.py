@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +89,38 @@ def test_the_quietest_turns_are_kept_and_those_quiet_enough_in_their_order():
     assert kept.ratio("one", "other").ratio == pytest.approx(math.sqrt(12))
     assert "disturbed" not in kept.conditions
     assert "disturbed" in pairs._keep([loud, quiet], 2).conditions
+
+
+def palindrome(one, other, busy=0.0):
+    figures = {"one": one, "other": other}
+    return {
+        "step_seconds": figures,
+        "step_cpu_seconds": figures,
+        "busy_seconds": busy,
+        "own_seconds": 0.0,
+        "wall_seconds": 1.0,
+    }
+
+
+def test_a_launch_counts_once_however_many_palindromes_it_measured(monkeypatch):
+    monkeypatch.setattr(pairs, "await_quiet", lambda: None)
+    measured = [
+        [palindrome(4.0, 1.0), palindrome(1.0, 1.0)],  # twice, as a geometric mean of paired ratios
+        [palindrome(2.0, 1.0), palindrome(9.0, 1.0, busy=1e6)],  # others were at it: taken again
+        [palindrome(30.0, 10.0), palindrome(30.0, 10.0)],
+    ]
+    numbers = []
+
+    def start(folder, number):
+        numbers.append(number)
+        for rank in range(2):
+            (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(measured[number]))
+
+    found = pairs.take_palindromes(start, 2, ranks=2)
+    assert numbers == [0, 1, 2]
+    assert found.repeated == 1
+    ratio = found.ratio("one", "other")
+    assert (ratio.n, ratio.ratio) == (2, pytest.approx(math.sqrt(2 * 3)))
 
 
 # ---- what is kept ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from functools import partial
 
@@ -11,12 +12,15 @@ from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome
 
 
-def main(folder, out, model, steps, palindromes, *labels):
+def main(folder, out, seed, model, steps, palindromes, *labels):
     group = ranks.join(labels[0])
     tensors = ranks.images(folder)
+    # Who is made first has its memory in another place than who is made last; not always the same one.
+    labels = random.Random(f"{seed}, made").sample(labels, len(labels))
     arms = {label: partial(train, *_replica(label, group, model, tensors)) for label in labels}
     counts = dict.fromkeys(arms, int(steps))
-    palindrome.write(out, group.rank, palindrome.measure(arms, counts, int(palindromes), group.barrier))
+    taken = palindrome.measure(arms, counts, int(palindromes), group.barrier, seed=seed)
+    palindrome.write(out, group.rank, taken)
     group.leave()
 
 

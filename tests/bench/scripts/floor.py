@@ -11,7 +11,7 @@ from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome
 
 
-def main(out, megabytes, calls, palindromes):
+def main(out, seed, megabytes, calls, palindromes):
     from backends.strategies.shared_memory import SharedSum
 
     group = ranks.join("manual:mode=shared_memory")
@@ -31,7 +31,8 @@ def main(out, megabytes, calls, palindromes):
 
     arms = {"all_reduce": all_reduce, "add": add}
     counts = dict.fromkeys(arms, int(calls))
-    palindrome.write(out, group.rank, palindrome.measure(arms, counts, int(palindromes), group.barrier))
+    taken = palindrome.measure(arms, counts, int(palindromes), group.barrier, seed=seed)
+    palindrome.write(out, group.rank, taken)
     group.leave()
 
 

@@ -19,7 +19,7 @@ from tests.bench.scripts import palindrome, published
 ALONE = SimpleNamespace(rank=0, world_size=1)
 
 
-def main(folder, out, model, batch_size, steps, published_steps, palindromes):
+def main(folder, out, seed, model, batch_size, steps, published_steps, palindromes):
     torch.set_num_threads(1)
     config = RunConfig(arms=(), model=model, batch_size_per_rank=int(batch_size))
     raw = data.load(folder)
@@ -36,7 +36,7 @@ def main(folder, out, model, batch_size, steps, published_steps, palindromes):
         "floor": partial(train, _replica(config), fixed),
     }
     counts = {"published": int(published_steps), "resident": int(steps), "floor": int(steps)}
-    palindrome.write(out, 0, palindrome.measure(arms, counts, int(palindromes)))
+    palindrome.write(out, 0, palindrome.measure(arms, counts, int(palindromes), seed=seed))
 
 
 def _replica(config):

@@ -20,7 +20,7 @@ from tests.bench.scripts import palindrome
 _STALL_SECONDS = 30
 
 
-def main(folder, out, label, model, steps, palindromes):
+def main(folder, out, seed, label, model, steps, palindromes):
     group = ranks.join(label)
     replica, batches = ranks.replica_of(label, group, model, ranks.images(folder))
     guard = Guard(LaunchFiles(Path(out)), group.placement, _STALL_SECONDS)
@@ -47,7 +47,8 @@ def main(folder, out, label, model, steps, palindromes):
     # "again" does the very same as "bare": how different two things look that do not differ.
     arms = {"bare": bare, "again": bare, "reported": reported, "whole": whole}
     counts = dict.fromkeys(arms, int(steps))
-    palindrome.write(out, group.rank, palindrome.measure(arms, counts, int(palindromes), group.barrier))
+    taken = palindrome.measure(arms, counts, int(palindromes), group.barrier, seed=seed)
+    palindrome.write(out, group.rank, taken)
     faulthandler.cancel_dump_traceback_later()
     group.leave()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.bench.machine import LoadMeter
 
 
-def measure(arms, steps, palindromes, barrier=lambda: None):
+def measure(arms, steps, palindromes, barrier=lambda: None, *, seed=0):
     """Measure every arm twice a palindrome: what drifts on the machine falls on all alike.
 
     Args:
@@ -19,6 +19,7 @@ def measure(arms, steps, palindromes, barrier=lambda: None):
         steps: name -> steps in a turn.
         palindromes: how many of them.
         barrier: called before every turn, outside the timed part.
+        seed: of the order, the same on every rank and another in every launch.
 
     Returns:
         One entry a palindrome: wall and CPU seconds a step of every arm, and the load meanwhile.
@@ -28,8 +29,7 @@ def measure(arms, steps, palindromes, barrier=lambda: None):
         # Two turns: buffers are made in the first steps, and DDP makes its buckets anew after one.
         work(steps[name])
         work(steps[name])
-    # Every rank shuffles alike.
-    shuffle = random.Random(0)
+    shuffle = random.Random(seed)
     return [_palindrome(arms, steps, barrier, shuffle) for _ in range(palindromes)]
 
 
