@@ -101,6 +101,11 @@ def environment_bin() -> Path:
     return Path(sys.executable).parent
 
 
+def where_it_is_not(launcher: str) -> str:
+    """Say where a launcher was looked for that ``find_launcher`` does not find."""
+    return f"{launcher} is neither beside {sys.executable} nor on PATH"
+
+
 def find_launcher(name: str) -> Path | None:
     """Find a launcher beside this interpreter, which is the one that matches its libraries, or on PATH."""
     executable = LAUNCHERS[name].EXECUTABLE
@@ -143,7 +148,7 @@ def _judge(backend: Backend, libraries: dict[str, Found]) -> Availability:
     problem = next((libraries[name].problem for name in needed if libraries[name].problem), "")
     remedy = backend.install or "pip install torch" if problem else ""
     if not problem and find_launcher(backend.launcher) is None:
-        problem = f"{backend.launcher} is neither beside {sys.executable} nor on PATH"
+        problem = where_it_is_not(backend.launcher)
         remedy = LAUNCHERS[backend.launcher].REMEDY
     return Availability(
         backend=backend.name,

@@ -30,6 +30,10 @@ LEASE_SECONDS = 6.0
 """How long a rank lives without a sign of life from its parent, who gives one twice a second: with a look
 every second, and what a rank needs to begin or a launcher to notice, all is over within 10 s."""
 
+SLACK = 3.0
+"""What is under way may take so many times as long as it should, where that is more than the stall."""
+_SHORT_STEP_SECONDS = 1e-3
+"""Whoever takes less, or has not been timed, takes this."""
 _LOOK_SECONDS = 1.0
 _ARMED_SECONDS = 0.2
 """Arming a watchdog makes a thread, which costs as much as a short step: short blocks share one."""
@@ -55,19 +59,28 @@ class Guard:
         signal.signal(signal.SIGTERM, lambda *_: None)  # the byte in the pipe is the message
         threading.Thread(target=self._watch, args=(readable,), name="guard", daemon=True).start()
 
-    def note(self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0) -> None:
-        """Say what the rank is about to do, and arm the watchdog anew. Never called in a timed block.
+    def steps_at_once(self, step_seconds: float) -> int:
+        """Say how many steps may go by between two notes, so that whoever hangs is ended by the stall.
+
+        One at least: then the stall is too short for a step, which is given ``SLACK`` times what it takes.
+        """
+        return max(1, int(self._stall_seconds / (SLACK * max(step_seconds, _SHORT_STEP_SECONDS))))
+
+    def note(self, stage: Stage, step: int = 0, *, may_take_seconds: float = 0.0) -> None:
+        """Say what the rank is about to do, and arm the watchdog anew.
+
+        It takes some 0.1 ms: in what is timed it is called only where that goes on for seconds.
 
         Args:
             stage: what comes next.
             step: training steps done.
-            expected_seconds: how long it should take, where that may be longer than the stall.
+            may_take_seconds: how long that may take, where it is longer than the stall.
         """
-        patience = max(self._stall_seconds, expected_seconds)
+        patience = max(self._stall_seconds, may_take_seconds)
         now = time.monotonic()
-        if (stage, expected_seconds) != self._armed or now - self._armed_at > _ARMED_SECONDS:
+        if (stage, patience) != self._armed or now - self._armed_at > _ARMED_SECONDS:
             faulthandler.dump_traceback_later(patience, exit=True)
-            self._armed, self._armed_at = (stage, expected_seconds), now
+            self._armed, self._armed_at = (stage, patience), now
         progress = Progress(
             stage=stage, step=step, at=time.time(), patience_seconds=patience, pid=os.getpid()
         )

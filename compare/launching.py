@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from backends import BACKENDS
-from compare.availability import environment_bin, find_launcher
+from compare.availability import environment_bin, find_launcher, where_it_is_not
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError
 from compare.job import Job, LaunchFiles
 from compare.launch import LAUNCHERS
@@ -123,7 +123,7 @@ def commands_for(
     if executable is None:
         raise UnavailableError(
             f"{arm.label} needs {name}, which is not there.",
-            found=f"{name} is neither beside {sys.executable} nor on PATH.",
+            found=f"{where_it_is_not(name)}.",
             remedy=LAUNCHERS[name].REMEDY,
         )
     network = site.network

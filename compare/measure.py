@@ -158,7 +158,7 @@ def time_alone(
         device: where the tensors are.
         nbytes: what one call averages; the larger, the fewer calls.
     """
-    calls = _calls_in_a_row(nbytes)
+    calls = calls_in_a_row(nbytes)
 
     def in_a_row() -> None:
         for _ in range(calls):
@@ -168,12 +168,8 @@ def time_alone(
     return [time_block(in_a_row, barrier, device).wall_ns // calls for _ in range(_COLLECTIVE_SAMPLES)]
 
 
-def calls_alone(nbytes: int) -> int:
-    """Return how often ``time_alone`` calls what averages so many bytes."""
-    return (1 + _COLLECTIVE_SAMPLES) * _calls_in_a_row(nbytes)
-
-
-def _calls_in_a_row(nbytes: int) -> int:
+def calls_in_a_row(nbytes: int) -> int:
+    """Return how often ``time_alone`` calls what averages so many bytes, from one barrier to the next."""
     return max(1, min(_MOST_CALLS, _BYTES_AT_ONCE // max(1, nbytes)))
 
 

@@ -15,11 +15,12 @@ import backends
 from backends.base import BackendError
 from compare import data
 from compare.arms import CONTROL
+from compare.guard import SLACK
 from compare.launch.environment import library_settings
 from compare.measure import (
     CALLS_REPEATED,
     CPUMeter,
-    calls_alone,
+    calls_in_a_row,
     forget_peak_memory,
     peak_memory_bytes,
     read_clock,
@@ -31,7 +32,7 @@ from compare.oracle import Data, hash_parameters, prove
 from compare.parity import PASSES
 from compare.results import Evaluation, Moments, RankResult, Sweep
 from compare.train import evaluate, train
-from compare.turns import SLACK, Side, make_reference, take_turns
+from compare.turns import FIRST_STEPS, Side, make_reference, take_turns
 from compare.workload import Batches, as_tensors, build_model, normalise, optimizer_maker
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
 
     def note_collectives(calls: int) -> None:
         # None of them takes longer than a step, of which it is a part.
-        guard.note("collectives", config.total_steps, expected_seconds=SLACK * calls * timed.step_seconds)
+        guard.note("collectives", config.total_steps, may_take_seconds=SLACK * calls * timed.step_seconds)
 
     message_bytes, collective_ns = _time_collectives(replica.collectives(), group, note_collectives)
     sweep = _sweep(message_bytes, replica, group, note_collectives)
@@ -158,7 +159,7 @@ def _prove(
 
     def note(step_seconds: float) -> None:
         # Rank 0 may take as many times longer as there are ranks, and the others wait for it.
-        guard.note("parity", expected_seconds=SLACK * job.config.ranks * step_seconds)
+        guard.note("parity", may_take_seconds=SLACK * job.config.ranks * step_seconds)
 
     leads = group.rank == 0
     return [
@@ -169,12 +170,13 @@ def _prove(
 
 def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guard) -> float:
     """Train up to ``steps``, the first of which is done; return about how long a step takes, in seconds."""
-    step_seconds = 0.0
-    for done in range(1, steps, _WARM_UP_PIECE):
-        guard.note("warm-up", done, expected_seconds=SLACK * _WARM_UP_PIECE * step_seconds)
-        piece, begun = min(_WARM_UP_PIECE, steps - done), time.monotonic()
+    done, piece, step_seconds = 1, 1, 0.0
+    while done < steps:
+        guard.note("warm-up", done, may_take_seconds=SLACK * step_seconds)
+        piece, begun = min(piece, steps - done), time.monotonic()
         train(replica, batches, piece)
         step_seconds = (time.monotonic() - begun) / piece
+        done, piece = done + piece, min(_WARM_UP_PIECE, guard.steps_at_once(step_seconds))
     return step_seconds
 
 
@@ -194,9 +196,10 @@ def _timed(job: Job, own: Side, batches: Iterator[Batch], group: Group, guard: G
     peak = peak_memory_bytes()  # before there is a reference: it takes memory that this arm does not need
     sides: Sides = {"training": own}
     if job.arm.synchronises:
-        guard.note("reference", config.untimed_steps)
+        guard.note("reference", config.untimed_steps, may_take_seconds=SLACK * step_seconds)
         _, make_control = backends.load(CONTROL, {})
-        sides["reference"] = make_reference(make_control, config, batches, group)
+        steps = min(FIRST_STEPS, config.untimed_steps, guard.steps_at_once(step_seconds))
+        sides["reference"] = make_reference(make_control, config, batches, group, steps)
     meter = CPUMeter()
     blocks = list(take_turns(job, sides, group, guard, step_seconds=step_seconds))
     machine, cpu_ns = meter.read()
@@ -210,8 +213,14 @@ def _time_collectives(
     if collectives is None or not collectives.message_bytes:
         return [], []
     sizes = list(collectives.message_bytes)
-    note(calls_alone(sum(sizes)))
-    return sizes, time_alone(collectives.run, group.barrier, group.device, sum(sizes))
+    calls = calls_in_a_row(sum(sizes))
+
+    def barrier() -> None:
+        note(calls)
+        group.barrier()
+
+    note(calls)
+    return sizes, time_alone(collectives.run, barrier, group.device, sum(sizes))
 
 
 def _sweep(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
+from compare.guard import SLACK
 from compare.measure import PhaseClock, plan_blocks, time_block
 from compare.results import Block, Mode
 from compare.train import train
 from compare.workload import build_model, optimizer_maker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from backends.base import Group, Replica
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from compare.measure import BlockPlan
     from compare.train import Batch
 
-SLACK = 3.0
-"""A block may take so many times what the warm-up promised, and the stall on top."""
-_FIRST_STEPS = 10
+FIRST_STEPS = 10
+"""At most so many steps a reference takes before it is timed."""
 _SETTLING_STEPS = 1
 """First steps of a block, which train but are not timed: the caches still hold what the other side left, and
 the first step takes 15 to 20 % longer, which nobody who trains without being measured ever pays."""
@@ -43,9 +42,9 @@ Sides: TypeAlias = dict[Mode, Side]
 
 
 def make_reference(
-    make_replica: type[Replica], config: RunConfig, batches: Iterator[Batch], group: Group
+    make_replica: type[Replica], config: RunConfig, batches: Iterator[Batch], group: Group, steps: int
 ) -> Side:
-    """Make a pristine replica that trains on the same batches without any synchronisation.
+    """Make a pristine replica that trains on the same batches without any synchronisation; take ``steps``.
 
     It stands beside the arm in the same process, so what the arm's library does in the background
     slows it down as well.
@@ -56,7 +55,7 @@ def make_reference(
         replica = make_replica(model, optimizer_maker(config), group, {})
         replica.accumulate(config.accumulate)
         side = Side(replica, batches)
-        train(*side, min(_FIRST_STEPS, config.untimed_steps))
+        train(*side, steps)
     return side
 
 
@@ -70,27 +69,41 @@ def take_turns(job: Job, sides: Sides, group: Group, guard: Guard, *, step_secon
     config = job.config
     done = config.untimed_steps
     order = random.Random(f"{config.seed}/{job.number}")
+    at_once = guard.steps_at_once(step_seconds)
+
+    def note(steps: int = 1) -> None:
+        guard.note("train", done, may_take_seconds=SLACK * steps * step_seconds)
+
     for plan in plan_blocks(config.total_steps - done, order, reference="reference" in sides):
-        guard.note("train", done, expected_seconds=SLACK * plan.steps * step_seconds)
         if plan.mode == "training":
-            yield _timed_block(plan, sides["training"], group)
+            yield _timed_block(plan, sides["training"], group, note, at_once)
             done += plan.steps
         else:
             with _untouched_randomness(group.device):
-                yield _timed_block(plan, sides["reference"], group)
+                yield _timed_block(plan, sides["reference"], group, note, at_once)
+        if plan.mode == "reference" or not job.arm.synchronises:
+            # Whoever trains apart from the others waits for the slowest of them, which may take a block.
+            note(plan.steps)
+            group.barrier()
 
 
-def _timed_block(plan: BlockPlan, side: Side, group: Group) -> Block:
+def _timed_block(plan: BlockPlan, side: Side, group: Group, note: Callable[[], None], at_once: int) -> Block:
+    """Time one block. Where it is longer than ``at_once`` steps, ``note`` says in between that it goes on."""
     settling = min(_SETTLING_STEPS, plan.steps - 1)
     steps = plan.steps - settling
     clock = PhaseClock(group.device)
+    listeners = (clock,) if plan.phased else ()
 
-    def phased() -> None:
-        clock("begin")
-        train(*side, steps, clock)
+    def work() -> None:
+        if plan.phased:
+            clock("begin")
+        train(*side, min(steps, at_once), *listeners)
+        for done in range(at_once, steps, at_once):
+            note()
+            train(*side, min(steps - done, at_once), *listeners)
 
+    note()
     train(*side, settling)
-    work = phased if plan.phased else partial(train, *side, steps)
     timing = time_block(work, group.barrier, group.device)
     return Block(
         mode=plan.mode, steps=steps, wall_ns=timing.wall_ns, cpu_ns=timing.cpu_ns, phases=clock.read()

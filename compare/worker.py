@@ -35,7 +35,7 @@ def main(job_file: str) -> NoReturn:
     guard.start()
     try:
         # Importing torch takes a second here and minutes from a cold network drive.
-        guard.note("start", expected_seconds=job.config.launch_timeout_seconds)
+        guard.note("start", may_take_seconds=job.config.launch_timeout_seconds)
         from compare.rank import run  # inside the guard, because it imports torch
 
         write_json(files.result(placement.rank), run(job, placement, guard))

@@ -4,18 +4,128 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from backends.strategies.local import LocalReplica
-from compare.turns import make_reference
+from compare.guard import SLACK, Guard
+from compare.measure import calls_in_a_row
+from compare.rank import _time_collectives, _warm_up
+from compare.turns import Side, make_reference, take_turns
 from compare.workload import Batches
 from tests.unit.factories import a_config
 
-GROUP = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
+GROUP = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), barrier=lambda: None)
+
+
+class Log:
+    """Steps and notes in the order in which they come; a replica and a guard at once."""
+
+    passes_per_step = 1
+
+    def __init__(self, at_once=1000):
+        self.at_once, self.told, self.patience = at_once, [], []
+
+    def forward(self, inputs):
+        return torch.zeros((len(inputs), 10))
+
+    def backward(self, loss):
+        pass
+
+    def sync(self):
+        pass
+
+    def step(self):
+        self.told.append("step")
+
+    def steps_at_once(self, step_seconds):
+        del step_seconds
+        return self.at_once
+
+    def note(self, stage, step=0, *, may_take_seconds=0.0):
+        self.told.append((stage, step))
+        self.patience.append(may_take_seconds)
+
+    def steps_between_notes(self):
+        found = []
+        for entry in self.told:
+            if entry == "step":
+                found[-1] += 1
+            else:
+                found.append(0)
+        return found
+
+
+def a_job(label):
+    config = a_config(label, ranks=1, steps=100, warmup_steps=4)
+    return SimpleNamespace(config=config, arm=config.arms[0], number=1)
+
+
+def batches():
+    while True:
+        yield torch.zeros((2, 784)), torch.zeros(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 29, 30, 31, 1000])
+def test_a_block_that_takes_longer_than_the_stall_says_in_between_that_it_goes_on(at_once):
+    log = Log(at_once)
+    job = a_job("ddp")
+    taken = list(take_turns(job, {"training": Side(log, batches())}, GROUP, log, step_seconds=2.0))
+    counted = 100 - job.config.untimed_steps
+    assert log.told.count("step") == counted, "no step is lost or taken twice"
+    assert sum(block.steps for block in taken) == counted - len(taken), "but for the first of every block"
+    # The step with which a block settles goes with its first piece.
+    assert max(log.steps_between_notes()) <= at_once + 1
+    assert set(log.patience) == {SLACK * 2.0}, "what may take that long is a step, not a block"
+    if at_once == 1000:
+        assert len(log.steps_between_notes()) == len(taken), "nothing is done in a short block but training"
+
+
+def test_a_phased_block_in_pieces_has_the_phases_of_all_its_steps():
+    log = Log(at_once=4)
+    job = a_job("ddp")
+    blocks = list(take_turns(job, {"training": Side(log, batches())}, GROUP, log, step_seconds=1.0))
+    (phased,) = [block for block in blocks if block.phases]
+    assert {len(times) for times in phased.phases.values()} == {phased.steps}
+
+
+def test_whoever_trains_apart_from_the_others_gives_them_time_for_a_whole_block():
+    log, waits = Log(at_once=3), []
+    group = SimpleNamespace(device=GROUP.device, barrier=lambda: waits.append(log.patience[-1]))
+    sides = {"training": Side(log, batches()), "reference": Side(log, batches())}
+    blocks = list(take_turns(a_job("ddp"), sides, group, log, step_seconds=1.0))
+    apart = [SLACK * (block.steps + 1) for block in blocks if block.mode == "reference"]
+    assert apart
+    assert sorted(waits) == sorted([SLACK] * len(blocks) + apart)
+
+
+def test_a_warm_up_is_noted_in_pieces_that_the_stall_allows():
+    log = Log(at_once=3)
+    _warm_up(log, batches(), 12, log)
+    assert log.steps_between_notes() == [1, 3, 3, 3, 1]
+
+
+@pytest.mark.parametrize("nbytes", [800_000, 80_000_000])
+def test_collectives_are_noted_whenever_the_ranks_begin_anew(nbytes):
+    told = []
+    collectives = SimpleNamespace(message_bytes=[nbytes], run=lambda: told.append("call"))
+    _time_collectives(collectives, GROUP, told.append)
+    calls = calls_in_a_row(nbytes)
+    assert told == [calls, *["call"] * calls] * (len(told) // (calls + 1))
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "steps"), [(0.0, 5000), (0.005, 1000), (0.25, 20), (4.0, 1), (60.0, 1)]
+)
+def test_so_many_steps_go_by_between_notes_that_three_times_their_time_is_within_the_stall(
+    step_seconds, steps
+):
+    guard = Guard(None, None, stall_seconds=15.0)
+    assert guard.steps_at_once(step_seconds) == steps
 
 
 def test_the_reference_takes_as_many_passes_a_step_as_the_arm():
     config = a_config("ddp", ranks=1, accumulate=3, batch_size_per_rank=4, model="mlp:784-8-10")
     images, labels = torch.randn(240, 784), torch.randint(10, (240,))
-    side = make_reference(LocalReplica, config, iter(Batches(images, labels, (0, 1), config)), GROUP)
+    side = make_reference(LocalReplica, config, iter(Batches(images, labels, (0, 1), config)), GROUP, 1)
     assert side.replica.passes_per_step == 3

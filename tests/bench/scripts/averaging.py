@@ -19,7 +19,7 @@ def main(folder, out, seed, model, steps, palindromes, *labels):
     labels = random.Random(f"{seed}, made").sample(labels, len(labels))
     arms = {label: partial(train, *_replica(label, group, model, tensors)) for label in labels}
     counts = dict.fromkeys(arms, int(steps))
-    taken = palindrome.measure(arms, counts, int(palindromes), group.barrier, seed=seed)
+    taken = palindrome.measure(arms, counts, int(palindromes), group.barrier, seed=seed, settling=1)
     palindrome.write(out, group.rank, taken)
     group.leave()
 

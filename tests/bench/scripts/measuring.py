@@ -30,10 +30,11 @@ def main(folder, out, seed, label, model, steps, palindromes):
 
     def turns(steps, **sides):
         """Train block by block, as a rank does: clock, barrier, note of progress, watchdog."""
-        config = RunConfig(arms=(parse_arm(label),), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
-        job = SimpleNamespace(config=config, number=1)
+        arm = parse_arm(label)
+        config = RunConfig(arms=(arm,), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
+        job = SimpleNamespace(config=config, arm=arm, number=1)
         sides = {"training": Side(replica, batches), **sides}
-        return list(take_turns(job, sides, group, guard, step_seconds=1.0))
+        return list(take_turns(job, sides, group, guard, step_seconds=0.001))
 
     def reported(steps):
         """Take turns with a reference; what the product reports is the training's time alone."""

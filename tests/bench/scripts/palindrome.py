@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.bench.machine import LoadMeter
 
 
-def measure(arms, steps, palindromes, barrier=lambda: None, *, seed=0):
+def measure(arms, steps, palindromes, barrier=lambda: None, *, seed=0, settling=0):
     """Measure every arm twice a palindrome: what drifts on the machine falls on all alike.
 
     Args:
@@ -20,6 +20,7 @@ def measure(arms, steps, palindromes, barrier=lambda: None, *, seed=0):
         palindromes: how many of them.
         barrier: called before every turn, outside the timed part.
         seed: of the order, the same on every rank and another in every launch.
+        settling: steps before every turn that are not timed: the caches still hold what another arm left.
 
     Returns:
         One entry a palindrome: wall and CPU seconds a step of every arm, and the load meanwhile.
@@ -30,16 +31,18 @@ def measure(arms, steps, palindromes, barrier=lambda: None, *, seed=0):
         work(steps[name])
         work(steps[name])
     shuffle = random.Random(seed)
-    return [_palindrome(arms, steps, barrier, shuffle) for _ in range(palindromes)]
+    return [_palindrome(arms, steps, barrier, shuffle, settling) for _ in range(palindromes)]
 
 
-def _palindrome(arms, steps, barrier, shuffle):
+def _palindrome(arms, steps, barrier, shuffle, settling):
     gc.collect()
     names = shuffle.sample(list(arms), len(arms))
     wall, cpu = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     barrier()
     meter = LoadMeter()
     for name in [*names, *reversed(names)]:
+        if settling:
+            arms[name](settling)
         barrier()
         begun, begun_cpu = time.perf_counter_ns(), time.process_time_ns()
         itself = arms[name](steps[name])
