@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from compare.train import train
 from compare.workload import build_model, optimizer_maker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from backends.base import Group, Replica
@@ -66,45 +67,69 @@ def _untouched_randomness(device: torch.device) -> AbstractContextManager[None]:
 
 def take_turns(job: Job, sides: Sides, group: Group, guard: Guard, *, step_seconds: float) -> Iterator[Block]:
     """Train the steps that count, block by block; a step is expected to take ``step_seconds``."""
-    config = job.config
-    done = config.untimed_steps
-    order = random.Random(f"{config.seed}/{job.number}")
-    at_once = guard.steps_at_once(step_seconds)
-
-    def note(steps: int = 1) -> None:
-        guard.note("train", done, may_take_seconds=SLACK * steps * step_seconds)
-
-    for plan in plan_blocks(config.total_steps - done, order, reference="reference" in sides):
-        if plan.mode == "training":
-            yield _timed_block(plan, sides["training"], group, note, at_once)
-            done += plan.steps
-        else:
-            with _untouched_randomness(group.device):
-                yield _timed_block(plan, sides["reference"], group, note, at_once)
-        if plan.mode == "reference" or not job.arm.synchronises:
-            # Whoever trains apart from the others waits for the slowest of them, which may take a block.
-            note(plan.steps)
-            group.barrier()
+    return _Turns(job, sides, group, guard, step_seconds).take()
 
 
-def _timed_block(plan: BlockPlan, side: Side, group: Group, note: Callable[[], None], at_once: int) -> Block:
-    """Time one block. Where it is longer than ``at_once`` steps, ``note`` says in between that it goes on."""
-    settling = min(_SETTLING_STEPS, plan.steps - 1)
-    steps = plan.steps - settling
-    clock = PhaseClock(group.device)
-    listeners = (clock,) if plan.phased else ()
+class _Turns:
+    def __init__(self, job: Job, sides: Sides, group: Group, guard: Guard, step_seconds: float) -> None:
+        self._job = job
+        self._sides = sides
+        self._group = group
+        self._guard = guard
+        self._step_seconds = step_seconds
+        self._steps_at_once = guard.steps_at_once(step_seconds)
+        self._done = job.config.untimed_steps
 
-    def work() -> None:
-        if plan.phased:
+    def take(self) -> Iterator[Block]:
+        config = self._job.config
+        order = random.Random(f"{config.seed}/{self._job.number}")
+        for plan in plan_blocks(config.total_steps - self._done, order, reference="reference" in self._sides):
+            if plan.mode == "training":
+                yield self._timed_block(plan)
+                self._done += plan.steps
+            else:
+                with _untouched_randomness(self._group.device):
+                    yield self._timed_block(plan)
+            if self._is_apart(plan):
+                # Its ranks end apart, too: the quickest may wait for the slowest as long as for a block.
+                self._note(plan.steps)
+                self._group.barrier()
+
+    def _is_apart(self, plan: BlockPlan) -> bool:
+        """Whether ranks do not wait for each other in a block's steps."""
+        return plan.mode == "reference" or not self._job.arm.synchronises
+
+    def _timed_block(self, plan: BlockPlan) -> Block:
+        side, device = self._sides[plan.mode], self._group.device
+        settling = min(_SETTLING_STEPS, plan.steps - 1)
+        steps = plan.steps - settling
+        clock = PhaseClock(device)
+        self._note()
+        train(*side, settling)
+        # Ranks begin together. A step that synchronises has seen to it; a barrier more would cost a
+        # small model a hundredth over Gloo, and three over Horovod, of what its training takes.
+        together = settling > 0 and not self._is_apart(plan)
+        timing = time_block(
+            partial(self._train, side, steps, clock if plan.phased else None),
+            _nothing if together else self._group.barrier,
+            device,
+        )
+        return Block(
+            mode=plan.mode, steps=steps, wall_ns=timing.wall_ns, cpu_ns=timing.cpu_ns, phases=clock.read()
+        )
+
+    def _train(self, side: Side, steps: int, clock: PhaseClock | None) -> None:
+        """Take steps; where they take long, say in between that they go on."""
+        if clock:
             clock("begin")
-        train(*side, min(steps, at_once), *listeners)
-        for done in range(at_once, steps, at_once):
-            note()
-            train(*side, min(steps - done, at_once), *listeners)
+        for done in range(0, steps, self._steps_at_once):
+            if done:
+                self._note()
+            train(*side, min(steps - done, self._steps_at_once), *([clock] if clock else []))
 
-    note()
-    train(*side, settling)
-    timing = time_block(work, group.barrier, group.device)
-    return Block(
-        mode=plan.mode, steps=steps, wall_ns=timing.wall_ns, cpu_ns=timing.cpu_ns, phases=clock.read()
-    )
+    def _note(self, steps: int = 1) -> None:
+        self._guard.note("train", self._done, may_take_seconds=SLACK * steps * self._step_seconds)
+
+
+def _nothing() -> None:
+    pass

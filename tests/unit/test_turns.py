@@ -56,8 +56,8 @@ class Log:
         return found
 
 
-def a_job(label):
-    config = a_config(label, ranks=1, steps=100, warmup_steps=4)
+def a_job(label, steps=100, warmup_steps=4):
+    config = a_config(label, ranks=1, steps=steps, warmup_steps=warmup_steps)
     return SimpleNamespace(config=config, arm=config.arms[0], number=1)
 
 
@@ -89,14 +89,36 @@ def test_a_phased_block_in_pieces_has_the_phases_of_all_its_steps():
     assert {len(times) for times in phased.phases.values()} == {phased.steps}
 
 
-def test_whoever_trains_apart_from_the_others_gives_them_time_for_a_whole_block():
+def a_group(log, waits):
+    """Note, at every barrier, what came last, and how long the guard lets a rank wait."""
+    return SimpleNamespace(
+        device=GROUP.device, barrier=lambda: waits.append((log.told[-1] == "step", log.patience[-1]))
+    )
+
+
+def test_ranks_that_train_apart_begin_together_and_wait_for_each_other_as_long_as_for_a_block():
     log, waits = Log(at_once=3), []
-    group = SimpleNamespace(device=GROUP.device, barrier=lambda: waits.append(log.patience[-1]))
     sides = {"training": Side(log, batches()), "reference": Side(log, batches())}
-    blocks = list(take_turns(a_job("ddp"), sides, group, log, step_seconds=1.0))
-    apart = [SLACK * (block.steps + 1) for block in blocks if block.mode == "reference"]
+    blocks = list(take_turns(a_job("ddp"), sides, a_group(log, waits), log, step_seconds=1.0))
+    apart = [block.steps + 1 for block in blocks if block.mode == "reference"]
     assert apart
-    assert sorted(waits) == sorted([SLACK] * len(blocks) + apart)
+    # Where ranks wait for each other in every step, another barrier would only cost time.
+    assert waits == [wait for steps in apart for wait in ((True, SLACK), (False, SLACK * steps))]
+
+
+def test_the_control_has_a_barrier_before_and_after_every_block():
+    log, waits = Log(), []
+    own = {"training": Side(log, batches())}
+    blocks = list(take_turns(a_job("none"), own, a_group(log, waits), log, step_seconds=1.0))
+    assert len(waits) == 2 * len(blocks)
+
+
+def test_a_block_of_one_step_has_none_to_settle_with_and_begins_with_a_barrier():
+    log, waits = Log(), []
+    own, job = {"training": Side(log, batches())}, a_job("ddp", steps=3, warmup_steps=1)
+    blocks = list(take_turns(job, own, a_group(log, waits), log, step_seconds=1.0))
+    assert [block.steps for block in blocks] == [1, 1]
+    assert len(waits) == 2
 
 
 def test_a_warm_up_is_noted_in_pieces_that_the_stall_allows():
