@@ -23,6 +23,7 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<funct
 _WAITING = (
     *("/backends/groups/", "/backends/strategies/shared_memory.py"),
     *("/torch/distributed/", "/torch/autograd/graph.py", "/horovod/torch/", "/horovod/common/", "/mpi4py/"),
+    "/torch/cuda/",  # for a device, whose queue may end in a collective
 )
 
 

@@ -128,5 +128,5 @@ class LaunchFiles:
 
 
 def note_progress(file: BinaryIO, progress: Progress) -> None:
-    """Append a line to a rank's progress, at once; never called inside a timed block."""
+    """Append a line to a rank's progress, at once: a system call, some 10 µs."""
     file.write(msgspec.json.encode(progress) + b"\n")

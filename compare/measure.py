@@ -98,9 +98,14 @@ class Timing(NamedTuple):
     """CPU time of this process meanwhile, all of its threads together."""
 
 
-def time_block(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> Timing:
-    """Time one block. The ranks start together; the barrier is outside the timed part."""
+def time_together(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> Timing:
+    """Time what the ranks are to begin together; the barrier is outside the timed part."""
     barrier()
+    return time_work(work, device)
+
+
+def time_work(work: Callable[[], None], device: torch.device) -> Timing:
+    """Time a piece of work, until the device is done with it."""
     begun, begun_cpu = read_clock(device), time.process_time_ns()
     work()
     return Timing(read_clock(device) - begun, time.process_time_ns() - begun_cpu)
@@ -165,7 +170,7 @@ def time_alone(
             work()
 
     in_a_row()
-    return [time_block(in_a_row, barrier, device).wall_ns // calls for _ in range(_COLLECTIVE_SAMPLES)]
+    return [time_together(in_a_row, barrier, device).wall_ns // calls for _ in range(_COLLECTIVE_SAMPLES)]
 
 
 def calls_in_a_row(nbytes: int) -> int:
@@ -193,7 +198,7 @@ def time_repeated(work: Callable[[], None], barrier: Callable[[], None], device:
             work()
 
     work()
-    return [time_block(in_a_row, barrier, device).wall_ns // _SWEEP_CALLS for _ in range(_SWEEP_SAMPLES)]
+    return [time_together(in_a_row, barrier, device).wall_ns // _SWEEP_CALLS for _ in range(_SWEEP_SAMPLES)]
 
 
 class CPUMeter:

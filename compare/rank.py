@@ -100,7 +100,8 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     moments.append(time.time() - aside_seconds)
 
     again = Batches(images, labels, replica.shard, config)
-    timed = _timed(job, Side(replica, batches), iter(again), group, guard)
+    own, first_step_seconds = Side(replica, batches), moments[-1] - moments[-2]
+    timed = _timed(job, own, iter(again), group, guard, first_step_seconds=first_step_seconds)
     final_hash = hash_parameters(model)
 
     def note_collectives(calls: int) -> None:
@@ -168,15 +169,23 @@ def _prove(
     ]
 
 
-def _warm_up(replica: Replica, batches: Iterator[Batch], steps: int, guard: Guard) -> float:
-    """Train up to ``steps``, the first of which is done; return about how long a step takes, in seconds."""
-    done, piece, step_seconds = 1, 1, 0.0
+def _warm_up(own: Side, steps: int, device: torch.device, guard: Guard, step_seconds: float) -> float:
+    """Train up to ``steps``, the first of which is done; return about how long a step takes, in seconds.
+
+    Args:
+        own: what trains.
+        steps: how many, with the first.
+        device: that trains.
+        guard: is told what goes on.
+        step_seconds: what the first step took, which is more than any other will.
+    """
+    done = 1
     while done < steps:
         guard.note("warm-up", done, may_take_seconds=SLACK * step_seconds)
-        piece, begun = min(piece, steps - done), time.monotonic()
-        train(replica, batches, piece)
-        step_seconds = (time.monotonic() - begun) / piece
-        done, piece = done + piece, min(_WARM_UP_PIECE, guard.steps_at_once(step_seconds))
+        piece, begun = min(_WARM_UP_PIECE, guard.steps_at_once(step_seconds), steps - done), time.monotonic()
+        train(*own, piece)
+        read_clock(device)
+        done, step_seconds = done + piece, (time.monotonic() - begun) / piece
     return step_seconds
 
 
@@ -189,10 +198,12 @@ class _Timed(NamedTuple):
     cpu_ns: int
 
 
-def _timed(job: Job, own: Side, batches: Iterator[Batch], group: Group, guard: Guard) -> _Timed:
+def _timed(
+    job: Job, own: Side, batches: Iterator[Batch], group: Group, guard: Guard, *, first_step_seconds: float
+) -> _Timed:
     """Warm up, then train the steps that count; ``batches`` are the reference's, the same as the arm's."""
     config = job.config
-    step_seconds = _warm_up(own.replica, own.batches, config.untimed_steps, guard)
+    step_seconds = _warm_up(own, config.untimed_steps, group.device, guard, first_step_seconds)
     peak = peak_memory_bytes()  # before there is a reference: it takes memory that this arm does not need
     sides: Sides = {"training": own}
     if job.arm.synchronises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 
 from compare.guard import SLACK
-from compare.measure import PhaseClock, plan_blocks, time_block
+from compare.measure import PhaseClock, plan_blocks, read_clock, time_work
 from compare.results import Block, Mode
 from compare.train import train
 from compare.workload import build_model, optimizer_maker
@@ -77,12 +77,13 @@ class _Turns:
         self._group = group
         self._guard = guard
         self._step_seconds = step_seconds
-        self._steps_at_once = guard.steps_at_once(step_seconds)
         self._done = job.config.untimed_steps
 
     def take(self) -> Iterator[Block]:
         config = self._job.config
         order = random.Random(f"{config.seed}/{self._job.number}")
+        if not self._job.arm.synchronises:
+            self._meet(self._done)  # they have warmed up apart
         for plan in plan_blocks(config.total_steps - self._done, order, reference="reference" in self._sides):
             if plan.mode == "training":
                 yield self._timed_block(plan)
@@ -90,14 +91,17 @@ class _Turns:
             else:
                 with _untouched_randomness(self._group.device):
                     yield self._timed_block(plan)
-            if self._is_apart(plan):
-                # Its ranks end apart, too: the quickest may wait for the slowest as long as for a block.
-                self._note(plan.steps)
-                self._group.barrier()
+            if plan.mode == "reference" or not self._job.arm.synchronises:
+                self._meet(plan.steps)
 
-    def _is_apart(self, plan: BlockPlan) -> bool:
-        """Whether ranks do not wait for each other in a block's steps."""
-        return plan.mode == "reference" or not self._job.arm.synchronises
+    def _meet(self, steps: int) -> None:
+        """Wait for all ranks after steps in which none waited for another, so that the next begin together.
+
+        The quickest may wait for the slowest as long as such steps take. After steps that synchronise, the
+        ranks are together as it is; over Gloo a barrier would take a hundredth of a small model's training.
+        """
+        self._note(steps)
+        self._group.barrier()
 
     def _timed_block(self, plan: BlockPlan) -> Block:
         side, device = self._sides[plan.mode], self._group.device
@@ -106,14 +110,10 @@ class _Turns:
         clock = PhaseClock(device)
         self._note()
         train(*side, settling)
-        # Ranks begin together. A step that synchronises has seen to it; a barrier more would cost a
-        # small model a hundredth over Gloo, and three over Horovod, of what its training takes.
-        together = settling > 0 and not self._is_apart(plan)
-        timing = time_block(
-            partial(self._train, side, steps, clock if plan.phased else None),
-            _nothing if together else self._group.barrier,
-            device,
-        )
+        self._note()
+        timing = time_work(partial(self._train, side, steps, clock if plan.phased else None), device)
+        if plan.mode == "training":
+            self._step_seconds = timing.wall_ns / 1e9 / steps
         return Block(
             mode=plan.mode, steps=steps, wall_ns=timing.wall_ns, cpu_ns=timing.cpu_ns, phases=clock.read()
         )
@@ -122,14 +122,12 @@ class _Turns:
         """Take steps; where they take long, say in between that they go on."""
         if clock:
             clock("begin")
-        for done in range(0, steps, self._steps_at_once):
+        at_once = self._guard.steps_at_once(self._step_seconds)
+        for done in range(0, steps, at_once):
             if done:
+                read_clock(self._group.device)  # what a GPU has still to do is not done
                 self._note()
-            train(*side, min(steps - done, self._steps_at_once), *([clock] if clock else []))
+            train(*side, min(steps - done, at_once), *([clock] if clock else []))
 
     def _note(self, steps: int = 1) -> None:
         self._guard.note("train", self._done, may_take_seconds=SLACK * steps * self._step_seconds)
-
-
-def _nothing() -> None:
-    pass

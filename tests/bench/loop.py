@@ -8,7 +8,7 @@ from tests.bench import launches
 from tests.bench.estimate import Row, Section, Target, at_least
 from tests.bench.pairs import take_palindromes
 
-LAUNCHES, PALINDROMES = 6, 2
+LAUNCHES, PALINDROMES = 10, 2
 FLOOR = at_least(0.93)
 TEXT = """\
 One rank, one thread. *Published* is the loop of PyTorch's and Horovod's examples: a DataLoader in the same

@@ -13,10 +13,10 @@ CASES = {"mpi": (120, 10), "ddp": (80, 6)}
 palindromes in a launch. Turns are short: what is looked for is smaller than how much the machine drifts."""
 TEXT = f"""\
 {RANKS} ranks, one thread each, MLP, batch 64. *Reported*: the step time that the product's clock tells,
-with the reference in turns, over that of the same training with no clock in it. *Whole*: what
-measuring adds to the training itself (barriers, clock, notes of progress, watchdog), whether the clock counts
-it or not; the parent's looks at a launch, two a second, are not in it. *A/A*: the training without a clock
-over itself; how far two things that do not differ seem to."""
+with the reference in turns, over that of the same training with no clock in it. *Whole*: what measuring adds
+to the training itself (clock, notes of progress, watchdog), whether the clock counts it or not; the parent's
+looks at a launch, two a second, are not in it. *A/A*: the training without a clock over itself; how far two
+things that do not differ seem to."""
 
 
 def bench(settings) -> Section:

@@ -50,9 +50,9 @@ Every ratio is the median over pairs measured in turns (A B, B A), with its 95 %
 logarithms of fewer than ten pairs, else by bootstrapping the median. A pair is one launch of each; where both
 share a process, one launch in which they took turns, several times in shuffled order and with garbage
 collection off: how a launch's memory happens to lie moves all of its turns alike. The CPU time that others
-took of the machine was measured over every pair; a pair that lost more than a quarter of it was taken again,
-up to twice as many in all, and the quietest are kept. A target is judged by the median; *within noise* says
-that the interval lies on both sides of it.
+took of the machine was measured over every launch, and over every turn within one; a pair that lost more
+than a quarter of it at any of these was taken again, up to twice as many in all, and the quietest are kept.
+A target is judged by the median; *within noise* says that the interval lies on both sides of it.
 """
 
 

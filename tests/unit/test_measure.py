@@ -25,7 +25,7 @@ from compare.measure import (
     plan_blocks,
     split_into_blocks,
     time_alone,
-    time_block,
+    time_together,
 )
 from compare.train import train
 
@@ -157,13 +157,13 @@ def test_a_plan_written_out():
 
 
 def test_the_wait_for_the_other_ranks_is_no_part_of_a_block():
-    timing = time_block(lambda: time.sleep(0.002), lambda: time.sleep(0.2), CPU)
+    timing = time_together(lambda: time.sleep(0.002), lambda: time.sleep(0.2), CPU)
     assert 0.002 <= timing.wall_ns / 1e9 < 0.1
     assert timing.cpu_ns < 50_000_000
 
 
 def test_the_cpu_time_of_a_block_is_that_of_its_work():
-    timing = time_block(lambda: _spin(0.05), lambda: _spin(0.05), CPU)
+    timing = time_together(lambda: _spin(0.05), lambda: _spin(0.05), CPU)
     # A busy machine gives less than the whole core; nobody gives more to a single thread.
     assert 0 < timing.cpu_ns <= timing.wall_ns + 1_000_000
 

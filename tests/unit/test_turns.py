@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from backends.strategies.local import LocalReplica
+from compare import measure
 from compare.guard import SLACK, Guard
 from compare.measure import calls_in_a_row
 from compare.rank import _time_collectives, _warm_up
@@ -23,8 +24,9 @@ class Log:
 
     passes_per_step = 1
 
-    def __init__(self, at_once=1000):
-        self.at_once, self.told, self.patience = at_once, [], []
+    def __init__(self, at_once=1000, clock=None, step_seconds=0.0):
+        self.at_once, self.clock, self.step_seconds = at_once, clock, step_seconds
+        self.told, self.patience = [], []
 
     def forward(self, inputs):
         return torch.zeros((len(inputs), 10))
@@ -37,6 +39,8 @@ class Log:
 
     def step(self):
         self.told.append("step")
+        if self.clock:
+            self.clock.ns += round(self.step_seconds * 1e9)
 
     def steps_at_once(self, step_seconds):
         del step_seconds
@@ -66,65 +70,95 @@ def batches():
         yield torch.zeros((2, 784)), torch.zeros(2, dtype=torch.int64)
 
 
+def take(job, sides, log, group=GROUP, step_seconds=1.0):
+    return list(take_turns(job, sides, group, log, step_seconds=step_seconds))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still but for what a test lets a step take."""
+    now = SimpleNamespace(ns=0)
+    monkeypatch.setattr(
+        measure, "time", SimpleNamespace(perf_counter_ns=lambda: now.ns, process_time_ns=lambda: 0)
+    )
+    return now
+
+
 @pytest.mark.parametrize("at_once", [1, 7, 29, 30, 31, 1000])
-def test_a_block_that_takes_longer_than_the_stall_says_in_between_that_it_goes_on(at_once):
-    log = Log(at_once)
+def test_a_block_that_takes_longer_than_the_stall_says_in_between_that_it_goes_on(at_once, clock):
+    log = Log(at_once, clock, step_seconds=2.0)
     job = a_job("ddp")
-    taken = list(take_turns(job, {"training": Side(log, batches())}, GROUP, log, step_seconds=2.0))
+    blocks = take(job, {"training": Side(log, batches())}, log, step_seconds=2.0)
     counted = 100 - job.config.untimed_steps
     assert log.told.count("step") == counted, "no step is lost or taken twice"
-    assert sum(block.steps for block in taken) == counted - len(taken), "but for the first of every block"
-    # The step with which a block settles goes with its first piece.
-    assert max(log.steps_between_notes()) <= at_once + 1
+    assert sum(block.steps for block in blocks) == counted - len(blocks), "but for the first of every block"
+    assert max(log.steps_between_notes()) <= at_once
     assert set(log.patience) == {SLACK * 2.0}, "what may take that long is a step, not a block"
     if at_once == 1000:
-        assert len(log.steps_between_notes()) == len(taken), "nothing is done in a short block but training"
+        assert len(log.steps_between_notes()) == 2 * len(blocks), (
+            "nothing is done in a short block but training"
+        )
+
+
+@pytest.mark.parametrize("known", [0.001, 40.0])
+def test_how_long_a_step_takes_is_learned_from_every_block(known, clock):
+    """Without a warm-up there is only the first step, which loads things, to tell."""
+    log = Log(clock=clock, step_seconds=2.5)
+    log.steps_at_once = Guard(None, None, stall_seconds=15.0).steps_at_once
+    _, second, *_ = take(a_job("ddp"), {"training": Side(log, batches())}, log, step_seconds=known)
+    later = log.steps_between_notes()[-second.steps :]
+    assert max(later) == 2, "three times two steps of 2.5 s are 15 s"
+    assert log.patience[-1] == SLACK * 2.5
 
 
 def test_a_phased_block_in_pieces_has_the_phases_of_all_its_steps():
     log = Log(at_once=4)
-    job = a_job("ddp")
-    blocks = list(take_turns(job, {"training": Side(log, batches())}, GROUP, log, step_seconds=1.0))
+    blocks = take(a_job("ddp"), {"training": Side(log, batches())}, log)
     (phased,) = [block for block in blocks if block.phases]
     assert {len(times) for times in phased.phases.values()} == {phased.steps}
 
 
 def a_group(log, waits):
-    """Note, at every barrier, what came last, and how long the guard lets a rank wait."""
+    """Note, at every barrier, how many steps are done, and how long the guard lets a rank wait."""
     return SimpleNamespace(
-        device=GROUP.device, barrier=lambda: waits.append((log.told[-1] == "step", log.patience[-1]))
+        device=GROUP.device, barrier=lambda: waits.append((log.told.count("step"), log.patience[-1]))
     )
 
 
-def test_ranks_that_train_apart_begin_together_and_wait_for_each_other_as_long_as_for_a_block():
-    log, waits = Log(at_once=3), []
+def test_ranks_meet_after_they_trained_apart_and_wait_as_long_as_that_may_take(clock):
+    log, waits = Log(3, clock, step_seconds=1.0), []
     sides = {"training": Side(log, batches()), "reference": Side(log, batches())}
-    blocks = list(take_turns(a_job("ddp"), sides, a_group(log, waits), log, step_seconds=1.0))
-    apart = [block.steps + 1 for block in blocks if block.mode == "reference"]
-    assert apart
+    blocks = take(a_job("ddp"), sides, log, a_group(log, waits))
+    steps = [block.steps + 1 for block in blocks]
+    after = [
+        (sum(steps[: index + 1]), SLACK * steps[index])
+        for index, block in enumerate(blocks)
+        if block.mode == "reference"
+    ]
+    assert after
     # Where ranks wait for each other in every step, another barrier would only cost time.
-    assert waits == [wait for steps in apart for wait in ((True, SLACK), (False, SLACK * steps))]
+    assert waits == after
 
 
-def test_the_control_has_a_barrier_before_and_after_every_block():
-    log, waits = Log(), []
-    own = {"training": Side(log, batches())}
-    blocks = list(take_turns(a_job("none"), own, a_group(log, waits), log, step_seconds=1.0))
-    assert len(waits) == 2 * len(blocks)
+def test_the_ranks_of_the_control_meet_before_the_first_block_too(clock):
+    log, waits = Log(clock=clock, step_seconds=1.0), []
+    job = a_job("none")
+    blocks = take(job, {"training": Side(log, batches())}, log, a_group(log, waits))
+    assert len(waits) == 1 + len(blocks)
+    assert waits[0] == (0, SLACK * job.config.untimed_steps), "they have warmed up apart"
 
 
-def test_a_block_of_one_step_has_none_to_settle_with_and_begins_with_a_barrier():
-    log, waits = Log(), []
-    own, job = {"training": Side(log, batches())}, a_job("ddp", steps=3, warmup_steps=1)
-    blocks = list(take_turns(job, own, a_group(log, waits), log, step_seconds=1.0))
-    assert [block.steps for block in blocks] == [1, 1]
-    assert len(waits) == 2
+def test_a_block_of_one_step_has_none_to_settle_with():
+    log = Log()
+    job = a_job("ddp", steps=3, warmup_steps=1)
+    assert [block.steps for block in take(job, {"training": Side(log, batches())}, log)] == [1, 1]
 
 
 def test_a_warm_up_is_noted_in_pieces_that_the_stall_allows():
     log = Log(at_once=3)
-    _warm_up(log, batches(), 12, log)
-    assert log.steps_between_notes() == [1, 3, 3, 3, 1]
+    _warm_up(Side(log, batches()), 12, GROUP.device, log, 5.0)
+    assert log.steps_between_notes() == [3, 3, 3, 2]
+    assert log.patience[0] == SLACK * 5.0, "until there is better, by the first step"
 
 
 @pytest.mark.parametrize("nbytes", [800_000, 80_000_000])

@@ -23,7 +23,7 @@ def main():
         loss.backward()
         optimizer.step()
 
-    stopwatch.run(train_step, model, dist.barrier, dist.get_rank(), dist.get_world_size())
+    stopwatch.run(train_step, model, dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
 
 

@@ -24,7 +24,7 @@ def main():
         loss.backward()
         optimizer.step()
 
-    stopwatch.run(train_step, model, hvd.barrier, hvd.rank(), hvd.size())
+    stopwatch.run(train_step, model, hvd.rank(), hvd.size())
     hvd.shutdown()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from functools import partial
 from itertools import repeat
@@ -28,15 +29,22 @@ def main(folder, out, seed, model, batch_size, steps, published_steps, palindrom
     inputs, targets = next(resident)
     fixed = repeat((inputs.clone(), targets.clone()))
     loader = published.endless(raw.train_images, raw.train_labels, config.batch_size_per_rank)
-    plain = build_model(model)
-    optimizer = torch.optim.SGD(plain.parameters(), config.learning_rate)
-    arms = {
-        "published": partial(published.train, plain, optimizer, loader),
-        "resident": partial(train, _replica(config), resident),
-        "floor": partial(train, _replica(config), fixed),
+    make = {
+        "published": lambda: partial(published.train, *_plain(config), loader),
+        "resident": lambda: partial(train, _replica(config), resident),
+        "floor": lambda: partial(train, _replica(config), fixed),
     }
+    # Who is made first has its memory in another place than who is made last; not always the same one.
+    names = random.Random(f"{seed}, made").sample(list(make), len(make))
+    arms = {name: make[name]() for name in names}
     counts = {"published": int(published_steps), "resident": int(steps), "floor": int(steps)}
     palindrome.write(out, 0, palindrome.measure(arms, counts, int(palindromes), seed=seed))
+
+
+def _plain(config):
+    torch.manual_seed(0)
+    model = build_model(config.model)
+    return model, torch.optim.SGD(model.parameters(), config.learning_rate)
 
 
 def _replica(config):

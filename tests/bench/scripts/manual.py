@@ -33,7 +33,7 @@ def main():
         average()
         optimizer.step()
 
-    stopwatch.run(train_step, model, dist.barrier, dist.get_rank(), world)
+    stopwatch.run(train_step, model, dist.get_rank(), world)
     dist.destroy_process_group()
 
 

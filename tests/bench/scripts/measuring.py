@@ -29,10 +29,10 @@ def main(folder, out, seed, label, model, steps, palindromes):
     reference = Side(*ranks.replica_of("none", group, model, ranks.images(folder)))
 
     def turns(steps, **sides):
-        """Train block by block, as a rank does: clock, barrier, note of progress, watchdog."""
+        """Train block by block, as a rank does: clock, notes of progress, watchdog."""
         arm = parse_arm(label)
         config = RunConfig(arms=(arm,), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
-        job = SimpleNamespace(config=config, arm=arm, number=1)
+        job = SimpleNamespace(config=config, arm=arm, number=int(seed))
         sides = {"training": Side(replica, batches), **sides}
         return list(take_turns(job, sides, group, guard, step_seconds=0.001))
 

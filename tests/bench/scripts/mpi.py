@@ -32,7 +32,7 @@ def main():
         average()
         optimizer.step()
 
-    stopwatch.run(train_step, model, world.Barrier, world.rank, world.size)
+    stopwatch.run(train_step, model, world.rank, world.size)
 
 
 if __name__ == "__main__":
