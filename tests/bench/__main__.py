@@ -43,11 +43,15 @@ def main():
             quick=given.quick,
             figure=output.parent / "cost.png" if output else None,
         )
-        sections = {name: _run(console, name, settings) for name in given.only or BENCHES}
+        failed = False
+        for name in given.only or BENCHES:
+            section = _run(console, name, settings)
+            failed |= section.failed
+            if output:  # at once: what took minutes is not lost where the next one is interrupted
+                record.write(output, name, section, _command(given), order=list(BENCHES))
     if output:
-        record.write(output, sections, _command(given), order=list(BENCHES))
         console.print(f"Written to {output}")
-    sys.exit(any(section.failed for section in sections.values()))
+    sys.exit(failed)
 
 
 def _run(console, name, settings):

@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from tests.bench.estimate import Section
 
 
-def write(output: Path, sections: dict[str, Section], command: str, *, order: list[str]) -> None:
-    """Write what was measured now, and with it what other runs left: as JSON, and from that as Markdown.
+def write(output: Path, name: str, section: Section, command: str, *, order: list[str]) -> None:
+    """Write what was measured now, and with it what others left: as JSON, and from that as Markdown.
 
     Args:
         output: the Markdown; its JSON lies beside it.
-        sections: name of the bench -> what it found.
-        command: what was executed to measure them.
+        name: of the bench.
+        section: what it found.
+        command: what was executed to measure it.
         order: in which the benches stand.
     """
     file, here = output.with_suffix(".json"), report.place()
     date = f"{datetime.now().astimezone():%Y-%m-%d}"
     records = {record.name: record for record in _read(file) if record.place == here and record.name in order}
-    records |= {name: Record(name, section, command, date, here) for name, section in sections.items()}
+    records[name] = Record(name, section, command, date, here)
     ordered = sorted(records.values(), key=lambda record: order.index(record.name))
     file.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
     output.write_text(report.markdown(ordered))

@@ -132,21 +132,21 @@ def a_section(title, ratio=1.0):
 
 def test_sections_of_other_runs_on_the_same_machine_are_kept(tmp_path):
     output, order = tmp_path / "bench.md", ["first", "second"]
-    record.write(output, {"second": a_section("Second", 1.25)}, "bench --only second", order=order)
-    record.write(output, {"first": a_section("First")}, "bench --only first", order=order)
+    record.write(output, "second", a_section("Second", 1.25), "bench --only second", order=order)
+    record.write(output, "first", a_section("First"), "bench --only first", order=order)
     text = output.read_text()
     assert text.index("## First") < text.index("`bench --only first`") < text.index("## Second")
     assert "`bench --only second`" in text
     assert "| what | 1.250 | 0.900 – 1.100 | 5 | ≤ 2.00 | holds |" in text
-    record.write(output, {"second": a_section("Second", 1.5)}, "bench", order=order)
+    record.write(output, "second", a_section("Second", 1.5), "bench", order=order)
     assert "1.250" not in output.read_text()
     assert "## First" in output.read_text()
 
 
 def test_sections_that_another_machine_measured_are_not(tmp_path, monkeypatch):
     output, order = tmp_path / "bench.md", ["first", "second"]
-    record.write(output, {"first": a_section("First")}, "bench", order=order)
+    record.write(output, "first", a_section("First"), "bench", order=order)
     monkeypatch.setattr(report, "describe", lambda: "another machine")
-    record.write(output, {"second": a_section("Second")}, "bench", order=order)
+    record.write(output, "second", a_section("Second"), "bench", order=order)
     assert "## First" not in output.read_text()
     assert "- another machine" in output.read_text()
