@@ -23,7 +23,6 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<funct
 _WAITING = (
     *("/backends/groups/", "/backends/strategies/shared_memory.py"),
     *("/torch/distributed/", "/torch/autograd/graph.py", "/horovod/torch/", "/horovod/common/", "/mpi4py/"),
-    "/torch/cuda/",  # for a device, whose queue may end in a collective
 )
 
 
@@ -138,7 +137,11 @@ def _stalled(open_cases: list[Evidence], dumped: list[Evidence]) -> Cause:
 
 def _waits(stack: list[tuple[str, str]]) -> bool:
     # Innermost frames first: the few that a library puts above the call that waits.
-    return any(mark in place for place, _ in stack[:4] for mark in _WAITING)
+    # A device is waited for as well: its queue may end in a collective.
+    return any(
+        any(mark in place for mark in _WAITING) or ("/torch/cuda/" in place and function == "synchronize")
+        for place, function in stack[:4]
+    )
 
 
 def _last_seen(evidence: Evidence) -> str:

@@ -170,6 +170,7 @@ def time_alone(
             work()
 
     in_a_row()
+    read_clock(device)
     return [time_together(in_a_row, barrier, device).wall_ns // calls for _ in range(_COLLECTIVE_SAMPLES)]
 
 

@@ -31,7 +31,7 @@ from compare.measure import (
 from compare.oracle import Data, hash_parameters, prove
 from compare.parity import PASSES
 from compare.results import Evaluation, Moments, RankResult, Sweep
-from compare.train import evaluate, train
+from compare.train import EVALUATION_BATCH, evaluate, train
 from compare.turns import FIRST_STEPS, Side, make_reference, take_turns
 from compare.workload import Batches, as_tensors, build_model, normalise, optimizer_maker
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from backends.base import Collectives, Facts, Group, MakeOptimizer, Placement, Replica
     from compare.guard import Guard
-    from compare.job import Job
+    from compare.job import Job, Stage
     from compare.results import Block, MachineUse, ParityPass
     from compare.train import Batch
     from compare.turns import Sides
@@ -104,14 +104,17 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     timed = _timed(job, own, iter(again), group, guard, first_step_seconds=first_step_seconds)
     final_hash = hash_parameters(model)
 
-    def note_collectives(calls: int) -> None:
-        # None of them takes longer than a step, of which it is a part.
-        guard.note("collectives", config.total_steps, may_take_seconds=SLACK * calls * timed.step_seconds)
+    def note(stage: Stage, steps: float) -> None:
+        seconds = SLACK * steps * timed.step_seconds
+        guard.note(stage, config.total_steps, may_take_seconds=seconds)
 
+    # A step's collectives take no longer than the step, of which they are a part; nor does a forward pass.
+    note_collectives = partial(note, "collectives")
     message_bytes, collective_ns = _time_collectives(replica.collectives(), group, note_collectives)
     sweep = _sweep(message_bytes, replica, group, note_collectives)
 
-    guard.note("test", config.total_steps)
+    note_test = partial(note, "test", EVALUATION_BATCH / config.batch_size_per_rank)
+    note_test()
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -120,7 +123,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         blocks=timed.blocks,
         initial_hash=initial_hash,
         final_hash=final_hash,
-        evaluation=_evaluate(model, job.dataset, replica.shard, device),
+        evaluation=_evaluate(model, job.dataset, replica.shard, device, note_test),
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -136,7 +139,8 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         | {"environment": library_settings(os.environ, masked=job.exported)}
         | {"peak_memory_without_parity": forgotten},
     )
-    guard.note("end", config.total_steps)
+    # Others may still test.
+    note("end", result.evaluation.samples / config.batch_size_per_rank)
     # Connections are part of what is attested: nobody closes them while another still looks.
     group.barrier()
     group.leave()
@@ -192,7 +196,7 @@ def _warm_up(own: Side, steps: int, device: torch.device, guard: Guard, step_sec
 class _Timed(NamedTuple):
     blocks: list[Block]
     step_seconds: float
-    """As the warm-up promised."""
+    """Of the slowest block."""
     peak_memory_bytes: int
     machine: MachineUse
     cpu_ns: int
@@ -214,7 +218,8 @@ def _timed(
     meter = CPUMeter()
     blocks = list(take_turns(job, sides, group, guard, step_seconds=step_seconds))
     machine, cpu_ns = meter.read()
-    return _Timed(blocks, step_seconds, peak, machine, cpu_ns)
+    slowest_ns = max(block.wall_ns / block.steps for block in blocks if block.mode == "training")
+    return _Timed(blocks, slowest_ns / 1e9, peak, machine, cpu_ns)
 
 
 def _time_collectives(
@@ -254,10 +259,14 @@ def _sweep(
 
 
 def _evaluate(
-    model: nn.Module, dataset: data.DatasetSource, shard: tuple[int, int], device: torch.device
+    model: nn.Module,
+    dataset: data.DatasetSource,
+    shard: tuple[int, int],
+    device: torch.device,
+    note: Callable[[], None],
 ) -> Evaluation:
     images, labels = as_tensors(*data.load_split(dataset, "test"), device)
-    correct, samples, loss_sum = evaluate(model, normalise(images), labels, shard)
+    correct, samples, loss_sum = evaluate(model, normalise(images), labels, shard, note)
     return Evaluation(
         correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Batch = tuple[torch.Tensor, torch.Tensor]
 
-_EVALUATION_BATCH = 1000
+EVALUATION_BATCH = 1000
 
 
 def train(
@@ -48,9 +48,15 @@ def train(
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, shard: tuple[int, int]
+    model: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    shard: tuple[int, int],
+    on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[int, int, float]:
     """Test a model on one shard of the test set: over all shards every sample is seen once.
+
+    ``on_batch`` is called before every ``EVALUATION_BATCH`` samples.
 
     Returns:
         The number of samples classified right, the number of samples, and the sum of their losses.
@@ -60,7 +66,8 @@ def evaluate(
     correct, loss = 0, 0.0
     training = model.training
     model.eval()
-    for inputs, targets in zip(images.split(_EVALUATION_BATCH), labels.split(_EVALUATION_BATCH), strict=True):
+    for inputs, targets in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
+        on_batch()
         logits = model(inputs)
         loss += loss_function(logits, targets, reduction="sum").item()
         correct += int((logits.argmax(1) == targets).sum())

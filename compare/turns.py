@@ -57,6 +57,7 @@ def make_reference(
         replica.accumulate(config.accumulate)
         side = Side(replica, batches)
         train(*side, steps)
+    read_clock(group.device)
     return side
 
 
@@ -82,8 +83,8 @@ class _Turns:
     def take(self) -> Iterator[Block]:
         config = self._job.config
         order = random.Random(f"{config.seed}/{self._job.number}")
-        if not self._job.arm.synchronises:
-            self._meet(self._done)  # they have warmed up apart
+        if "reference" in self._sides or not self._job.arm.synchronises:
+            self._meet(self._done)  # the reference, or the control, has warmed up apart
         for plan in plan_blocks(config.total_steps - self._done, order, reference="reference" in self._sides):
             if plan.mode == "training":
                 yield self._timed_block(plan)
@@ -110,6 +111,7 @@ class _Turns:
         clock = PhaseClock(device)
         self._note()
         train(*side, settling)
+        read_clock(device)  # what a GPU has still to do is not done
         self._note()
         timing = time_work(partial(self._train, side, steps, clock if plan.phased else None), device)
         if plan.mode == "training":
@@ -125,7 +127,7 @@ class _Turns:
         at_once = self._guard.steps_at_once(self._step_seconds)
         for done in range(0, steps, at_once):
             if done:
-                read_clock(self._group.device)  # what a GPU has still to do is not done
+                read_clock(self._group.device)
                 self._note()
             train(*side, min(steps - done, at_once), *([clock] if clock else []))
 

@@ -31,7 +31,9 @@ def write(output: Path, name: str, section: Section, command: str, *, order: lis
     records = {record.name: record for record in _read(file) if record.place == here and record.name in order}
     records[name] = Record(name, section, command, date, here)
     ordered = sorted(records.values(), key=lambda record: order.index(record.name))
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+    part = file.with_suffix(".part")  # an interrupt must not leave half of it
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+    part.replace(file)
     output.write_text(report.markdown(ordered))
 
 

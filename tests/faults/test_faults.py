@@ -107,6 +107,11 @@ class Started:
         files = list(self.directory.glob(f"launches/{launch:02d}-*/rank-*.progress"))
         return len(files) == 2 and all('"train"' in file.read_text() for file in files)
 
+    def patience(self):
+        """How long, at most, the ranks said at last that they may be silent."""
+        files = list(self.directory.glob("launches/*/rank-*.progress"))
+        return {json.loads(file.read_text().splitlines()[-1])["patience_seconds"] for file in files}
+
     def results(self):
         return list(self.directory.glob("launches/*/rank-[01].json"))
 
@@ -207,6 +212,7 @@ def test_who_hangs_is_told_from_who_waits_in_shared_memory_and_no_later_for_a_la
     assert run.process.returncode == 7, said
     assert ": rank 1 on" in said, said
     assert "sitecustomize.py:" in said
+    assert run.patience() == {STALL_SECONDS}, "no block of steps is given more time than a rank may be silent"
     run.assert_nothing_is_left()
 
 

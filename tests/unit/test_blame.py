@@ -116,7 +116,6 @@ def test_of_ranks_that_all_stalled_the_one_outside_a_collective_is_the_cause():
         "/x/backends/groups/mpi_group.py",
         "/x/backends/strategies/shared_memory.py",
         "/x/torch/distributed/distributed_c10d.py",
-        "/x/torch/cuda/__init__.py",
         "/x/horovod/torch/mpi_ops.py",
     ],
 )
@@ -124,6 +123,14 @@ def test_whoever_waits_for_others_is_not_the_cause(place):
     waiting = a_rank(0, log=DUMP.format(frames=f'  File "{place}", line 9 in wait\n'), logged_at=110.0)
     busy = a_rank(1, log=DUMP.format(frames=ELSEWHERE), logged_at=110.1)
     assert find_cause([waiting, busy]).rank == 1
+
+
+@pytest.mark.parametrize(("function", "cause"), [("synchronize", 1), ("_lazy_init", 0)])
+def test_whoever_waits_for_a_device_may_wait_for_others_in_it_but_not_whoever_cannot_open_it(function, cause):
+    frames = f'  File "/x/torch/cuda/__init__.py", line 9 in {function}\n'
+    first = a_rank(0, log=DUMP.format(frames=frames), logged_at=110.0)
+    busy = a_rank(1, log=DUMP.format(frames=ELSEWHERE), logged_at=110.1)
+    assert find_cause([first, busy]).rank == cause
 
 
 def test_whoever_loads_mpi_waits_for_the_others_in_it():

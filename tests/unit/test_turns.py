@@ -128,7 +128,8 @@ def a_group(log, waits):
 def test_ranks_meet_after_they_trained_apart_and_wait_as_long_as_that_may_take(clock):
     log, waits = Log(3, clock, step_seconds=1.0), []
     sides = {"training": Side(log, batches()), "reference": Side(log, batches())}
-    blocks = take(a_job("ddp"), sides, log, a_group(log, waits))
+    job = a_job("ddp")
+    blocks = take(job, sides, log, a_group(log, waits))
     steps = [block.steps + 1 for block in blocks]
     after = [
         (sum(steps[: index + 1]), SLACK * steps[index])
@@ -137,7 +138,7 @@ def test_ranks_meet_after_they_trained_apart_and_wait_as_long_as_that_may_take(c
     ]
     assert after
     # Where ranks wait for each other in every step, another barrier would only cost time.
-    assert waits == after
+    assert waits == [(0, SLACK * job.config.untimed_steps), *after]
 
 
 def test_the_ranks_of_the_control_meet_before_the_first_block_too(clock):
@@ -159,6 +160,7 @@ def test_a_warm_up_is_noted_in_pieces_that_the_stall_allows():
     _warm_up(Side(log, batches()), 12, GROUP.device, log, 5.0)
     assert log.steps_between_notes() == [3, 3, 3, 2]
     assert log.patience[0] == SLACK * 5.0, "until there is better, by the first step"
+    assert max(log.patience[1:]) < SLACK * 1.0, "then by what was taken last"
 
 
 @pytest.mark.parametrize("nbytes", [800_000, 80_000_000])

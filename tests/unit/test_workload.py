@@ -350,6 +350,15 @@ def test_shards_of_the_test_set_differ_by_one_sample_at_most():
     assert max(sizes) - min(sizes) <= 1
 
 
+def test_a_test_says_before_every_batch_that_it_goes_on():
+    """A large model is tested for longer than a rank may be silent."""
+    said = []
+    model = nn.Linear(PIXELS, 10)
+    model.register_forward_hook(lambda *_: said.append("forward"))
+    evaluate(model, *a_test_set(2_500), (0, 1), lambda: said.append("goes on"))
+    assert said == ["goes on", "forward"] * 3
+
+
 def test_what_is_always_right_is_always_right():
     images, labels = torch.zeros(50, 10), torch.arange(50) % 10
     images[torch.arange(50), labels] = 1.0

@@ -48,7 +48,7 @@ def main(folder, out, seed, label, model, steps, palindromes):
     # "again" does the very same as "bare": how different two things look that do not differ.
     arms = {"bare": bare, "again": bare, "reported": reported, "whole": whole}
     counts = dict.fromkeys(arms, int(steps))
-    taken = palindrome.measure(arms, counts, int(palindromes), group.barrier, seed=seed)
+    taken = palindrome.measure(arms, counts, int(palindromes), group.barrier, seed=seed, settling=1)
     palindrome.write(out, group.rank, taken)
     faulthandler.cancel_dump_traceback_later()
     group.leave()

@@ -41,9 +41,9 @@ def _palindrome(arms, steps, barrier, shuffle, settling):
     barrier()
     meter = LoadMeter()
     for name in [*names, *reversed(names)]:
+        barrier()
         if settling:
             arms[name](settling)
-        barrier()
         begun, begun_cpu = time.perf_counter_ns(), time.process_time_ns()
         itself = arms[name](steps[name])
         wall[name] += itself or time.perf_counter_ns() - begun
