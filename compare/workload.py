@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -137,16 +137,25 @@ class Batches:
         }
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        epoch = 0
+        take, epoch = self._taker(), 0
         while True:
             parts = self._shard_of(epoch)
+            indices = parts.numpy() if self._images.device.type == "cpu" else parts
             # Labels are few enough to be put in order for an epoch at once.
-            for part, targets in zip(parts, self._labels[parts], strict=True):
-                torch.index_select(self._images, 0, part, out=self._fetched)
+            for part, targets in zip(indices, self._labels[parts], strict=True):
+                take(part)
                 if self._inputs is not self._fetched:
                     normalise(self._fetched, out=self._inputs)
                 yield self._inputs, targets
             epoch += 1
+
+    def _taker(self) -> Callable[[Any], object]:
+        """Return what copies the images of a part, given their indices, to where they are fetched."""
+        if self._images.device.type != "cpu":
+            return partial(torch.index_select, self._images, 0, out=self._fetched)
+        # Between the steps of the MLP, torch's index_select takes 65 us for a batch of 64, and this takes 40
+        # (Intel Xeon). Every index is there; without "clip", take() would copy by way of another buffer.
+        return partial(self._images.numpy().take, axis=0, out=self._fetched.numpy(), mode="clip")
 
     def _shard_of(self, epoch: int) -> torch.Tensor:
         """Indices of this shard's samples, shape (passes per epoch, batch size)."""
