@@ -13,8 +13,8 @@ FLOOR = at_least(0.93)
 TEXT = """\
 One rank, one thread. *Published* is the loop of PyTorch's and Horovod's examples: a DataLoader in the same
 process, and every image made a PIL image, a tensor, and normalised, in every epoch. *Floor* is the
-product's loop on one and the same batch, with no data to fetch. The ConvNet computes: there is little for a
-loop to gain, and nothing promised."""
+product's loop with no data to fetch: the same model, on the batch that was fetched last. The ConvNet
+computes: there is little for a loop to gain, and nothing promised."""
 
 
 class Case(NamedTuple):

@@ -28,7 +28,7 @@ def markdown(records) -> str:
     """Write everything down; all of it was measured in one place."""
     parts = [
         "# What `make bench` measured\n",
-        "Written by the bench from `bench.json` beside it; not edited by hand.\n",
+        "Written by the bench from the JSON of the same name beside it; not edited by hand.\n",
         f"- {records[0].place.machine}",
         f"- {records[0].place.versions}\n",
         _READING,
