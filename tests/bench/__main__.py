@@ -41,7 +41,7 @@ def main():
             data_dir=find_mnist(),
             folder=Path(folder),
             quick=given.quick,
-            figure=output.parent / "cost.png" if output else None,
+            figure=output.with_name(f"{output.stem}-cost.png") if output else None,
         )
         failed = False
         for name in given.only or BENCHES:

@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from backends import BACKENDS
-from compare.stats import step_seconds, summarise
+from compare.stats import Estimate, summarise
 from tests.bench import launches
 from tests.bench.estimate import Section
 from tests.bench.machine import FOREIGN_LIMIT, LoadMeter, family_seconds
@@ -16,19 +16,20 @@ ARMS = ("ddp", launches.SHARED_MEMORY, "horovod", "mpi")
 RANKS = (1, 2, 4)
 # Steps in all, and those that warm up.
 MODELS = {"mlp": (330, 30), "convnet": (40, 10), "wide": (15, 5)}
-TEXT = """\
-`compare run`, one thread a rank, batch 64 a rank, one launch of every arm: read the growth, not small
-differences. Gradients of 0.8 MB are the MLP's, of 4.8 MB the ConvNet's, of 80 MB the wide MLP's. Sync cost
-is the step time minus that of the control `none` in the same run. Below zero it is noise: no arm
-does less than the control."""
+ROUNDS = 3
+TEXT = f"""\
+`compare run --repeats {ROUNDS}`, one thread a rank, batch 64 a rank: means over launches, of the sync cost
+with their 95 % interval by t. Gradients of 0.8 MB are the MLP's, of 4.8 MB the ConvNet's, of 80 MB the wide
+MLP's. Sync cost is the step time minus that of the control `none`, round by round. Below zero it is noise:
+no arm does less than the control."""
 
 
 class Point(NamedTuple):
     arm: str
     ranks: int
     megabytes: float
-    step_seconds: float
-    sync_seconds: float | None
+    step_seconds: Estimate
+    sync_seconds: Estimate | None
     """None for the control, which has none."""
 
 
@@ -55,7 +56,8 @@ def _measure(settings, model, ranks):
         steps, warm_up = MODELS[model]
         run = launches.compare_run(
             *("--backend", ",".join(arm for arm in ARMS if launches.is_known(arm)), "-np", str(ranks)),
-            *("--model", model, "--steps", str(steps), "--warmup", str(warm_up), "--repeats", "1"),
+            *("--model", model, "--steps", str(steps), "--warmup", str(warm_up)),
+            *("--repeats", str(settings.pick(ROUNDS, 1))),
             data_dir=settings.data_dir,
             folder=settings.folder,
         )
@@ -65,30 +67,35 @@ def _measure(settings, model, ranks):
 
 def _points(run):
     megabytes = run.launches[0].ranks[0].gradient_bytes / 1e6
-    synced = {arm.arm: arm.sync_seconds and arm.sync_seconds.mean for arm in summarise(run).arms}
     return [
-        Point(launch.arm, run.config.ranks, megabytes, step_seconds(launch), synced[launch.arm])
-        for launch in run.launches
+        Point(found.arm, run.config.ranks, megabytes, found.step_seconds, found.sync_seconds)
+        for found in summarise(run).arms
     ]
 
 
 def _table(points, figure):
-    columns = sorted({(point.ranks, point.megabytes) for point in points})
-    heads = [f"{ranks} × {megabytes:.3g} MB{_mark(ranks)}" for ranks, megabytes in columns]
-    lines = [_line(["ms a step, of it sync", *heads]), _line(["---"] + ["---:"] * len(heads))]
-    for arm in dict.fromkeys(sorted((p.arm for p in points), key=_order)):
-        cells = [
-            next(p for p in points if (p.arm, p.ranks, p.megabytes) == (arm, *column)) for column in columns
-        ]
-        lines.append(_line([f"`{arm}`", *map(_cell, cells)]))
+    arms = list(dict.fromkeys(point.arm for point in sorted(points, key=_place_in_table)))
+    cells = {(point.ranks, point.megabytes, point.arm): _cell(point) for point in points}
+    lines = [_line(["ms a step, of it sync", *(f"`{arm}`" for arm in arms)])]
+    lines.append(_line(["---"] + ["---:"] * len(arms)))
+    for ranks, megabytes in sorted({(point.ranks, point.megabytes) for point in points}):
+        head = f"{ranks} × {megabytes:.3g} MB{_mark(ranks)}"
+        lines.append(_line([head, *(cells[ranks, megabytes, arm] for arm in arms)]))
     notes = "\n\\* more ranks than cores: they wait for each other's core, so arms are not to be ranked.\n"
     picture = f"![Step time and sync cost]({figure.name})\n\n" if figure else ""
     return picture + "\n".join(lines) + "\n" + notes
 
 
 def _cell(point):
-    step = f"{point.step_seconds * 1e3:.3g}"
-    return step if point.sync_seconds is None else f"{step}, {point.sync_seconds * 1e3:.2g}"
+    step, sync = f"{point.step_seconds.mean * 1e3:.4g}", point.sync_seconds
+    if sync is None:
+        return step
+    return f"{step}, {_short(sync.mean)} [{_short(sync.low)}, {_short(sync.high)}]"
+
+
+def _short(seconds):
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.2g}" if abs(milliseconds) < 99.5 else f"{milliseconds:.0f}"
 
 
 def _line(cells):
@@ -99,8 +106,8 @@ def _mark(ranks):
     return "\\*" if ranks > _cores() else ""
 
 
-def _order(arm):
-    return list(BACKENDS).index(arm.partition(":")[0])
+def _place_in_table(point):
+    return list(BACKENDS).index(point.arm.partition(":")[0])
 
 
 def _cores():

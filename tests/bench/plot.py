@@ -13,7 +13,10 @@ MARKS = {"none": "x", "ddp": "o", "manual:mode=shared_memory": "s", "horovod": "
 
 
 def draw(points, file, *, cores):
-    """Draw step time and sync cost over gradient size, one column of panels for each number of ranks."""
+    """Draw step time and sync cost over gradient size, one column of panels for each number of ranks.
+
+    Bars are 95 % intervals.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -39,20 +42,27 @@ def draw(points, file, *, cores):
 
 def _draw_column(column, points):
     above, below = column
-    for arm, colour in COLOURS.items():
+    for index, (arm, colour) in enumerate(COLOURS.items()):
         own = sorted((p for p in points if p.arm == arm), key=lambda point: point.megabytes)
         if not own:
             continue
-        megabytes = [point.megabytes for point in own]
+        # Side by side, or the bars would hide each other.
+        megabytes = [point.megabytes * 1.05 ** (index - len(COLOURS) // 2) for point in own]
         style = {"color": colour, "marker": MARKS[arm], "markersize": 5, "linewidth": 1.6, "label": arm}
-        above.plot(megabytes, [point.step_seconds * 1e3 for point in own], **style)
+        _draw_line(above, megabytes, [point.step_seconds for point in own], style)
         if own[0].sync_seconds is not None:
-            below.plot(megabytes, [point.sync_seconds * 1e3 for point in own], **style)
+            _draw_line(below, megabytes, [point.sync_seconds for point in own], style)
     for panel in column:
         _arrange(panel)
     above.set_yscale("log")
     # On one rank there is next to nothing to pay, and noise may take it below nothing.
     below.set_yscale("symlog", linthresh=0.1, linscale=0.5)
+
+
+def _draw_line(panel, megabytes, estimates, style):
+    means = [found.mean * 1e3 for found in estimates]
+    ends = [((found.mean - found.low) * 1e3, (found.high - found.mean) * 1e3) for found in estimates]
+    panel.errorbar(megabytes, means, yerr=list(zip(*ends, strict=True)), elinewidth=1, capsize=2.5, **style)
 
 
 def _arrange(panel):

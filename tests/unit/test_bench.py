@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import pairs, record, report
+from compare.stats import Estimate as LaunchEstimate
+from tests.bench import cost, pairs, record, report
 from tests.bench.estimate import Estimate, Row, Section, at_least, at_most, estimate, reaches
 from tests.bench.machine import FOREIGN_LIMIT, Load, LoadMeter, busy_seconds
 from tests.bench.pairs import Turn
@@ -121,6 +122,30 @@ def test_a_launch_counts_once_however_many_palindromes_it_measured(monkeypatch):
     assert found.repeated == 1
     ratio = found.ratio("one", "other")
     assert (ratio.n, ratio.ratio) == (2, pytest.approx(math.sqrt(2 * 3)))
+
+
+def launch_estimate(milliseconds, half):
+    middle, half = milliseconds / 1e3, half / 1e3
+    return LaunchEstimate(middle, middle - half, middle + half, 3, "t")
+
+
+def test_growth_is_told_by_ranks_and_size_with_intervals_of_the_sync_cost(monkeypatch):
+    monkeypatch.setattr(cost, "_cores", lambda: 2)
+    points = [
+        cost.Point(arm, ranks, 80.2, launch_estimate(step, 1.0), sync)
+        for ranks in (4, 2)
+        for arm, step, sync in (
+            ("mpi", 480.04, launch_estimate(312.4, 20.0)),
+            ("none", 167.6, None),
+        )
+    ]
+    lines = cost._table(points, figure=None).splitlines()
+    assert lines[:4] == [
+        "| ms a step, of it sync | `none` | `mpi` |",
+        "| --- | ---: | ---: |",
+        "| 2 × 80.2 MB | 167.6 | 480, 312 [292, 332] |",
+        "| 4 × 80.2 MB\\* | 167.6 | 480, 312 [292, 332] |",
+    ]
 
 
 # ---- what is kept ----
