@@ -52,11 +52,11 @@ def _draw_column(column, points):
         _draw_line(above, megabytes, [point.step_seconds for point in own], style)
         if own[0].sync_seconds is not None:
             _draw_line(below, megabytes, [point.sync_seconds for point in own], style)
-    for panel in column:
-        _arrange(panel)
     above.set_yscale("log")
     # On one rank there is next to nothing to pay, and noise may take it below nothing.
     below.set_yscale("symlog", linthresh=0.1, linscale=0.5)
+    for panel in column:
+        _arrange(panel)
 
 
 def _draw_line(panel, megabytes, estimates, style):
@@ -71,6 +71,7 @@ def _arrange(panel):
     panel.set_xscale("log")
     panel.set_xticks([0.8, 4.8, 80], ["0.8", "4.8", "80"])
     panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.yaxis.set_minor_formatter(NullFormatter())
     panel.grid(visible=True, color="#dddddd", linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
