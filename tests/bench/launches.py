@@ -62,7 +62,7 @@ class BenchError(RuntimeError):
     """Something that was to be measured did not run; the message says what and what it printed."""
 
 
-def compare_run(*arguments, data_dir, folder):
+def compare_run(*arguments, data_dir, folder, rounds=1):
     """Execute ``compare run`` and read back what it saved."""
     command = [str(environment_bin() / "compare"), "run", "--data-dir", str(data_dir), "--dataset", "mnist"]
     output = Path(tempfile.mkdtemp(dir=folder)) / "run"
@@ -75,10 +75,13 @@ def compare_run(*arguments, data_dir, folder):
             "cpu",
             "--max-reruns",
             "0",
+            "--repeats",
+            str(rounds),
             *arguments,
             "--output",
             str(output),
-        ]
+        ],
+        timeout_seconds=_TIMEOUT_SECONDS * rounds,
     )
     return read_run(output)
 
@@ -87,7 +90,7 @@ def launch_product(arm, *, ranks, steps, data_dir, folder):
     """Launch one arm once, through the product's own command."""
     meter = LoadMeter(family_seconds)
     run = compare_run(
-        *("--backend", arm, "--no-control", "--repeats", "1"),
+        *("--backend", arm, "--no-control"),
         *("-np", str(ranks), "--steps", str(steps)),
         data_dir=data_dir,
         folder=folder,
@@ -153,7 +156,7 @@ def read_ranks(folder, ranks):
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def execute(argv, environment=None):
+def execute(argv, environment=None, timeout_seconds=_TIMEOUT_SECONDS):
     """Run a command to its end; on time-out or Ctrl-C end all that it has started."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -165,7 +168,7 @@ def execute(argv, environment=None):
             start_new_session=True,
         )
         try:
-            status = process.wait(_TIMEOUT_SECONDS)
+            status = process.wait(timeout_seconds)
         except subprocess.TimeoutExpired as error:
             raise BenchError(str(error)) from None
         finally:
