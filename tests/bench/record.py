@@ -29,7 +29,9 @@ def write(output: Path, name: str, section: Section, command: str, *, order: lis
     file, here = output.with_suffix(".json"), report.place()
     date = f"{datetime.now().astimezone():%Y-%m-%d}"
     records = {record.name: record for record in _read(file) if record.place == here and record.name in order}
-    records[name] = Record(name, section, command, date, here)
+    record = Record(name, section, command, date, here)
+    # What could not be measured now leaves in place what was measured before.
+    records[name] = records.get(name, record) if section.failed else record
     ordered = sorted(records.values(), key=lambda record: order.index(record.name))
     part = file.with_suffix(".part")  # an interrupt must not leave half of it
     part.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")

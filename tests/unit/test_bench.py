@@ -168,6 +168,17 @@ def test_sections_of_other_runs_on_the_same_machine_are_kept(tmp_path):
     assert "## First" in output.read_text()
 
 
+def test_a_section_that_fails_does_not_replace_what_was_measured(tmp_path):
+    output, order = tmp_path / "bench.md", ["first"]
+    failed = Section("first", "Could not be measured.", [], [], failed=True)
+    record.write(output, "first", failed, "bench", order=order)
+    assert "Could not be measured" in output.read_text()
+    record.write(output, "first", a_section("First", 1.25), "bench", order=order)
+    record.write(output, "first", failed, "bench", order=order)
+    assert "| 1.250 |" in output.read_text()
+    assert "Could not be measured" not in output.read_text()
+
+
 def test_sections_that_another_machine_measured_are_not(tmp_path, monkeypatch):
     output, order = tmp_path / "bench.md", ["first", "second"]
     record.write(output, "first", a_section("First"), "bench", order=order)
