@@ -22,26 +22,26 @@ class _Delay:
     """
 
     def __init__(self, seconds):
-        from compare import turns
+        from compare.turns import _SETTLING_STEPS, _Turns
 
         self._seconds = seconds
         self._steps = repeat(False)
         self._blocks = Counter()
-        timed_block = turns._timed_block
+        timed_block = _Turns._timed_block
 
-        def in_turns(plan, side, group):
+        def in_turns(turns, plan):
             if plan.phased:
                 # The steps in which a block settles are not timed.
-                self._steps = chain(repeat(False, turns._SETTLING_STEPS), cycle([False, True]))
+                self._steps = chain(repeat(False, _SETTLING_STEPS), cycle([False, True]))
             else:
                 self._steps = repeat(self._blocks[plan.mode] % 2 == 1)
                 self._blocks[plan.mode] += 1
             try:
-                return timed_block(plan, side, group)
+                return timed_block(turns, plan)
             finally:
                 self._steps = repeat(False)
 
-        turns._timed_block = in_turns
+        _Turns._timed_block = in_turns
 
     def before(self, function):
         def delayed(*arguments, **named):
