@@ -50,14 +50,19 @@ class Guard:
         self._armed: tuple[Stage, float] | None = None
         self._armed_at = 0.0
 
-    def start(self) -> None:
-        """Begin to watch; to be called from the main thread."""
+    def start(self, *, patience_seconds: float) -> None:
+        """Begin to watch; to be called from the main thread.
+
+        Args:
+            patience_seconds: how long it may take until the next note, where that is longer than the stall.
+        """
         faulthandler.enable()  # a crash in a library leaves its stack in the log
         readable, writable = os.pipe()
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable)
         signal.signal(signal.SIGTERM, lambda *_: None)  # the byte in the pipe is the message
         threading.Thread(target=self._watch, args=(readable,), name="guard", daemon=True).start()
+        self._await("start", 0, patience_seconds)
 
     def steps_at_once(self, step_seconds: float) -> int:
         """Say how many steps may go by between two notes, so that whoever hangs is ended by the stall.
@@ -66,7 +71,7 @@ class Guard:
         """
         return max(1, int(self._stall_seconds / (SLACK * max(step_seconds, _SHORT_STEP_SECONDS))))
 
-    def note(self, stage: Stage, step: int = 0, *, may_take_seconds: float = 0.0) -> None:
+    def note(self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0) -> None:
         """Say what the rank is about to do, and arm the watchdog anew.
 
         It takes some 0.1 ms: in what is timed it is called only where that goes on for seconds.
@@ -74,9 +79,13 @@ class Guard:
         Args:
             stage: what comes next.
             step: training steps done.
-            may_take_seconds: how long that may take, where it is longer than the stall.
+            expected_seconds: how long that should take, where it is known. ``SLACK`` times as long is
+                waited for, or the stall where that is longer.
         """
-        patience = max(self._stall_seconds, may_take_seconds)
+        self._await(stage, step, SLACK * expected_seconds)
+
+    def _await(self, stage: Stage, step: int, seconds: float) -> None:
+        patience = max(self._stall_seconds, seconds)
         now = time.monotonic()
         if (stage, patience) != self._armed or now - self._armed_at > _ARMED_SECONDS:
             faulthandler.dump_traceback_later(patience, exit=True)

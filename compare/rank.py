@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import time
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,6 @@ import backends
 from backends.base import BackendError
 from compare import data
 from compare.arms import CONTROL
-from compare.guard import SLACK
 from compare.launch.environment import library_settings
 from compare.measure import (
     CALLS_REPEATED,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from compare.guard import Guard
     from compare.job import Job, Stage
     from compare.results import Block, MachineUse, ParityPass
-    from compare.train import Batch
     from compare.turns import Sides
 
 _WARM_UP_PIECE = 10
@@ -58,7 +57,102 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         DataError: the data set is not what it should be.
         Exception: whatever the libraries raise; the caller records it.
     """
-    config, moments = job.config, [time.time()]
+    config, start_up = job.config, _StartUp(job.launched_at)
+    start_up.mark("started")
+    joined = _join(job, placement, guard, start_up)
+    group, device = joined.group, joined.group.device
+    with start_up.left_out():
+        earlier_peak = peak_memory_bytes()
+        parity = _prove(job, joined, guard)
+        forgotten = forget_peak_memory()
+
+    guard.note("replica")
+    replica = _make_replica(job, joined)
+    initial_hash = hash_parameters(replica.model)
+    start_up.mark("replica_ready")
+
+    guard.note("warm-up")
+    batches = Batches(*joined.training_set, replica.shard, config)
+    own = Side(replica, iter(batches))
+    first_step_seconds = _take_first_step(own, device)
+    start_up.mark("first_step_done")
+
+    timed = _timed(job, own, joined, guard, first_step_seconds=first_step_seconds)
+    final_hash = hash_parameters(replica.model)
+
+    def note(stage: Stage, steps: float) -> None:
+        guard.note(stage, config.total_steps, expected_seconds=steps * timed.step_seconds)
+
+    # A step's collectives take no longer than the step, of which they are a part; nor does a forward pass.
+    note_collectives = partial(note, "collectives")
+    message_bytes, collective_ns = _time_collectives(replica.collectives(), group, note_collectives)
+    sweep = _sweep(message_bytes, replica, group, note_collectives)
+    note_test = partial(note, "test", EVALUATION_BATCH / config.batch_size_per_rank)
+    evaluation = _evaluate(job, replica, device, note_test)
+    result = RankResult(
+        rank=placement.rank,
+        local_rank=placement.local_rank,
+        host=placement.host,
+        pid=os.getpid(),
+        blocks=timed.blocks,
+        initial_hash=initial_hash,
+        final_hash=final_hash,
+        evaluation=evaluation,
+        peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
+        peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        gradient_bytes=sum(p.numel() * p.element_size() for p in replica.model.parameters()),
+        gradient_tensors=sum(1 for _ in replica.model.parameters()),
+        message_bytes=message_bytes,
+        collective_ns=collective_ns,
+        sweep=sweep,
+        cpu_ns=timed.cpu_ns,
+        machine=timed.machine if placement.local_rank == 0 else None,
+        moments=start_up.read(),
+        parity=parity,
+        attestation=_attest(group, replica, batches)
+        | {"environment": library_settings(os.environ, masked=job.exported)}
+        | {"peak_memory_without_parity": forgotten},
+    )
+    # Others may still test.
+    note("end", evaluation.samples / config.batch_size_per_rank)
+    # Connections are part of what is attested: nobody closes them while another still looks.
+    group.barrier()
+    group.leave()
+    return result
+
+
+class _StartUp:
+    """When a rank came to what it does until its first step, less what only a comparison does."""
+
+    def __init__(self, launched_at: float) -> None:
+        self._origin = launched_at
+        self._seconds: dict[str, float] = {}
+
+    def mark(self, moment: str) -> None:
+        """Note that a moment, named as in ``Moments``, is now."""
+        self._seconds[moment] = time.time() - self._origin
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Let the moments to come stand as if what is done meanwhile had taken no time."""
+        begun = time.time()
+        yield
+        self._origin += time.time() - begun
+
+    def read(self) -> Moments:
+        return Moments(**self._seconds)
+
+
+class _Joined(NamedTuple):
+    """What a rank has once it has met the others."""
+
+    make_replica: type[Replica]
+    group: Group
+    training_set: Data
+
+
+def _join(job: Job, placement: Placement, guard: Guard, start_up: _StartUp) -> _Joined:
+    config = job.config
     guard.note("load")
     torch.set_num_threads(config.threads_per_rank)
     _assert_alike(job)
@@ -69,87 +163,18 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     images, labels = as_tensors(*data.load_split(job.dataset, "train"), device)
     if device.type == "cuda":
         images = normalise(images)  # there memory is quick, and two more kernels a step are felt
-    moments.append(time.time())
+    start_up.mark("data_ready")
 
     guard.note("join")
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
-    moments.append(time.time())
+    start_up.mark("joined")
 
     # The first optimizer of a process loads a second's worth of torch: part of the start-up, in every arm.
     optimizer_maker(config)(iter([torch.nn.Parameter(torch.zeros(1))]))
-    earlier_peak, begun = peak_memory_bytes(), time.time()
-    parity = _prove(job, make_replica, group, Data(images, labels), guard)
-    forgotten = forget_peak_memory()
-    aside_seconds = time.time() - begun
-
-    guard.note("replica")
-    torch.manual_seed(config.seed)
-    model = build_model(config.model).to(device)
-    replica = make_replica(model, optimizer_maker(config), group, job.arm.options)
-    replica.accumulate(config.accumulate)
-    initial_hash = hash_parameters(model)
-    # From here on the ranks may differ in what they drop out, but not from one run to the next.
-    torch.manual_seed(config.seed + 1 + placement.rank)
-    moments.append(time.time() - aside_seconds)
-
-    guard.note("warm-up")
-    source = Batches(images, labels, replica.shard, config)
-    batches = iter(source)
-    train(replica, batches, 1)
-    read_clock(device)
-    moments.append(time.time() - aside_seconds)
-
-    again = Batches(images, labels, replica.shard, config)
-    own, first_step_seconds = Side(replica, batches), moments[-1] - moments[-2]
-    timed = _timed(job, own, iter(again), group, guard, first_step_seconds=first_step_seconds)
-    final_hash = hash_parameters(model)
-
-    def note(stage: Stage, steps: float) -> None:
-        seconds = SLACK * steps * timed.step_seconds
-        guard.note(stage, config.total_steps, may_take_seconds=seconds)
-
-    # A step's collectives take no longer than the step, of which they are a part; nor does a forward pass.
-    note_collectives = partial(note, "collectives")
-    message_bytes, collective_ns = _time_collectives(replica.collectives(), group, note_collectives)
-    sweep = _sweep(message_bytes, replica, group, note_collectives)
-
-    note_test = partial(note, "test", EVALUATION_BATCH / config.batch_size_per_rank)
-    note_test()
-    result = RankResult(
-        rank=placement.rank,
-        local_rank=placement.local_rank,
-        host=placement.host,
-        pid=os.getpid(),
-        blocks=timed.blocks,
-        initial_hash=initial_hash,
-        final_hash=final_hash,
-        evaluation=_evaluate(model, job.dataset, replica.shard, device, note_test),
-        peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
-        peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
-        gradient_tensors=sum(1 for _ in model.parameters()),
-        message_bytes=message_bytes,
-        collective_ns=collective_ns,
-        sweep=sweep,
-        cpu_ns=timed.cpu_ns,
-        machine=timed.machine if placement.local_rank == 0 else None,
-        moments=Moments(*(moment - job.launched_at for moment in moments)),
-        parity=parity,
-        attestation=_attest(group, replica, source, device)
-        | {"environment": library_settings(os.environ, masked=job.exported)}
-        | {"peak_memory_without_parity": forgotten},
-    )
-    # Others may still test.
-    note("end", result.evaluation.samples / config.batch_size_per_rank)
-    # Connections are part of what is attested: nobody closes them while another still looks.
-    group.barrier()
-    group.leave()
-    return result
+    return _Joined(make_replica, group, Data(images, labels))
 
 
-def _prove(
-    job: Job, make_replica: type[Replica], group: Group, training_set: Data, guard: Guard
-) -> list[ParityPass]:
+def _prove(job: Job, joined: _Joined, guard: Guard) -> list[ParityPass]:
     """Train a little beside a single process, before anything is measured; not in the control.
 
     An option that puts something off is set as the registry says (``while_proven``): a pass is short, and
@@ -157,20 +182,39 @@ def _prove(
     """
     if not job.arm.synchronises:
         return []
-    options = job.arm.options_while_proven
+    group, options = joined.group, job.arm.options_while_proven
 
     def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
-        return make_replica(model, make_optimizer, group, options)
+        return joined.make_replica(model, make_optimizer, group, options)
 
     def note(step_seconds: float) -> None:
         # Rank 0 may take as many times longer as there are ranks, and the others wait for it.
-        guard.note("parity", may_take_seconds=SLACK * job.config.ranks * step_seconds)
+        guard.note("parity", expected_seconds=job.config.ranks * step_seconds)
 
     leads = group.rank == 0
     return [
-        prove(make, training_set, job.config, kind, note, leads=leads, brief=job.proof == "brief")
+        prove(make, joined.training_set, job.config, kind, note, leads=leads, brief=job.proof == "brief")
         for kind in PASSES[job.proof]
     ]
+
+
+def _make_replica(job: Job, joined: _Joined) -> Replica:
+    config, group = job.config, joined.group
+    torch.manual_seed(config.seed)
+    model = build_model(config.model).to(group.device)
+    replica = joined.make_replica(model, optimizer_maker(config), group, job.arm.options)
+    replica.accumulate(config.accumulate)
+    # From here on the ranks may differ in what they drop out, but not from one run to the next.
+    torch.manual_seed(config.seed + 1 + group.rank)
+    return replica
+
+
+def _take_first_step(own: Side, device: torch.device) -> float:
+    """Return how long it took, in seconds."""
+    begun = time.monotonic()
+    train(*own, 1)
+    read_clock(device)
+    return time.monotonic() - begun
 
 
 def _warm_up(own: Side, steps: int, device: torch.device, guard: Guard, step_seconds: float) -> float:
@@ -185,7 +229,7 @@ def _warm_up(own: Side, steps: int, device: torch.device, guard: Guard, step_sec
     """
     done = 1
     while done < steps:
-        guard.note("warm-up", done, may_take_seconds=SLACK * step_seconds)
+        guard.note("warm-up", done, expected_seconds=step_seconds)
         piece, begun = min(_WARM_UP_PIECE, guard.steps_at_once(step_seconds), steps - done), time.monotonic()
         train(*own, piece)
         read_clock(device)
@@ -202,19 +246,18 @@ class _Timed(NamedTuple):
     cpu_ns: int
 
 
-def _timed(
-    job: Job, own: Side, batches: Iterator[Batch], group: Group, guard: Guard, *, first_step_seconds: float
-) -> _Timed:
-    """Warm up, then train the steps that count; ``batches`` are the reference's, the same as the arm's."""
-    config = job.config
+def _timed(job: Job, own: Side, joined: _Joined, guard: Guard, *, first_step_seconds: float) -> _Timed:
+    """Warm up, then train the steps that count."""
+    config, group = job.config, joined.group
     step_seconds = _warm_up(own, config.untimed_steps, group.device, guard, first_step_seconds)
     peak = peak_memory_bytes()  # before there is a reference: it takes memory that this arm does not need
     sides: Sides = {"training": own}
     if job.arm.synchronises:
-        guard.note("reference", config.untimed_steps, may_take_seconds=SLACK * step_seconds)
+        guard.note("reference", config.untimed_steps, expected_seconds=step_seconds)
         _, make_control = backends.load(CONTROL, {})
+        same = iter(Batches(*joined.training_set, own.replica.shard, config))
         steps = min(FIRST_STEPS, config.untimed_steps, guard.steps_at_once(step_seconds))
-        sides["reference"] = make_reference(make_control, config, batches, group, steps)
+        sides["reference"] = make_reference(make_control, config, same, group, steps)
     meter = CPUMeter()
     blocks = list(take_turns(job, sides, group, guard, step_seconds=step_seconds))
     machine, cpu_ns = meter.read()
@@ -258,21 +301,17 @@ def _sweep(
     return found
 
 
-def _evaluate(
-    model: nn.Module,
-    dataset: data.DatasetSource,
-    shard: tuple[int, int],
-    device: torch.device,
-    note: Callable[[], None],
-) -> Evaluation:
-    images, labels = as_tensors(*data.load_split(dataset, "test"), device)
-    correct, samples, loss_sum = evaluate(model, normalise(images), labels, shard, note)
+def _evaluate(job: Job, replica: Replica, device: torch.device, note: Callable[[], None]) -> Evaluation:
+    note()
+    images, labels = as_tensors(*data.load_split(job.dataset, "test"), device)
+    correct, samples, loss_sum = evaluate(replica.model, normalise(images), labels, replica.shard, note)
     return Evaluation(
         correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None
     )
 
 
-def _attest(group: Group, replica: Replica, batches: Batches, device: torch.device) -> Facts:
+def _attest(group: Group, replica: Replica, batches: Batches) -> Facts:
+    device = group.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
-from compare.guard import SLACK
 from compare.measure import PhaseClock, plan_blocks, read_clock, time_work
 from compare.results import Block, Mode
 from compare.train import train
@@ -132,4 +131,4 @@ class _Turns:
             train(*side, min(steps - done, at_once), *([clock] if clock else []))
 
     def _note(self, steps: int = 1) -> None:
-        self._guard.note("train", self._done, may_take_seconds=SLACK * steps * self._step_seconds)
+        self._guard.note("train", self._done, expected_seconds=steps * self._step_seconds)

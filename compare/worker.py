@@ -32,10 +32,9 @@ def main(job_file: str) -> NoReturn:
     placement = LAUNCHERS[job.launcher].placement(os.environ)
     _redirect_output(files.log(placement.rank))
     guard = Guard(files, placement, job.config.stall_seconds)
-    guard.start()
     try:
         # Importing torch takes a second here and minutes from a cold network drive.
-        guard.note("start", may_take_seconds=job.config.launch_timeout_seconds)
+        guard.start(patience_seconds=job.config.launch_timeout_seconds)
         from compare.rank import run  # inside the guard, because it imports torch
 
         write_json(files.result(placement.rank), run(job, placement, guard))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from io import BytesIO
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from backends.strategies.local import LocalReplica
 from compare import measure
-from compare.guard import SLACK, Guard
+from compare.guard import Guard
 from compare.measure import calls_in_a_row
 from compare.rank import _time_collectives, _warm_up
 from compare.turns import Side, make_reference, take_turns
@@ -26,7 +28,7 @@ class Log:
 
     def __init__(self, at_once=1000, clock=None, step_seconds=0.0):
         self.at_once, self.clock, self.step_seconds = at_once, clock, step_seconds
-        self.told, self.patience = [], []
+        self.told, self.expected = [], []
 
     def forward(self, inputs):
         return torch.zeros((len(inputs), 10))
@@ -46,9 +48,9 @@ class Log:
         del step_seconds
         return self.at_once
 
-    def note(self, stage, step=0, *, may_take_seconds=0.0):
+    def note(self, stage, step=0, *, expected_seconds=0.0):
         self.told.append((stage, step))
-        self.patience.append(may_take_seconds)
+        self.expected.append(expected_seconds)
 
     def steps_between_notes(self):
         found = []
@@ -93,7 +95,7 @@ def test_a_block_that_takes_longer_than_the_stall_says_in_between_that_it_goes_o
     assert log.told.count("step") == counted, "no step is lost or taken twice"
     assert sum(block.steps for block in blocks) == counted - len(blocks), "but for the first of every block"
     assert max(log.steps_between_notes()) <= at_once
-    assert set(log.patience) == {SLACK * 2.0}, "what may take that long is a step, not a block"
+    assert set(log.expected) == {2.0}, "what may take that long is a step, not a block"
     if at_once == 1000:
         assert len(log.steps_between_notes()) == 2 * len(blocks), (
             "nothing is done in a short block but training"
@@ -108,7 +110,7 @@ def test_how_long_a_step_takes_is_learned_from_every_block(known, clock):
     _, second, *_ = take(a_job("ddp"), {"training": Side(log, batches())}, log, step_seconds=known)
     later = log.steps_between_notes()[-second.steps :]
     assert max(later) == 2, "three times two steps of 2.5 s are 15 s"
-    assert log.patience[-1] == SLACK * 2.5
+    assert log.expected[-1] == 2.5
 
 
 def test_a_phased_block_in_pieces_has_the_phases_of_all_its_steps():
@@ -121,7 +123,7 @@ def test_a_phased_block_in_pieces_has_the_phases_of_all_its_steps():
 def a_group(log, waits):
     """Note, at every barrier, how many steps are done, and how long the guard lets a rank wait."""
     return SimpleNamespace(
-        device=GROUP.device, barrier=lambda: waits.append((log.told.count("step"), log.patience[-1]))
+        device=GROUP.device, barrier=lambda: waits.append((log.told.count("step"), log.expected[-1]))
     )
 
 
@@ -132,13 +134,13 @@ def test_ranks_meet_after_they_trained_apart_and_wait_as_long_as_that_may_take(c
     blocks = take(job, sides, log, a_group(log, waits))
     steps = [block.steps + 1 for block in blocks]
     after = [
-        (sum(steps[: index + 1]), SLACK * steps[index])
+        (sum(steps[: index + 1]), steps[index])
         for index, block in enumerate(blocks)
         if block.mode == "reference"
     ]
     assert after
     # Where ranks wait for each other in every step, another barrier would only cost time.
-    assert waits == [(0, SLACK * job.config.untimed_steps), *after]
+    assert waits == [(0, job.config.untimed_steps), *after]
 
 
 def test_the_ranks_of_the_control_meet_before_the_first_block_too(clock):
@@ -146,7 +148,7 @@ def test_the_ranks_of_the_control_meet_before_the_first_block_too(clock):
     job = a_job("none")
     blocks = take(job, {"training": Side(log, batches())}, log, a_group(log, waits))
     assert len(waits) == 1 + len(blocks)
-    assert waits[0] == (0, SLACK * job.config.untimed_steps), "they have warmed up apart"
+    assert waits[0] == (0, job.config.untimed_steps), "they have warmed up apart"
 
 
 def test_a_block_of_one_step_has_none_to_settle_with():
@@ -159,8 +161,8 @@ def test_a_warm_up_is_noted_in_pieces_that_the_stall_allows():
     log = Log(at_once=3)
     _warm_up(Side(log, batches()), 12, GROUP.device, log, 5.0)
     assert log.steps_between_notes() == [3, 3, 3, 2]
-    assert log.patience[0] == SLACK * 5.0, "until there is better, by the first step"
-    assert max(log.patience[1:]) < SLACK * 1.0, "then by what was taken last"
+    assert log.expected[0] == 5.0, "until there is better, by the first step"
+    assert max(log.expected[1:]) < 1.0, "then by what was taken last"
 
 
 @pytest.mark.parametrize("nbytes", [800_000, 80_000_000])
@@ -180,6 +182,20 @@ def test_so_many_steps_go_by_between_notes_that_three_times_their_time_is_within
 ):
     guard = Guard(None, None, stall_seconds=15.0)
     assert guard.steps_at_once(step_seconds) == steps
+
+
+@pytest.mark.parametrize(("expected", "patience"), [(0.0, 15.0), (4.0, 15.0), (6.0, 18.0)])
+def test_what_should_take_long_is_waited_for_three_times_as_long_or_else_the_stall(
+    monkeypatch, expected, patience
+):
+    armed, notes = [], BytesIO()
+    watchdog = SimpleNamespace(dump_traceback_later=lambda seconds, **how: armed.append((seconds, how)))
+    monkeypatch.setattr("compare.guard.faulthandler", watchdog)
+    files = SimpleNamespace(open_progress=lambda _: notes)
+    Guard(files, SimpleNamespace(rank=1), stall_seconds=15.0).note("train", 7, expected_seconds=expected)
+    assert armed == [(patience, {"exit": True})]
+    noted = json.loads(notes.getvalue())
+    assert (noted["stage"], noted["step"], noted["patience_seconds"]) == ("train", 7, patience)
 
 
 def test_the_reference_takes_as_many_passes_a_step_as_the_arm():
