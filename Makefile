@@ -20,8 +20,9 @@ QUICK := not faults and not long and not lab
 REPORTS ?=
 # What failed last is kept for each target by itself, for --last-failed.
 PYTEST = $(PY) -m pytest $(TESTS) -o cache_dir=.pytest_cache/$@ $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
-# With -k, one of the two halves of `make test` may have none to run, which pytest ends with 5 for.
-MAY_BE_NONE = $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
+# Where nothing is chosen pytest ends with 5: with -k, one half of `make test` may have none to run, but not both.
+NONE = .pytest_cache/none-in-$@
+MAY_BE_NONE = $(if $(PYTEST_ARGS),|| { [ $$? = 5 ] && mkdir -p $(dir $(NONE)) && touch $(NONE); })
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,12 +33,16 @@ demo: setup ## compare every available backend, two ranks on this machine
 	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0
 
 test: lint test-untimed test-timed ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
+	@[ ! -e $(NONE)-untimed ] || [ ! -e $(NONE)-timed ] || { \
+	  echo "There is no test that PYTEST_ARGS chooses." >&2; exit 5; }
 
 # Side by side run those of which no time is asked; the others have the cores to themselves.
 test-untimed: setup
+	@rm -f $(NONE)
 	$(PYTEST) -m "$(QUICK) and not timed" -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS) $(MAY_BE_NONE)
 
 test-timed: setup
+	@rm -f $(NONE)
 	$(PYTEST) -m "$(QUICK) and timed" $(PYTEST_ARGS) $(MAY_BE_NONE)
 
 test-faults: setup ## the tests that kill ranks, fill disks, damage installations and train wrongly
