@@ -26,7 +26,10 @@ LENGTH = ("--repeats", str(ROUNDS), "--max-reruns", "3", "--warmup", "30", "--st
 # A delay does more than to delay: caches grow cold, and ranks that were late by turns wait no more.
 TOLERANCE_SECONDS = 0.0003
 
-pytestmark = pytest.mark.long
+# Of a whole run of up to 16 launches.
+LONGEST_SECONDS = 400
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(LONGEST_SECONDS + 20)]
 
 
 def a_run(folder, mnist_dir, backend, *arguments, injected=None):
@@ -44,7 +47,7 @@ def a_run(folder, mnist_dir, backend, *arguments, injected=None):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=LONGEST_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
