@@ -602,7 +602,8 @@ class _Shop:
                     meter.read(line)
                 status = process.wait()
             except BaseException:  # an interrupt above all
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may have ended by itself just now
+                    os.killpg(process.pid, signal.SIGKILL)
                 raise
             finally:
                 self.stream.flush()

@@ -304,7 +304,7 @@ def _replace(path: Path, data: bytes) -> None:
                 file.write(data)
             Path(temporary).replace(target)
         except BaseException:
-            Path(temporary).unlink()
+            Path(temporary).unlink(missing_ok=True)  # an interrupt may come after it was renamed
             raise
     except OSError as error:
         raise OutputError(

@@ -137,6 +137,21 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_write_interrupted_when_it_is_done_is_no_error_of_output(tmp_path, monkeypatch):
+    path = tmp_path / RESULTS_FILE
+    replace = Path.replace
+
+    def interrupt_after(source, target):
+        replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt_after)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):
     path = tmp_path / RESULTS_FILE
     short, long = a_run({"ddp": [5.0]}), a_run({"ddp": [5.0] * 50})
