@@ -20,6 +20,7 @@ QUICK := not faults and not long and not lab
 REPORTS ?=
 # What failed last is kept for each target by itself, for --last-failed.
 PYTEST = $(PY) -m pytest $(TESTS) -o cache_dir=.pytest_cache/$@ $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
+SIDE_BY_SIDE := -n logical --maxprocesses 4
 # Where nothing is chosen pytest ends with 5: with -k, one half of `make test` may have none to run, but not both.
 NONE = .pytest_cache/none-in-$@
 MAY_BE_NONE = $(if $(PYTEST_ARGS),|| { [ $$? = 5 ] && mkdir -p $(dir $(NONE)) && touch $(NONE); })
@@ -36,17 +37,17 @@ test: lint test-untimed test-timed ## lint, then every test but those of the tar
 	@[ ! -e $(NONE)-untimed ] || [ ! -e $(NONE)-timed ] || { \
 	  echo "There is no test that PYTEST_ARGS chooses." >&2; exit 5; }
 
-# Side by side run those of which no time is asked; the others have the cores to themselves.
+# Those marked as timed have the cores to themselves; over hosts, where cores are what is short, all have.
 test-untimed: setup
 	@rm -f $(NONE)
-	$(PYTEST) -m "$(QUICK) and not timed" -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS) $(MAY_BE_NONE)
+	$(PYTEST) -m "$(QUICK) and not timed" $(SIDE_BY_SIDE) --dist loadfile $(PYTEST_ARGS) $(MAY_BE_NONE)
 
 test-timed: setup
 	@rm -f $(NONE)
 	$(PYTEST) -m "$(QUICK) and timed" $(PYTEST_ARGS) $(MAY_BE_NONE)
 
 test-faults: setup ## the tests that kill ranks, fill disks, damage installations and train wrongly
-	$(PYTEST) -m "faults and not lab" $(PYTEST_ARGS)
+	$(PYTEST) -m "faults and not lab" $(SIDE_BY_SIDE) --dist worksteal $(PYTEST_ARGS)
 
 test-long: setup ## the tests that inject delays and causes, and find them again
 	$(PYTEST) -m long $(PYTEST_ARGS)

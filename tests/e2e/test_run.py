@@ -16,8 +16,6 @@ from compare.report import render
 from compare.results import read_run
 from compare.stats import Detail, summarise
 
-pytestmark = pytest.mark.timed
-
 ARMS = (
     "ddp",
     "manual:mode=per_parameter",
@@ -288,6 +286,7 @@ def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
     assert processes_of(tmp_path / "run") == []
 
 
+@pytest.mark.timed
 def test_a_budget_ends_the_run_with_what_is_whole(tmp_path, mnist_dir, requires_backend):
     requires_backend("mpi")
     begun = time.monotonic()

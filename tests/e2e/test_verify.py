@@ -25,7 +25,7 @@ def compare(*arguments, python_path=""):
     return subprocess.run(
         [sys.executable, "-m", "compare", *map(str, arguments)],
         cwd=ROOT,
-        env=os.environ | ({"PYTHONPATH": python_path} if python_path else {}),
+        env=os.environ | {"COLUMNS": "200"} | ({"PYTHONPATH": python_path} if python_path else {}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
