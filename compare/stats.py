@@ -92,7 +92,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """H = 1 - E / T_iso: 1 is all hidden behind computation. E also holds copying and waiting, so an arm that
     blocks is below 0, often far below."""
     algorithm_bandwidth: Estimate | None
-    """algbw = gradient bytes / T_iso, in bytes a second."""
+    """algbw = bytes of a step's messages / T_iso, in bytes a second."""
     bus_bandwidth: Estimate | None
     """busbw = algbw x 2 (n - 1) / n for an all-reduce among n ranks (nccl-tests, PERFORMANCE.md)."""
     gradient_bytes: int
