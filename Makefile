@@ -30,8 +30,9 @@ help: ## show this list
 
 setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included where it can be built
 
+# On the CPUs, which every machine has: two ranks would want two GPUs.
 demo: setup ## compare every available backend, two ranks on this machine
-	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0
+	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0 --device cpu
 
 test: lint test-untimed test-timed ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
 	@[ ! -e $(NONE)-untimed ] || [ ! -e $(NONE)-timed ] || { \

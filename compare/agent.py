@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,11 @@ def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     """Count this machine's NVIDIA GPUs without loading torch, which takes a second and a GPU's memory."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = len(list(driver.glob("*")))
-    return there if visible is None else min(there, len([name for name in visible.split(",") if name]))
+    if visible is None:
+        return there
+    # As CUDA reads it: what comes after a number below nothing does not count.
+    named = takewhile(lambda name: not name.startswith("-"), map(str.strip, visible.split(",")))
+    return min(there, len(list(filter(None, named))))
 
 
 def free_port(address: str = "") -> int:

@@ -91,8 +91,15 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
     backends = [BACKENDS[name] for name in dict.fromkeys(wanted)] or list(BACKENDS.values())
     names = ["torch", *sorted({library for backend in backends for library in backend.libraries})]
     with temporary_folder("ringside-probe-") as folder:
-        probes = {name: (_start_probe(name, folder), folder / name) for name in names}
-        libraries = {name: _read_probe(name, *probe) for name, probe in probes.items()}
+        probes: dict[str, subprocess.Popen[str]] = {}
+        try:
+            for name in names:
+                probes[name] = _start_probe(name, folder)
+            libraries = {name: _read_probe(name, probe, folder / name) for name, probe in probes.items()}
+        finally:
+            for probe in probes.values():  # where there was an interrupt: one may hang for ever
+                probe.kill()
+                probe.wait()
     return Survey({backend.name: _judge(backend, libraries) for backend in backends}, libraries)
 
 

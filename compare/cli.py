@@ -5,18 +5,17 @@ Everything but typer is imported where it is used: ``--help`` must not wait for 
 
 from __future__ import annotations
 
-import io
 import os
-import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from compare import __version__
+from compare import __version__, streams
 from compare.errors import DataError, OutputError, RingsideError, UsageError
+from compare.interrupts import INTERRUPTED, end_in_good_order, ignore_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from compare.site import Site
     from compare.verify import Verification
 
-INTERRUPTED = 130
 PLAIN_WIDTH = 200
 
 _EITHER_SPELLING = {
@@ -137,20 +135,19 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every comm
 
 def main() -> None:
     """Run the command line; a user's mistake ends in three lines and an exit code, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without these characters shows others
-            stream.reconfigure(errors="replace")
+    end_in_good_order()
+    streams.take_over()
     try:
         app()
     except KeyboardInterrupt:  # while something was still being loaded
         sys.exit(INTERRUPTED)
     except RingsideError as error:
-        _print_error(error)
+        if not isinstance(error, streams.NobodyReadsError):
+            with suppress(OutputError):
+                _print_error(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # Whoever read has seen enough; Python would complain again when it closes the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(OutputError.exit_code)
+    finally:
+        streams.leave_nothing_to_write()
 
 
 def _print_version(asked: bool) -> None:
@@ -238,7 +235,6 @@ def run(
     from compare.availability import survey
     from compare.run import create_directory
 
-    _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
     named = _named(backend)
     choice = prepare.choose_dataset(dataset)
@@ -356,16 +352,8 @@ def _named(backend: list[str] | None) -> tuple[Arm, ...]:
     return named
 
 
-def _end_in_good_order() -> None:
-    """Asked to end from outside, or with its terminal closed, the program ends as on Ctrl-C."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
-            signal.signal(ending, signal.default_int_handler)
-
-
 def _carry_out(run: Run, directory: Path, site: Site, talk: Console, *, verbose: bool) -> Run:
     """Run with live progress; interrupted, say where the finished part lies."""
-    from compare.launch.supervise import ignore_interrupts
     from compare.progress import LiveProgress
     from compare.run import carry_out
 
@@ -498,7 +486,6 @@ def aa(
     from compare.null import twins
     from compare.run import create_directory
 
-    _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
     arms = parse_arms([backend])
     if len(arms) != 1:
@@ -584,7 +571,6 @@ def verify(
     from compare.results import write_json
     from compare.run import create_directory
 
-    _end_in_good_order()
     console, talk = _console(), _console(stderr=True)
     named = _named(backend)
     choice = prepare.choose_dataset(dataset)
@@ -628,17 +614,20 @@ def verify(
 
 
 def _verify(run: Run, directory: Path, site: Site, talk: Console, *, verbose: bool) -> Verification:
-    from compare.launch.supervise import ignore_interrupts
     from compare.progress import LiveProgress
     from compare.verify import verify
 
+    kept = f"What was finished is in {directory}"
     try:
         with LiveProgress(talk, run.config, verbose=verbose) as progress:
             return verify(run, directory, site, progress)
     except KeyboardInterrupt:
         ignore_interrupts()
-        talk.print("Interrupted. What was finished is in", str(directory), markup=False, soft_wrap=True)
+        talk.print("Interrupted.", kept, markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
+    except RingsideError:
+        talk.print(kept, markup=False, soft_wrap=True)
+        raise
 
 
 @app.command(context_settings=_EITHER_SPELLING)
@@ -712,7 +701,6 @@ def doctor(
     from compare.report.doctor import DoctorReport, markdown
     from compare.results import write_json, write_text
 
-    _end_in_good_order()
     for path in filter(None, (export_json, export_markdown)):
         prepare.require_writable(path, to_be_made=None)
     named = _hosts_to_examine(hostfile, hosts)

@@ -118,7 +118,8 @@ class Guard:
             rank=placement.rank, host=placement.host, at=time.time(), kind="ended", message=why
         )
         try:
-            if not self._files.result(placement.rank).exists():
+            told = self._files.result(placement.rank), self._files.failure(placement.rank)
+            if not any(file.exists() for file in told):
                 write_json(self._files.failure(placement.rank), failure)
         finally:
             os._exit(128 + signal.SIGTERM)

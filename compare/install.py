@@ -50,6 +50,7 @@ from rich.progress import (
 
 from compare.availability import find_launcher
 from compare.errors import RingsideError, UnavailableError, UsageError
+from compare.interrupts import INTERRUPTED, end_in_good_order
 
 HOROVOD_VERSION = "0.28.1"
 # Of the source distribution on PyPI: what is compiled is what was published.
@@ -738,7 +739,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line; that of this process when not given.
 
     Returns:
-        The exit status: 0, or the exit code of the error's branch.
+        The exit status: 0, the exit code of the error's branch, or 130 where it was interrupted.
     """
     parser = argparse.ArgumentParser(
         prog="python -m compare.install",
@@ -749,8 +750,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--force", action="store_true", help="build anew even where the right wheel is there")
     chosen = parser.parse_args(arguments)
+    end_in_good_order()
     try:
         install_horovod(chosen.constraints, force=chosen.force)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except RingsideError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -89,6 +89,8 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     sweep = _sweep(message_bytes, replica, group, note_collectives)
     note_test = partial(note, "test", EVALUATION_BATCH / config.batch_size_per_rank)
     evaluation = _evaluate(job, replica, device, note_test)
+    # Others may still test, and are waited for: to attest is a collective, with some.
+    note("end", evaluation.samples / config.batch_size_per_rank)
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -113,8 +115,6 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         | {"environment": library_settings(os.environ, masked=job.exported)}
         | {"peak_memory_without_parity": forgotten},
     )
-    # Others may still test.
-    note("end", evaluation.samples / config.batch_size_per_rank)
     # Connections are part of what is attested: nobody closes them while another still looks.
     group.barrier()
     group.leave()

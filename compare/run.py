@@ -12,7 +12,7 @@ from compare.experiment import end_for_want_of_time, next_launch, set_aside_dist
 from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
 from compare.parity import check_launch
-from compare.results import RESULTS_FILE, Failure, Run, write_json
+from compare.results import RESULTS_FILE, Failure, Run, write_json, write_text
 from compare.stats import foreign_share
 
 if TYPE_CHECKING:
@@ -50,6 +50,16 @@ def create_directory(path: Path) -> Path:
     return path.resolve()
 
 
+def write_request(run: Run, directory: Path) -> None:
+    """Write what was asked for into a run's folder: its config, and its hosts as a hostfile.
+
+    Raises:
+        OutputError: the folder takes no more writing.
+    """
+    write_json(directory / CONFIG_FILE, run.config)
+    write_text(directory / "hostfile", normalise(run.hosts))
+
+
 def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
     """Launch everything that the run's config asks for, and save after every launch.
 
@@ -67,14 +77,20 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
         RingsideError: a launch failed; what was finished is saved, and marked incomplete.
         KeyboardInterrupt: likewise.
     """
-    write_json(directory / CONFIG_FILE, run.config)
-    (directory / "hostfile").write_text(normalise(run.hosts))
+    write_request(run, directory)
     write_json(directory / RESULTS_FILE, run)
     while planned := next_launch(run):
-        observer.launch_begins(planned)
         try:
+            observer.launch_begins(planned)
             launch = launch_arm(run, planned, directory, site, observer)
             check_launch(planned.arm, launch.ranks)
+            disturbed_before = len(run.set_aside)
+            # From here on it is part of what is kept, whatever comes between.
+            run = set_aside_disturbed(msgspec.structs.replace(run, launches=[*run.launches, launch]))
+            write_json(directory / RESULTS_FILE, run)
+            observer.launch_ended(planned, launch)
+            if disturbed := run.set_aside[disturbed_before:]:
+                observer.round_repeats(planned.round, max(map(foreign_share, disturbed)))
         except BudgetError:
             ended = end_for_want_of_time(run)
             if ended.launches:
@@ -86,15 +102,6 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
         except (RingsideError, KeyboardInterrupt) as error:
             _save_failure(run, planned, error, directory)
             raise
-        run = msgspec.structs.replace(run, launches=[*run.launches, launch])
-        kept = set_aside_disturbed(run)
-        write_json(directory / RESULTS_FILE, kept)
-        observer.launch_ended(planned, launch)  # saved first: a line that cannot be printed costs no launch
-        if kept is not run:
-            observer.round_repeats(
-                planned.round, max(map(foreign_share, kept.set_aside[-len(run.config.arms) :]))
-            )
-        run = kept
     run = msgspec.structs.replace(run, complete=True)
     write_json(directory / RESULTS_FILE, run)
     return run

@@ -20,8 +20,9 @@ import msgspec
 
 from compare.agent import free_port
 from compare.errors import OutputError
+from compare.interrupts import uninterrupted
 from compare.launch.environment import EXPORTED, MASK, SCRATCH
-from compare.launch.supervise import Ending, is_alive, supervise, uninterrupted
+from compare.launch.supervise import Ending, is_alive, supervise
 from compare.network import LOOPBACK, Network
 from compare.results import make_temporary_folder, write_json, write_private
 

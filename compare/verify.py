@@ -9,11 +9,10 @@ import msgspec
 
 from compare.errors import LaunchError, ParityError, StalledError
 from compare.experiment import Planned
-from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
 from compare.parity import Gate, judge, pass_of
 from compare.results import VERIFICATION_FILE, Failure, Run, write_json
-from compare.run import CONFIG_FILE
+from compare.run import write_request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,8 +75,7 @@ def verify(run: Run, directory: Path, site: Site, observer: VerificationObserver
     Raises:
         RingsideError: something failed that would fail every arm; what was finished is saved.
     """
-    write_json(directory / CONFIG_FILE, run.config)
-    (directory / "hostfile").write_text(normalise(run.hosts))
+    write_request(run, directory)
     verification = Verification(run=run)
     for number, arm in enumerate(run.config.arms, start=1):
         planned = Planned(number, 1, arm)

@@ -38,6 +38,7 @@ class Watch:
         self._spot = spot
         self._stall_seconds = stall_seconds
         self._died_at: dict[int, float] = {}
+        self._heard: dict[int, tuple[float, float]] = {}
         self._looked_at = 0.0
         self._done_at = 0.0
 
@@ -56,7 +57,7 @@ class Watch:
                 self._died_at[rank] = died_at
         if any(now - died_at > _PATIENCE_SECONDS for died_at in self._died_at.values()):
             return False
-        return not (self._is_over(now) or any(self._is_stuck(rank, now) for rank in self._ranks))
+        return not (self._is_over(now) or any(map(self._is_stuck, self._ranks)))
 
     def steps_done(self) -> int:
         """Return how many steps the first rank has done."""
@@ -109,13 +110,19 @@ class Watch:
         patience = max(self._stall_seconds, _TEARDOWN_SECONDS)
         return bool(self._done_at) and now - self._done_at > patience
 
-    def _is_stuck(self, rank: int, now: float) -> bool:
-        """Whether even a rank's watchdog is silent: it was stopped, say."""
-        progress = self._files.read_progress(rank)
+    def _is_stuck(self, rank: int) -> bool:
+        """Whether even a rank's watchdog is silent: it was stopped, say.
+
+        As with a lease only change counts: a clock that is set, here or where the rank runs, is no silence.
+        """
+        progress, now = self._files.read_progress(rank), time.monotonic()
         if progress is None or self._files.result(rank).exists():
             return False
-        silent_seconds = now - progress.at + self._spot.clock_ahead_seconds(rank)
-        return silent_seconds > progress.patience_seconds + _GRACE_SECONDS
+        said_at, heard_at = self._heard.get(rank, (None, now))
+        if said_at != progress.at:
+            heard_at = now
+            self._heard[rank] = (progress.at, heard_at)
+        return now - heard_at > progress.patience_seconds + _GRACE_SECONDS
 
     def _evidence(self, rank: int) -> Evidence:
         files, log = self._files, self._files.log(rank)
@@ -154,10 +161,12 @@ class Watch:
         place = f"\n({cause.where})" if cause.where else ""
         remedy = f"Its traceback and output are in {self._files.log(cause.rank)}."
         if cause.kind == "stalled":
+            patience = self._least_patience()
+            sets = "the patience" if patience == self._stall_seconds else "the least patience"
             return StalledError(
-                f"{where}: rank {cause.rank} on {cause.host} made no progress for {self._stall_seconds:g} s.",
+                f"{where}: rank {cause.rank} on {cause.host} made no progress for {patience:g} s.",
                 found=f"{cause.said}{place}",
-                remedy=f"{remedy} --stall sets the patience.",
+                remedy=f"{remedy} --stall sets {sets}.",
             )
         verb = "failed" if cause.kind == "raised" else "died"
         return LaunchError(
@@ -197,6 +206,11 @@ class Watch:
         return LaunchError(
             f"{where}: {what}, and the launcher ended with status {ending.status}.", found=said, remedy=remedy
         )
+
+    def _least_patience(self) -> float:
+        """Seconds after which a launch that stands still is ended: whose watchdog is first may only wait."""
+        said = (self._files.read_progress(r) for r in self._ranks if not self._files.result(r).exists())
+        return min((p.patience_seconds for p in said if p), default=self._stall_seconds)
 
     def _how_far(self) -> str:
         seen = {rank: self._files.read_progress(rank) for rank in self._ranks}

@@ -7,13 +7,13 @@ import os
 import select
 import signal
 import subprocess
-import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import psutil
 
 from compare.errors import OutputError, UnavailableError
+from compare.interrupts import uninterrupted
 from compare.launch.environment import MARKER, inherited
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _TICK_SECONDS = 0.5
 by hand, and with two 1.02. Steps seem to gain as well, but launches differ too much to show it."""
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending(NamedTuple):
@@ -144,29 +143,6 @@ def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
             for process in started:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=_GRACE_SECONDS)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let no Ctrl-C come between a launch and the end of its traces; only the main thread ever hears one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = ignore_interrupts()
-    try:
-        yield
-    finally:
-        for interrupt, handler in before.items():
-            signal.signal(interrupt, handler)
-
-
-def ignore_interrupts() -> dict[signal.Signals, Any]:
-    """From now on ignore Ctrl-C, and what is treated as one; return what was done about them before."""
-    before = {interrupt: signal.getsignal(interrupt) for interrupt in _INTERRUPTS}
-    meant = {i: handler for i, handler in before.items() if handler is signal.default_int_handler}
-    for interrupt in meant:
-        signal.signal(interrupt, signal.SIG_IGN)
-    return meant
 
 
 def _kill_but_trackers(process: psutil.Process) -> None:

@@ -390,7 +390,9 @@ def test_the_mirror_sends_only_what_is_finished_or_appended(tmp_path, ends):
     assert list(other.receive()) == [Piece("log", 1, b"2")]
 
 
-@pytest.mark.parametrize(("visible", "counted"), [(None, 2), ("", 0), ("1", 1), ("0,1,2", 2)])
+@pytest.mark.parametrize(
+    ("visible", "counted"), [(None, 2), ("", 0), ("1", 1), ("0,1,2", 2), ("-1", 0), ("0, -1,1", 1)]
+)
 def test_gpus_are_counted_without_torch(tmp_path, monkeypatch, visible, counted):
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / name).mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -560,6 +561,36 @@ for arguments in (["--help"], ["-h"], ["run", "--help"], ["report", "--help"], [
     assert done.returncode == 0, done.stderr
     for flag in ("--backend", "--num-proc", "--hostfile", "--format", "--data-dir", "--force"):
         assert flag in done.stdout
+
+
+def print_to(stdout, arguments):
+    """Start the program with an output of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "compare", *arguments],
+        cwd=ROOT,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
+def test_what_cannot_be_printed_is_an_error_of_output(arguments):
+    with Path("/dev/full").open("w") as full:
+        done = print_to(full, arguments)
+    assert done.returncode == errors.OutputError.exit_code
+    assert done.stderr == f"error: What is printed cannot be written.\n  {os.strerror(errno.ENOSPC)}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
+def test_a_reader_that_has_seen_enough_is_told_nothing(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = print_to(writer, arguments)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (errors.OutputError.exit_code, "")
 
 
 def test_every_exit_code_is_documented_and_no_two_errors_share_one():

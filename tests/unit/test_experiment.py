@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compare.errors import BudgetError
+from compare import results
+from compare.errors import BudgetError, OutputError
 from compare.experiment import next_launch, order_of, set_aside_disturbed, total_launches
 from compare.launching import Observer
 from compare.results import MachineUse, read_run
@@ -243,6 +244,35 @@ class Listening(Observer):
 
     def round_repeats(self, round_, foreign):
         self.repeated.append((round_, foreign))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OutputError("Nobody reads")])
+def test_a_launch_that_ended_well_is_kept_although_it_cannot_be_told(monkeypatch, tmp_path, error):
+    class Deaf(Observer):
+        def launch_ended(self, *_):
+            raise error
+
+    monkeypatch.setattr("compare.run.launch_arm", over_after(9))
+    with pytest.raises(type(error)):
+        carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, [0, 1], Deaf())
+    kept = read_run(tmp_path)
+    assert (numbers(kept.launches), kept.failure.kind) == ([1], type(error).__name__)
+
+
+def test_a_launch_that_ended_well_is_kept_although_saving_it_was_interrupted(monkeypatch, tmp_path):
+    write, written = results.write_json, []
+
+    def interrupted_once(path, value):
+        written.append(path)
+        if len(written) == 4:  # after the config, the run's beginning and its first launch
+            raise KeyboardInterrupt
+        write(path, value)
+
+    monkeypatch.setattr("compare.run.launch_arm", over_after(9))
+    monkeypatch.setattr("compare.run.write_json", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, [0, 1], Listening())
+    assert numbers(read_run(tmp_path).launches) == [1, 2]
 
 
 def over_after(launches):

@@ -250,6 +250,15 @@ def test_a_constraints_file_that_is_not_there(tmp_path, capsys):
     assert "absent.txt" in lines[0]
 
 
+def test_an_interrupt_is_no_traceback(monkeypatch):
+    def interrupt(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(install, "install_horovod", interrupt)
+    monkeypatch.setattr(install, "end_in_good_order", lambda: None)
+    assert install.main([]) == 130
+
+
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, said):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

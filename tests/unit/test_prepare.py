@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,11 +34,29 @@ MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installe
     ],
 )
 def test_a_survey_loads_what_the_wanted_backends_need(monkeypatch, wanted, backends, libraries):
-    monkeypatch.setattr(availability, "_start_probe", lambda *_: None)
+    ended = SimpleNamespace(kill=lambda: None, wait=lambda: None)
+    monkeypatch.setattr(availability, "_start_probe", lambda *_: ended)
     monkeypatch.setattr(availability, "_read_probe", lambda *_: Found(problem="not loaded"))
     found = survey(wanted)
     assert [*found.backends] == backends
     assert [*found.libraries] == libraries
+
+
+def test_an_interrupted_survey_leaves_no_library_loading(monkeypatch):
+    loading = []
+
+    def begin(*_):
+        loading.append(subprocess.Popen(["sleep", "60"]))
+        return loading[-1]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(availability, "_start_probe", begin)
+    monkeypatch.setattr(availability, "_read_probe", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        survey(["mpi"])
+    assert [process.returncode for process in loading] == [-signal.SIGKILL] * 2
 
 
 def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):

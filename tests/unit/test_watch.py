@@ -1,5 +1,6 @@
 """What the parent concludes from what a launch left behind, and when it tries a second time."""
 
+import os
 import time
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 from compare import launching
 from compare.errors import LaunchError, StalledError
 from compare.experiment import Planned
-from compare.job import ENDED_BY_LAUNCHER, LaunchFiles, RankFailure
+from compare.job import ENDED_BY_LAUNCHER, LaunchFiles, Progress, RankFailure, note_progress
 from compare.launch.supervise import Ending
 from compare.results import write_json
 from compare.site import _HereSpot
@@ -39,6 +40,51 @@ def watch(files):
 
 def a_failure(rank, kind, message):
     return RankFailure(rank=rank, host="here", at=time.time(), kind=kind, message=message)
+
+
+def note(files, rank, stage, patience_seconds):
+    with files.open_progress(rank) as file:
+        pid = os.getpid()
+        said = Progress(stage=stage, step=0, at=time.time(), patience_seconds=patience_seconds, pid=pid)
+        note_progress(file, said)
+
+
+def test_a_clock_that_is_set_is_no_silence(watch, files, monkeypatch):
+    for rank in (0, 1):
+        note(files, rank, "train", 30.0)
+    assert watch.tick()
+    set_at = time.time()
+    monkeypatch.setattr("compare.watch.time.time", lambda: set_at + 3600)
+    assert watch.tick()
+
+
+@pytest.mark.parametrize(("later", "goes_on"), [(34, True), (36, False)])
+def test_a_rank_that_says_nothing_for_longer_than_it_may_is_not_waited_for(
+    watch, files, monkeypatch, later, goes_on
+):
+    for rank in (0, 1):
+        note(files, rank, "train", 30.0)
+    assert watch.tick()
+    heard_at = time.monotonic()
+    monkeypatch.setattr("compare.watch.time.monotonic", lambda: heard_at + later)
+    assert watch.tick() is goes_on
+
+
+@pytest.mark.parametrize(
+    ("patience", "said"),
+    [
+        ((90.0, 90.0), ["made no progress for 90 s", "--stall sets the least patience"]),
+        ((30.0, 300.0), ["made no progress for 30 s", "--stall sets the patience"]),
+    ],
+)
+def test_how_long_a_stalled_launch_was_waited_for_is_told(watch, files, patience, said):
+    for rank, seconds in enumerate(patience):
+        note(files, rank, "train", seconds)
+    files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
+    with pytest.raises(StalledError) as caught:
+        watch.conclude("ddp, round 1", Ending(1, 31.0))
+    for words in said:
+        assert words in str(caught.value)
 
 
 def test_what_ranks_say_while_a_launch_is_ended_for_its_length_is_no_cause(watch, files):
