@@ -19,6 +19,9 @@ _DUMP = re.compile(r"^Timeout \(\d+:\d+:\d+(\.\d+)?\)!$", re.MULTILINE)
 _LAST_STACK = re.compile(rf"{_DUMP.pattern}|^{re.escape(ENDED_BY_LAUNCHER)}$", re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_RAISED_FRAME = re.compile(
+    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
+)
 # Where a rank stands that waits for others rather than being waited for.
 _WAITING = (
     *("/backends/groups/", "/backends/strategies/shared_memory.py"),
@@ -47,7 +50,8 @@ class Cause(NamedTuple):
 
     rank: int
     host: str
-    kind: Literal["raised", "died", "stalled"]
+    kind: Literal["raised", "died", "stalled", "deadlocked"]
+    """Where all wait for each other none is to blame more than another, and ``rank`` is the first of them."""
     at: float
     said: str
     """Its error, or what can be said in its stead."""
@@ -123,15 +127,24 @@ def _stalled(open_cases: list[Evidence], dumped: list[Evidence]) -> Cause:
     """Choose among ranks that all stopped: one that cannot even say so, else one that is in no collective.
 
     That one may have been ended by its launcher, where the watchdog of a rank that waits for it was first.
+    Where all are in one, the one that is behind; and where none is, they wait for each other.
     """
     silent = [e for e in open_cases if e not in dumped and not e.failure and e.died_at is None]
     stacks = {e.rank: main_stack(e.log) for e in open_cases}
     busy = [e for e in open_cases if stacks[e.rank] and not _waits(stacks[e.rank])]
     suspects = silent or busy or dumped
-    culprit = min(suspects, key=lambda e: (e.progress.step if e.progress else -1, e.rank))
+    culprit = min(suspects, key=lambda e: (_step(e), e.rank))
     stack = stacks[culprit.rank]
     where = stack[0][0] if stack else ""
     at = min(e.logged_at for e in dumped)
+    if not silent and not busy:
+        waited = {e.rank: stacks[e.rank] or _complained_in(e.failure) for e in open_cases}
+        together = [e for e in open_cases if waited[e.rank] and _step(e) == _step(culprit)]
+        if len(together) > 1:
+            entered = "; ".join(f"rank {e.rank} on {e.host} at {_entered(waited[e.rank])}" for e in together)
+            return Cause(
+                culprit.rank, culprit.host, "deadlocked", at, f"{_last_seen(culprit)}\n{entered}", ""
+            )
     return Cause(culprit.rank, culprit.host, "stalled", at, _last_seen(culprit), where)
 
 
@@ -142,6 +155,25 @@ def _waits(stack: list[tuple[str, str]]) -> bool:
         any(mark in place for mark in _WAITING) or ("/torch/cuda/" in place and function == "synchronize")
         for place, function in stack[:4]
     )
+
+
+def _complained_in(failure: RankFailure | None) -> list[tuple[str, str]]:
+    """Return the stack of a rank that was still waiting when another's end broke its connection."""
+    if failure is None or not _COMPLAINT.search(failure.message):
+        return []
+    return [(f"{m['file']}:{m['line']}", m["function"]) for m in _RAISED_FRAME.finditer(failure.traceback)][
+        ::-1
+    ]
+
+
+def _entered(stack: list[tuple[str, str]]) -> str:
+    """Say where a rank went into what waits: the innermost frame that is no library's."""
+    ours = (place for place, _ in stack if not any(mark in place for mark in (*_WAITING, "/torch/")))
+    return next(ours, stack[0][0])
+
+
+def _step(evidence: Evidence) -> int:
+    return evidence.progress.step if evidence.progress else -1
 
 
 def _last_seen(evidence: Evidence) -> str:

@@ -160,9 +160,16 @@ class Watch:
     def _blaming(self, where: str, cause: Cause) -> LaunchError:
         place = f"\n({cause.where})" if cause.where else ""
         remedy = f"Its traceback and output are in {self._files.log(cause.rank)}."
-        if cause.kind == "stalled":
+        if cause.kind in {"stalled", "deadlocked"}:
             patience = self._least_patience()
             sets = "the patience" if patience == self._stall_seconds else "the least patience"
+            if cause.kind == "deadlocked":
+                return StalledError(
+                    f"{where}: all ranks waited for each other for {patience:g} s.",
+                    found=cause.said,
+                    remedy="Do all call the same collectives in the same order? Their stacks are in "
+                    f"{self._files.directory}. --stall sets {sets}.",
+                )
             return StalledError(
                 f"{where}: rank {cause.rank} on {cause.host} made no progress for {patience:g} s.",
                 found=f"{cause.said}{place}",

@@ -222,6 +222,21 @@ def test_a_rank_that_hangs_is_named_and_ended(start, launcher, kind):
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_that_wait_for_each_other_in_different_collectives_are_all_named(start, launcher):
+    run = start(LAUNCHERS[launcher], fault=a_fault("hang in a collective"))
+    _, said = run.process.communicate(timeout=120)
+    assert time.time() - run.injected_at() < HANG_BOUND_SECONDS
+    assert run.process.returncode == 7, said
+    assert "all ranks waited for each other for 15 s" in said
+    assert "rank 1 on" in said
+    assert "sitecustomize.py:" in said.partition("rank 1 on")[2]
+    assert "/backends/" in said.partition("rank 0 on")[2].partition("rank 1 on")[0]
+    run.assert_launched_once(said)
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("model", ["mlp", "wide"])
 def test_who_hangs_is_told_from_who_waits_in_shared_memory_and_no_later_for_a_large_model(start, model):
     fault = a_fault("hang") | {"step": 8}

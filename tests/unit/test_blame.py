@@ -1,5 +1,6 @@
 """The first rank that raised, died or stalled is the cause; never the victim that launchers name."""
 
+import msgspec
 import pytest
 
 from compare.blame import Evidence, find_cause, find_unseen, main_stack
@@ -108,6 +109,42 @@ def test_of_ranks_that_all_stalled_the_one_outside_a_collective_is_the_cause():
     busy = a_rank(1, log=DUMP.format(frames=ELSEWHERE), logged_at=110.1)
     cause = find_cause([waiting, busy])
     assert (cause.rank, cause.kind, cause.where) == (1, "stalled", "/x/data/slow.py:7")
+
+
+ENTERED = '  File "/x/backends/strategies/averaging.py", line {line} in sync\n'
+
+
+def test_of_ranks_that_all_wait_none_is_the_cause_and_each_is_told_with_its_place():
+    ranks = [
+        a_rank(rank, log=DUMP.format(frames=IN_COLLECTIVE + ENTERED.format(line=70 + rank)), logged_at=110.0)
+        for rank in (0, 1)
+    ]
+    cause = find_cause(ranks)
+    assert cause.kind == "deadlocked"
+    assert "rank 0 on here at /x/backends/strategies/averaging.py:70" in cause.said
+    assert "rank 1 on here at /x/backends/strategies/averaging.py:71" in cause.said
+
+
+def test_of_ranks_that_all_wait_one_may_have_lost_the_other_before_its_own_watchdog_was_through():
+    dumped = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
+    traceback = (
+        'Traceback (most recent call last):\n  File "/x/compare/worker.py", line 44, in main\n'
+        '  File "/x/mine.py", line 3, in step\n'
+        '  File "/x/torch/distributed/distributed_c10d.py", line 9, in all_reduce\n'
+        "RuntimeError: Connection closed by peer\n"
+    )
+    failure = msgspec.structs.replace(a_failure(1, 110.2), traceback=traceback)
+    cause = find_cause([dumped, a_rank(1, failure=failure)])
+    assert cause.kind == "deadlocked"
+    assert "rank 1 on here at /x/mine.py:3" in cause.said
+
+
+def test_of_ranks_that_all_wait_the_one_that_is_behind_is_the_cause():
+    ranks = [
+        a_rank(rank, step=step, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
+        for rank, step in enumerate((60, 30))
+    ]
+    assert find_cause(ranks)[:3] == (1, "here", "stalled")
 
 
 @pytest.mark.parametrize(

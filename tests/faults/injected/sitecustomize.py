@@ -36,6 +36,10 @@ def _crash():
     ctypes.string_at(0)
 
 
+def _wait_alone():
+    _groups[0].barrier()
+
+
 def _raise():
     raise RuntimeError("injected by the test")
 
@@ -49,9 +53,31 @@ FAULTS = {
     "crash": _crash,
     "hang": lambda: time.sleep(1e6),
     "hang before rendezvous": lambda: time.sleep(1e6),
+    "hang in a collective": _wait_alone,
     "hang while loading": lambda: time.sleep(1e6),
     "out of memory": _allocate_too_much,
 }
+
+
+_groups = []
+
+
+def _remember_groups(backends):
+    """Keep hold of the group that a rank joins, for a collective that no other rank comes to."""
+    load = backends.load
+
+    def load_and_listen(*which):
+        group, replica = load(*which)
+
+        class Heard(group):
+            @classmethod
+            def join(cls, *arguments):
+                _groups.append(super().join(*arguments))
+                return _groups[-1]
+
+        return Heard, replica
+
+    backends.load = load_and_listen
 
 
 def _is_meant(fault):
@@ -82,6 +108,9 @@ def _spoil_rank(module, fault):
         load = module.data.load_split
         module.data.load_split = lambda *which: strike() or load(*which)
         return
+
+    if fault["kind"] == "hang in a collective":
+        _remember_groups(module.backends)
 
     class Spoiled(module.Batches):
         def __iter__(self):
