@@ -326,7 +326,7 @@ def test_ctrl_c_once_or_twice_ends_everything(start, launcher, times):
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_finished_launches_are_kept_when_a_later_one_fails(start, launcher):
     run = start(LAUNCHERS[launcher], "--epochs", "1", "--repeats", "20")
-    wait_until(lambda: list(run.directory.glob("launches/03-*/rank-1.progress")), 90)
+    wait_until(lambda: list(run.directory.glob("launches/03-*/rank-1.progress")), 180)
     run.wait_for_training(launch=3)
     (rank,) = [
         p
