@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from compare.site import Site
     from compare.verify import Verification
 
-PLAIN_WIDTH = 200
 
 _EITHER_SPELLING = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
@@ -776,6 +775,8 @@ def install_horovod(
 def _console(*, stderr: bool = False) -> Console:
     """Print to the terminal at its own width; to a file or a pipe, as wide as a whole table."""
     from rich.console import Console
+
+    from compare.report.table import PLAIN_WIDTH
 
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:

@@ -19,6 +19,8 @@ MLPS = {"mlp": (PIXELS, 256, CLASSES), "wide": (PIXELS, 4096, 4096, CLASSES)}
 MODELS = (*MLPS, "convnet")
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """Each optimizer with the learning rate it takes when none is given."""
+DEFAULT_ROUNDS = 5
+"""Fewer settle nothing, see ``verdict.FIRST_LOOK``."""
 DEVICES = ("auto", "cpu", "cuda")
 # Far above any real run, and within what JSON, the watchdog and torch's generators can hold.
 _MOST = 10**9
@@ -48,7 +50,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Training steps instead of epochs."""
     warmup_steps: int = 30
     """The first steps of the training: they train, but are not timed."""
-    rounds: int = 3
+    rounds: int = DEFAULT_ROUNDS
     budget_seconds: float | None = None
     """Rounds go on until every verdict is settled, but no longer than this; ``rounds`` is then the most."""
     comparisons: int | None = None

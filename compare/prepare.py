@@ -20,7 +20,7 @@ import msgspec
 from backends import BACKENDS
 from compare import __version__
 from compare.arms import CONTROL, Arm, parse_arm
-from compare.config import OPTIMIZERS, RunConfig
+from compare.config import DEFAULT_ROUNDS, OPTIMIZERS, RunConfig
 from compare.errors import OutputError, UnavailableError, UsageError
 from compare.hostfile import Host, is_local, local_host, parse_hosts, place, read_hostfile, select
 from compare.launch.environment import MASK, refusal_of
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from compare.host import Reach
     from compare.site import Site
 
-DEFAULT_ROUNDS = 5
-"""Fewer settle nothing, see ``verdict.FIRST_LOOK``."""
 MOST_ROUNDS = 1000
 DEFAULT_RANKS = 2
 """Without a hostfile that says how many slots there are."""

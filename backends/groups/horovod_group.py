@@ -50,7 +50,7 @@ class HorovodGroup(Group):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         # hvd.init reads the environment once; what stands there now is what the library takes.
-        cls._settings = _settings()
+        settings = _settings()
         hvd.init()
         if (hvd.rank(), hvd.size()) != (placement.rank, placement.world_size):
             raise BackendError(
@@ -62,13 +62,12 @@ class HorovodGroup(Group):
                 f"the arm asks for the {options['controller']} controller, Horovod runs the {_controller()} "
                 "one: was HOROVOD_CONTROLLER set in the environment?"
             )
-        return cls(placement, device)
+        return cls(placement, device, settings)
 
-    def __init__(self, placement: Placement, device: torch.device) -> None:
+    def __init__(self, placement: Placement, device: torch.device, settings: Facts) -> None:
         super().__init__(placement, device)
+        self._settings = settings
         self._in_flight: set[int] = set()
-
-    _settings: ClassVar[Facts] = {}
 
     def barrier(self) -> None:
         hvd.barrier()

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from compare.results import Run
     from compare.stats import Summary
 
-_PLAIN_WIDTH = 200
+PLAIN_WIDTH = 200
+"""Columns of what is no terminal: room for the widest table."""
 
 
 def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
     """Render without colours, wide enough for one table."""
-    console = Console(file=io.StringIO(), width=_PLAIN_WIDTH, color_system=None, legacy_windows=False)
+    console = Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(RunTable(run, summary, detail=detail))
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
