@@ -161,9 +161,8 @@ def _complained_in(failure: RankFailure | None) -> list[tuple[str, str]]:
     """Return the stack of a rank that was still waiting when another's end broke its connection."""
     if failure is None or not _COMPLAINT.search(failure.message):
         return []
-    return [(f"{m['file']}:{m['line']}", m["function"]) for m in _RAISED_FRAME.finditer(failure.traceback)][
-        ::-1
-    ]
+    frames = [(f"{m['file']}:{m['line']}", m["function"]) for m in _RAISED_FRAME.finditer(failure.traceback)]
+    return frames[::-1]
 
 
 def _entered(stack: list[tuple[str, str]]) -> str:
