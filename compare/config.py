@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from compare.arms import CONTROL, Arm
-from compare.data import TRAIN_COUNT
+from compare.data.catalogue import TRAIN_COUNT
 from compare.errors import UsageError
 
 PIXELS = 784

@@ -89,3 +89,8 @@ class BudgetError(RingsideError):
     """The time that a whole run was given is over before its launch is."""
 
     exit_code = 11
+
+
+def system_reason(error: OSError) -> str:
+    """Say why the system refused, without its number and the path that the message names anyway."""
+    return error.strerror or str(error) or type(error).__name__

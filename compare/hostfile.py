@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from compare.errors import UsageError
+from compare.errors import UsageError, system_reason
 
 # Bounds far above any real cluster: a slip such as node[1-100000000] ends in a message, not in swap.
 MAX_HOSTS = 16_384
@@ -119,7 +119,7 @@ def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
             raise UsageError(f"{path}: this is not a hostfile", found=found, remedy=remedy)
         text = content.decode("utf-8-sig")
     except OSError as error:
-        found = error.strerror or str(error)
+        found = system_reason(error)
         raise UsageError(f"{path}: the hostfile cannot be read", found=found, remedy=remedy) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1

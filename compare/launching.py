@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends import BACKENDS
 from compare.availability import environment_bin, find_launcher, where_it_is_not
-from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError
+from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
 from compare.job import Job, LaunchFiles
 from compare.launch import LAUNCHERS
 from compare.launch.environment import inherited, library_settings, settings
@@ -235,7 +235,7 @@ def _make_directory(files: LaunchFiles) -> None:
         files.directory.mkdir(parents=True)
         files.lease.touch()
     except OSError as error:
-        found = error.strerror or str(error)
+        found = system_reason(error)
         raise OutputError(f"{files.directory} could not be made.", found=found) from None
 
 

@@ -31,7 +31,7 @@ from compare.channel import (
     Refused,
     Whole,
 )
-from compare.errors import HostError, OutputError
+from compare.errors import HostError, OutputError, system_reason
 from compare.host import Answer, by_hand, command, enough_files, python_command, trouble
 from compare.results import temporary_file, write_text
 
@@ -268,6 +268,6 @@ def _write_at(path: Path, offset: int, data: bytes) -> None:
     except OSError as error:
         raise OutputError(
             f"{path} could not be written.",
-            found=error.strerror or str(error),
+            found=system_reason(error),
             remedy="Free some space or choose another folder with --output.",
         ) from None

@@ -18,7 +18,7 @@ import msgspec
 from compare.arms import Arm
 from compare.config import RunConfig
 from compare.data import DatasetSource
-from compare.errors import OutputError, UsageError
+from compare.errors import OutputError, UsageError, system_reason
 from compare.hostfile import Host
 from compare.network import Network
 
@@ -232,7 +232,7 @@ def write_private(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
     except OSError as error:
-        raise OutputError(f"{path} could not be written.", found=error.strerror or str(error)) from None
+        raise OutputError(f"{path} could not be written.", found=system_reason(error)) from None
 
 
 @contextmanager
@@ -309,7 +309,7 @@ def _replace(path: Path, data: bytes) -> None:
     except OSError as error:
         raise OutputError(
             f"{path} could not be written.",
-            found=error.strerror or str(error),
+            found=system_reason(error),
             remedy="Free some space or choose another folder with --output.",
         ) from None
 
@@ -330,7 +330,7 @@ def read_json(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise OutputError(f"{path} could not be read.", found=error.strerror or str(error)) from None
+        raise OutputError(f"{path} could not be read.", found=system_reason(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
         raise OutputError(
             f"{path} is not a file that this version of Ringside understands.",

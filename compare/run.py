@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.errors import BudgetError, OutputError, RingsideError
+from compare.errors import BudgetError, OutputError, RingsideError, system_reason
 from compare.experiment import end_for_want_of_time, next_launch, set_aside_disturbed
 from compare.hostfile import normalise
 from compare.launching import Observer, launch_arm
@@ -44,7 +44,7 @@ def create_directory(path: Path) -> Path:
     except OSError as error:
         raise OutputError(
             f"Results cannot be written to {path}.",
-            found=error.strerror or str(error),
+            found=system_reason(error),
             remedy="Choose another folder with --output.",
         ) from None
     return path.resolve()

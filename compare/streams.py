@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from compare.errors import OutputError
+from compare.errors import OutputError, system_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,4 +63,4 @@ def _told() -> Iterator[None]:
     except BrokenPipeError:
         raise NobodyReadsError("Nobody reads what is printed any more.") from None
     except OSError as error:
-        raise OutputError("What is printed cannot be written.", found=error.strerror or str(error)) from None
+        raise OutputError("What is printed cannot be written.", found=system_reason(error)) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare.blame import Cause, Evidence, find_cause, find_unseen
-from compare.errors import LaunchError, OutputError, StalledError
+from compare.errors import LaunchError, OutputError, StalledError, system_reason
 from compare.job import RankFailure
 from compare.results import RankResult, read_json
 
@@ -89,7 +89,7 @@ class Watch:
         except OSError as error:
             raise OutputError(
                 f"The run's folder {self._files.directory} can no longer be written.",
-                found=error.strerror or str(error),
+                found=system_reason(error),
                 remedy="Was it removed, or its disk taken away? Run again with another --output.",
             ) from None
 

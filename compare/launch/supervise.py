@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import psutil
 
-from compare.errors import OutputError, UnavailableError
+from compare.errors import OutputError, UnavailableError, system_reason
 from compare.interrupts import uninterrupted
 from compare.launch.environment import MARKER, inherited
 
@@ -82,7 +82,7 @@ def _open(log: Path) -> BinaryIO:
     try:
         return log.open("wb")
     except OSError as error:
-        raise OutputError(f"{log} could not be written.", found=error.strerror or str(error)) from None
+        raise OutputError(f"{log} could not be written.", found=system_reason(error)) from None
 
 
 def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[bytes]:
@@ -100,7 +100,7 @@ def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[by
     except OSError as error:
         raise UnavailableError(
             f"{command.argv[0]} could not be executed.",
-            found=error.strerror or str(error),
+            found=system_reason(error),
             remedy="`compare backends` says which launchers are there and how to install the others.",
         ) from None
 

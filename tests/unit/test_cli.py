@@ -18,6 +18,8 @@ from backends import BACKENDS
 from compare import availability, cli, data, doctor, errors, launching, run
 from compare import verify as verification
 from compare.availability import Availability, Found, Survey
+from compare.data import mnist
+from compare.data.catalogue import FILES, TRAIN_IMAGES
 from compare.errors import (
     DataError,
     LaunchError,
@@ -230,13 +232,13 @@ def test_an_output_folder_that_holds_anything_is_left_as_it_is(compare, carried_
 def test_damaged_data_is_an_error(compare, carried_out, monkeypatch):
     carried_out(AssertionError("nothing may be started"))
     monkeypatch.setattr(data, "resolve", RESOLVE)
-    monkeypatch.setenv(data.MIRRORS_VARIABLE, "http://127.0.0.1:9/")
+    monkeypatch.setenv(mnist.MIRRORS_VARIABLE, "http://127.0.0.1:9/")
     Path("data/MNIST/raw").mkdir(parents=True)
-    for name in data.FILES:
+    for name in FILES:
         (Path("data/MNIST/raw") / name).write_bytes(b"damaged")
     ended = compare("run", "--backend", "ddp", "--dataset", "mnist", "--data-dir", "data")
     assert ended.code == DATA
-    assert data.TRAIN_IMAGES in " ".join(ended.parts)
+    assert TRAIN_IMAGES in " ".join(ended.parts)
     assert compare("data", "status", "--data-dir", "data").code == DATA
 
 

@@ -35,7 +35,9 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from compare import data
-from compare.data import FILES, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
+from compare.data import catalogue, digits, mnist, writing
+from compare.data import idx as idx_format
+from compare.data.catalogue import FILES, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from compare.errors import DataError, OutputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -75,7 +77,7 @@ def sums_of(files: dict[str, bytes]) -> dict[str, str]:
 def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """Four tiny IDX files by name, which pass for MNIST during the test."""
     files = {name: idx(array) for name, array in small_arrays().items()}
-    monkeypatch.setattr(data, "SHA256", {**data.SHA256, "mnist": sums_of(files)})
+    monkeypatch.setattr(catalogue, "SHA256", {**catalogue.SHA256, "mnist": sums_of(files)})
     return files
 
 
@@ -160,7 +162,7 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def use_mirrors(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
-    monkeypatch.setenv(data.MIRRORS_VARIABLE, ",".join(mirrors))
+    monkeypatch.setenv(mnist.MIRRORS_VARIABLE, ",".join(mirrors))
 
 
 def closed_address() -> str:
@@ -178,7 +180,7 @@ def visible(directory: Path) -> list[str]:
 def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with the digits in it; the tests only read it."""
     root = tmp_path_factory.mktemp("digits")
-    data.prepare_digits(root)
+    digits.prepare_digits(root)
     return root
 
 
@@ -193,8 +195,8 @@ uint8_arrays = hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=4, min
 def test_idx_round_trip(array: Bytes, suffix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"array{suffix}"
-        data.write_idx(path, array)
-        back = data.read_idx(path)
+        idx_format.write_idx(path, array)
+        back = idx_format.read_idx(path)
         content = path.read_bytes()
     assert back.dtype == np.uint8
     assert back.shape == array.shape
@@ -213,7 +215,7 @@ def test_any_bytes_are_an_array_or_a_data_error(content: bytes, head: bytes) -> 
         path = Path(folder) / "any"
         path.write_bytes(head + content)
         with contextlib.suppress(DataError):
-            assert data.read_idx(path).dtype == np.uint8
+            assert idx_format.read_idx(path).dtype == np.uint8
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
@@ -223,9 +225,9 @@ def test_every_prefix_is_a_data_error(tmp_path: Path, pack: Callable[[bytes], by
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(DataError, match="cannot be used"):
-            data.read_idx(path)
+            idx_format.read_idx(path)
     path.write_bytes(whole)
-    assert data.read_idx(path).shape == (2, 3, 4)
+    assert idx_format.read_idx(path).shape == (2, 3, 4)
 
 
 def test_every_flipped_byte_of_the_compressed_content_is_noticed(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_every_flipped_byte_of_the_compressed_content_is_noticed(tmp_path: Path)
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
         try:
-            back = data.read_idx(path)
+            back = idx_format.read_idx(path)
         except DataError:
             continue
         # The gzip header has fields (time, system) that say nothing about the content.
@@ -261,7 +263,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, content: bytes, said: str) -> Non
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        data.read_idx(path)
+        idx_format.read_idx(path)
     assert said in caught.value.found
     assert str(path) in caught.value.what
 
@@ -269,16 +271,16 @@ def test_what_is_wrong_is_said(tmp_path: Path, content: bytes, said: str) -> Non
 def test_unreadable_things_are_data_errors(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent", tmp_path / "absent" / "deeper"):
         with pytest.raises(DataError, match="cannot be read"):
-            data.read_idx(path)
+            idx_format.read_idx(path)
 
 
 def test_only_unsigned_bytes_are_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="float64 with 1 dimension"):
-        data.write_idx(tmp_path / "x", np.zeros(3))  # type: ignore[arg-type]
+        idx_format.write_idx(tmp_path / "x", np.zeros(3))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="uint8 with 0 dimensions"):
-        data.write_idx(tmp_path / "x", np.array(3, dtype=np.uint8))
+        idx_format.write_idx(tmp_path / "x", np.array(3, dtype=np.uint8))
     with pytest.raises(OutputError, match="cannot be written"):
-        data.write_idx(tmp_path / "absent" / "x", np.zeros(3, np.uint8))
+        idx_format.write_idx(tmp_path / "absent" / "x", np.zeros(3, np.uint8))
 
 
 # ------------------------------------------------------------------------------- loading and examining
@@ -556,7 +558,8 @@ def test_damaged_files_are_never_overwritten(
 FETCH_SCRIPT = """
 import json, pathlib, sys
 from compare import data
-data.SHA256 = {**data.SHA256, "mnist": json.loads(sys.argv[2])}
+from compare.data import catalogue
+catalogue.SHA256 = {**catalogue.SHA256, "mnist": json.loads(sys.argv[2])}
 data.fetch_mnist(pathlib.Path(sys.argv[1]), progress=print)
 """
 
@@ -587,7 +590,7 @@ def test_whoever_waits_for_the_lock_says_so_and_does_not_wait_for_ever(
 ) -> None:
     mirror = serve(small)
     use_mirrors(monkeypatch, mirror.url)
-    monkeypatch.setattr(data, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.2)
     directory = put(tmp_path, {})
     said: list[str] = []
     with (directory / ".ringside.lock").open("w") as holder:
@@ -617,7 +620,7 @@ def test_a_name_server_that_hangs_does_not_hang_us(tmp_path: Path, monkeypatch: 
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    monkeypatch.setattr(data, "_PROBE_DEADLINE_SECONDS", 0.4)
+    monkeypatch.setattr(mnist, "_PROBE_DEADLINE_SECONDS", 0.4)
     use_mirrors(monkeypatch, "http://one.invalid/", "https://two.invalid/", "http://three.invalid/")
     started = time.monotonic()
     with pytest.raises(DataError, match="offline") as caught:
@@ -631,7 +634,7 @@ def test_a_name_server_that_hangs_does_not_hang_us(tmp_path: Path, monkeypatch: 
 def test_a_server_that_accepts_and_says_nothing_does_not_hang_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "_PROBE_DEADLINE_SECONDS", 0.4)
+    monkeypatch.setattr(mnist, "_PROBE_DEADLINE_SECONDS", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         use_mirrors(monkeypatch, f"http://127.0.0.1:{mute.getsockname()[1]}/")
         started = time.monotonic()
@@ -647,7 +650,7 @@ def test_a_mirror_that_is_none_is_an_error_and_no_reason_to_fall_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: str
 ) -> None:
     use_mirrors(monkeypatch, mirror)
-    with pytest.raises(DataError, match=data.MIRRORS_VARIABLE) as caught:
+    with pytest.raises(DataError, match=mnist.MIRRORS_VARIABLE) as caught:
         data.resolve("auto", tmp_path)
     assert repr(mirror) in caught.value.found
 
@@ -662,9 +665,9 @@ def test_no_password_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
 
 
 def test_the_default_mirrors_are_torchvisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(data.MIRRORS_VARIABLE, "")
-    assert data._mirrors() == list(data.MIRRORS)
-    assert "ossci-datasets" in data.MIRRORS[0]
+    monkeypatch.setenv(mnist.MIRRORS_VARIABLE, "")
+    assert mnist._mirrors() == list(mnist.MIRRORS)
+    assert "ossci-datasets" in mnist.MIRRORS[0]
 
 
 def test_a_file_system_without_locks_still_works(
@@ -673,7 +676,7 @@ def test_a_file_system_without_locks_still_works(
     def no_locks(*_arguments: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(data, "_acquire", no_locks)
+    monkeypatch.setattr(writing, "_acquire", no_locks)
     use_mirrors(monkeypatch, serve(small).url)
     assert data.load(data.fetch_mnist(tmp_path)).name == "mnist"
 
@@ -777,12 +780,12 @@ def test_digits_have_mnists_shapes_and_nearly_its_brightness(digits_root: Path) 
 
 def test_digits_are_the_same_every_time(digits_root: Path, tmp_path: Path) -> None:
     started = time.monotonic()
-    again = data.prepare_digits(tmp_path)
+    again = digits.prepare_digits(tmp_path)
     assert time.monotonic() - started < 20  # about three seconds; generous to a busy machine
     for name in FILES:
         assert (again / name).read_bytes() == (digits_root / "digits" / "v1" / name).read_bytes()
     before = {path.name: path.stat().st_mtime_ns for path in again.iterdir()}
-    data.prepare_digits(tmp_path)
+    digits.prepare_digits(tmp_path)
     assert {path.name: path.stat().st_mtime_ns for path in again.iterdir()} == before
     assert visible(tmp_path / "digits") == ["v1"]
     assert again.stat().st_mode & 0o777 == 0o755
@@ -792,7 +795,7 @@ def test_no_original_is_in_both_halves() -> None:
     from sklearn.datasets import load_digits
 
     _, labels = load_digits(return_X_y=True)
-    train, test = data.split_digits(labels)
+    train, test = digits.split_digits(labels)
     assert not set(train) & set(test)
     assert sorted([*train, *test]) == list(range(1797))
     shares = np.bincount(labels[test]) / np.bincount(labels)
@@ -831,7 +834,7 @@ def test_damaged_digits_are_an_error_not_a_silent_repair(digits_root: Path, tmp_
     (directory / TEST_LABELS).write_bytes(b"damaged")
     (directory / TRAIN_LABELS).unlink()
     with pytest.raises(DataError, match="2 files in") as caught:
-        data.prepare_digits(tmp_path)
+        digits.prepare_digits(tmp_path)
     assert "It is missing" in caught.value.found
     assert caught.value.remedy.startswith(f"Run `rm -r {directory}`")
     with pytest.raises(DataError):
@@ -842,9 +845,9 @@ def test_another_recipe_is_noticed_before_anything_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = {name: array[:3] for name, array in small_arrays().items()}
-    monkeypatch.setattr(data, "_make_digits", lambda: other)
+    monkeypatch.setattr(digits, "_make_digits", lambda: other)
     with pytest.raises(DataError, match="yields other digits"):
-        data.prepare_digits(tmp_path)
+        digits.prepare_digits(tmp_path)
     assert visible(tmp_path / "digits") == []
 
 
