@@ -1,14 +1,19 @@
-"""Load one library in a process of its own and say what it is: ``python -m backends.probe LIBRARY FILE``.
+"""Load one library in a process of its own and say what it is: ``python -m backends.probe LIBRARY``.
 
-Libraries that were built for another torch raise, or take the process with them; either is the answer.
+The answer is printed, in JSON and a line of its own. Libraries that were built for another torch raise, or
+take the process with them; either is an answer, too.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import select
+import signal
+import stat
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,5 +72,23 @@ def probe_mpi4py() -> Facts:
 
 PROBES = {"torch": probe_torch, "horovod": probe_horovod, "mpi4py": probe_mpi4py}
 
+
+def end_with_parent() -> None:
+    """Be ended by the system when the other end of standard input is closed: whoever asked is gone then.
+
+    Nothing is done where that is no pipe; one that several processes share tells only one of them.
+    By a signal, and not by a thread that reads: a library that hangs while it loads may let no other thread
+    run. ``SIGIO`` ends whoever does not handle it.
+    """
+    if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        return
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(sys.stdin, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sys.stdin, fcntl.F_SETFL, fcntl.fcntl(sys.stdin, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([sys.stdin], [], [], 0)[0]:  # gone before anybody listened
+        sys.exit("left alone")
+
+
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(PROBES[sys.argv[1]]()))
+    end_with_parent()
+    sys.stdout.write(f"{json.dumps(PROBES[sys.argv[1]]())}\n")

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from backends import BACKENDS, Backend
 from compare.errors import UnavailableError
 from compare.launch import LAUNCHERS
 from compare.launch.environment import import_path
-from compare.results import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,18 +84,15 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
 
     Args:
         wanted: names of the backends that matter; all of them, where none are named.
-
-    Raises:
-        OutputError: no temporary folder can be made.
     """
     backends = [BACKENDS[name] for name in dict.fromkeys(wanted)] or list(BACKENDS.values())
     names = ["torch", *sorted({library for backend in backends for library in backend.libraries})]
-    with temporary_folder("ringside-probe-") as folder:
-        probes: dict[str, subprocess.Popen[str]] = {}
+    probes: dict[str, subprocess.Popen[str]] = {}
+    with ExitStack() as held:
         try:
             for name in names:
-                probes[name] = _start_probe(name, folder)
-            libraries = {name: _read_probe(name, probe, folder / name) for name, probe in probes.items()}
+                probes[name] = _start_probe(name, held)
+            libraries = {name: _read_probe(name, probe) for name, probe in probes.items()}
         finally:
             for probe in probes.values():  # where there was an interrupt: one may hang for ever
                 probe.kill()
@@ -122,31 +119,39 @@ def find_launcher(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _start_probe(name: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "backends.probe", name, str(folder / name)],
-        env=os.environ | {"PYTHONPATH": import_path(os.environ)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _read_probe(name: str, process: subprocess.Popen[str], answer: Path) -> Found:
+def _start_probe(name: str, held: ExitStack) -> subprocess.Popen[str]:
+    # It ends itself when the other end is closed, which is held open for as long as this process lives.
+    alive, other_end = os.pipe()
+    held.callback(os.close, other_end)
     try:
-        _, errors = process.communicate(timeout=_PROBE_SECONDS)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "backends.probe", name],
+            env=os.environ | {"PYTHONPATH": import_path(os.environ)},
+            stdin=alive,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(alive)
+
+
+def _read_probe(name: str, process: subprocess.Popen[str]) -> Found:
+    try:
+        printed, errors = process.communicate(timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
         return Found(problem=f"{name} did not load within {_PROBE_SECONDS:g} s")
-    if process.returncode == 0 and answer.exists():
-        return Found(facts=msgspec.json.decode(answer.read_bytes()))
-    last = next(
-        (line for line in reversed(errors.splitlines()) if line.strip()), f"status {process.returncode}"
-    )
+    if process.returncode == 0 and (answer := _last_line(printed)).startswith("{"):
+        return Found(facts=msgspec.json.decode(answer))
+    last = _last_line(errors) or f"status {process.returncode}"
     missing = f"No module named '{name}" in last
-    return Found(problem=f"{name} is not installed" if missing else f"{name} does not load: {last.strip()}")
+    return Found(problem=f"{name} is not installed" if missing else f"{name} does not load: {last}")
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _judge(backend: Backend, libraries: dict[str, Found]) -> Availability:

@@ -274,7 +274,7 @@ def _start_probe(name: str) -> subprocess.Popen[str] | None:
     if importlib.util.find_spec("backends") is None:
         return None
     return subprocess.Popen(
-        [sys.executable, "-m", "backends.probe", name, "/dev/stdout"],
+        [sys.executable, "-m", "backends.probe", name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

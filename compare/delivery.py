@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare import data
-from compare.data.catalogue import SHA256
+from compare.data import catalogue
 from compare.errors import HostError
 from compare.host import Answer, put, python_command, require, run_everywhere
 
@@ -92,7 +92,7 @@ def _named(hosts: Sequence[Host]) -> str:
 
 def main(dataset: DatasetName, directory: str) -> Held:
     """Look where this machine has a data set: in the folder named, or in its own cache."""
-    sums = hashlib.sha256("".join(SHA256[dataset].values()).encode()).hexdigest()
+    sums = hashlib.sha256("".join(catalogue.SHA256[dataset].values()).encode()).hexdigest()
     cache = data.default_root() / "delivered" / f"{dataset}-{sums[:12]}"
     held = next((str(p) for p in (Path(directory), cache) if data.holds(dataset, p)), "")
     return Held(held, str(cache))

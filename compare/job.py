@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -120,8 +121,12 @@ class LaunchFiles:
                 lines = file.read().split(b"\n")
         except OSError:
             return None
-        # What stands after the last newline is still being written.
-        return msgspec.json.decode(lines[-2], type=Progress) if len(lines) > 1 else None
+        # What stands after the last newline is still being written; where the disk was full, a line may lack
+        # its end.
+        for line in reversed(lines[:-1]):
+            with suppress(msgspec.DecodeError):
+                return msgspec.json.decode(line, type=Progress)
+        return None
 
     def _progress(self, rank: int) -> Path:
         return self.directory / f"rank-{rank}.progress"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import errno
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ class Watch:
         self._died_at: dict[int, float] = {}
         self._heard: dict[int, tuple[float, float]] = {}
         self._looked_at = 0.0
-        self._done_at = 0.0
+        self._first_seen: dict[str, float] = {}
 
     def tick(self) -> bool:
         """Renew the lease and look around; return whether there is still something to wait for.
@@ -50,14 +51,14 @@ class Watch:
             OutputError: the run's folder has vanished, or takes no more writing.
         """
         self._renew_lease()
-        self._looked_at = now = time.time()
+        self._looked_at = time.time()
         for rank in self._ranks:
-            died_at = self._gone_at(rank, now) if rank not in self._died_at else None
+            died_at = self._gone_at(rank, self._looked_at) if rank not in self._died_at else None
             if died_at is not None:
                 self._died_at[rank] = died_at
-        if any(now - died_at > _PATIENCE_SECONDS for died_at in self._died_at.values()):
+        if self._since("a death", self._died_at) > _PATIENCE_SECONDS:
             return False
-        return not (self._is_over(now) or any(map(self._is_stuck, self._ranks)))
+        return not (self._is_over() or any(map(self._is_stuck, self._ranks)))
 
     def steps_done(self) -> int:
         """Return how many steps the first rank has done."""
@@ -103,12 +104,15 @@ class Watch:
         spoke = self._files.result(rank).exists() or self._files.failure(rank).exists()
         return None if spoke else gone_at
 
-    def _is_over(self, now: float) -> bool:
+    def _is_over(self) -> bool:
         """Whether all ranks were done long ago, and only the launcher goes on."""
-        if not self._done_at and all(self._files.result(rank).exists() for rank in self._ranks):
-            self._done_at = now
-        patience = max(self._stall_seconds, _TEARDOWN_SECONDS)
-        return bool(self._done_at) and now - self._done_at > patience
+        done = all(self._files.result(rank).exists() for rank in self._ranks)
+        return self._since("all done", done) > max(self._stall_seconds, _TEARDOWN_SECONDS)
+
+    def _since(self, what: str, holds: object) -> float:
+        """Seconds since something was seen to hold first, by a clock that nobody sets; 0 if it does not."""
+        now = time.monotonic()
+        return now - self._first_seen.setdefault(what, now) if holds else 0.0
 
     def _is_stuck(self, rank: int) -> bool:
         """Whether even a rank's watchdog is silent: it was stopped, say.
@@ -146,16 +150,23 @@ class Watch:
         return msgspec.structs.replace(failure, at=failure.at - self._spot.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
+        """Look whether the ranks could have written: nobody says what he cannot write down.
+
+        Raises:
+            OutputError: the disk is as good as full, or takes no new file (inodes, a quota).
+        """
+        directory = self._files.directory
         try:
-            free = shutil.disk_usage(self._files.directory).free
-        except OSError:
-            return
-        if free < _LITTLE_BYTES:
+            with tempfile.NamedTemporaryFile(dir=directory, prefix=".room-") as file:
+                file.write(b"\0" * _LITTLE_BYTES)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                return
             raise OutputError(
-                f"The disk under {self._files.directory} is full.",
-                found=f"{free} bytes are free.",
+                f"The disk under {directory} is full.",
+                found=f"{system_reason(error)}.",
                 remedy="Free some space or choose another folder with --output.",
-            )
+            ) from None
 
     def _blaming(self, where: str, cause: Cause) -> LaunchError:
         place = f"\n({cause.where})" if cause.where else ""

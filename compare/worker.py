@@ -10,9 +10,11 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from compare.errors import OutputError
 from compare.guard import Guard
 from compare.job import Job, LaunchFiles, RankFailure
 from compare.launch import LAUNCHERS
@@ -40,9 +42,10 @@ def main(job_file: str) -> NoReturn:
         write_json(files.result(placement.rank), run(job, placement, guard))
         status = 0
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it is written down
-        traceback.print_exc()
-        write_json(files.failure(placement.rank), _describe(error, placement))
         status = 1
+        traceback.print_exc()
+        with suppress(OutputError):  # the parent finds out by itself that nothing can be written
+            write_json(files.failure(placement.rank), _describe(error, placement))
     _end(status)
 
 

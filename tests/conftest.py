@@ -11,6 +11,7 @@ import pytest
 from backends import BACKENDS
 from compare.availability import Survey, survey
 from compare.data import load
+from compare.data.digits import prepare_digits
 from compare.errors import DataError, UnavailableError
 from compare.launch.environment import MARKER
 
@@ -20,15 +21,31 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 pytest.register_assert_rewrite("tests.contract.promises")
 
 
-@pytest.fixture(scope="session")
-def mnist_dir() -> Path:
-    """The folder that holds MNIST/raw."""
+def _mnist() -> Path | None:
     for place in (REPOSITORY / "data", REPOSITORY.parent / "shared" / "data"):
         with contextlib.suppress(DataError):
             # Its name alone says little: where MNIST could not be had, the stand-in lies there.
             if load(place / "MNIST" / "raw").name == "mnist":
                 return place
-    pytest.skip("the real MNIST is not in data/ nor in ../shared/data beside the repository")
+    return None
+
+
+@pytest.fixture(scope="session")
+def mnist_dir() -> Path:
+    """The folder that holds MNIST/raw."""
+    return _mnist() or pytest.skip(
+        "the real MNIST is not in data/ nor in ../shared/data beside the repository"
+    )
+
+
+@pytest.fixture(scope="session")
+def any_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A data set and its folder, for tests to which it does not matter which: MNIST, or what stands in."""
+    if (place := _mnist()) is not None:
+        return "mnist", place
+    folder = tmp_path_factory.mktemp("data")
+    prepare_digits(folder)
+    return "digits", folder
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ def cases(kinds):
 class Started:
     """A `compare run` under way, with a fault in it."""
 
-    def __init__(self, folder, mnist_dir, arguments, fault=None):
+    def __init__(self, folder, data, arguments, fault=None):
         self.site = folder / "site"
         self.directory = folder / "run"
         self.traces_before = traces()
@@ -74,7 +74,7 @@ class Started:
             (self.site / "fault.json").write_text(json.dumps(fault))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "compare", *RUN]
-            + ["--no-control", "--data-dir", str(mnist_dir)]
+            + ["--no-control", *data]
             + ["--output", str(self.directory), "--stall", str(STALL_SECONDS), *arguments],
             env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(self.site)},
             stdin=subprocess.DEVNULL,
@@ -161,14 +161,20 @@ def mapped(paths):
     return found
 
 
+@pytest.fixture(scope="session")
+def data(any_data):
+    dataset, folder = any_data
+    return ["--dataset", dataset, "--data-dir", str(folder)]
+
+
 @pytest.fixture
-def start(tmp_path, mnist_dir, requires_backend):
+def start(tmp_path, data, requires_backend):
     started = []
 
     def begin(backend, *arguments, fault=None):
         requires_backend(backend.partition(":")[0])
         steps = [] if {"--epochs", "--steps"} & set(arguments) else ["--epochs", "60"]
-        started.append(Started(tmp_path, mnist_dir, ["--backend", backend, *steps, *arguments], fault))
+        started.append(Started(tmp_path, data, ["--backend", backend, *steps, *arguments], fault))
         return started[0]
 
     yield begin
@@ -202,6 +208,19 @@ def test_a_rank_that_dies_is_named_and_nothing_outlives_it(start, launcher, kind
         assert "Traceback (most recent call last)" in run.log_of_rank_1()
     run.assert_launched_once(said)
     assert not read_run(run.directory).complete
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["kill", "exit 0"])
+def test_who_dies_is_named_where_others_sleep_in_shared_memory(start, kind):
+    run = start("manual:mode=shared_memory", fault=a_fault(kind))
+    _, said = run.process.communicate(timeout=90)
+    assert time.time() - run.injected_at() < DEATH_BOUND_SECONDS
+    assert run.process.returncode == 6, said
+    assert ": rank 1 on" in said
+    assert DEATHS[kind] in said
+    run.assert_launched_once(said)
     run.assert_nothing_is_left()
 
 
@@ -358,37 +377,63 @@ def test_an_output_folder_that_vanishes_is_an_error_of_output(start, launcher):
     run.assert_nothing_is_left()
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mount a file system that is soon full."""
+    folder = tmp_path / "disk"
+
+    def mount(limit):
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", limit, "tmpfs", str(folder)]
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+        if mounted.returncode:
+            folder.rmdir()
+            pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
+        return folder
+
+    yield mount
+    if folder.exists():
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_disk_that_fills_is_an_error_of_output(start, tmp_path, launcher):
-    small = tmp_path / "run"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
-    try:
-        run = start(LAUNCHERS[launcher], "--output", str(small / "run"))
-        run.directory = small / "run"
-        run.wait_for_training()
-        ballast = os.open(small / "ballast", os.O_WRONLY | os.O_CREAT)
-        with contextlib.suppress(OSError):
-            while os.write(ballast, b"\0" * 4096):
-                pass
-        os.close(ballast)
-        filled_at = time.time()
-        _, said = run.process.communicate(timeout=60)
-        assert time.time() - filled_at < DEATH_BOUND_SECONDS
-        assert run.process.returncode == 5, said
-        assert "full" in said or "No space left" in said
-        assert "Traceback" not in said
-        run.assert_nothing_is_left()
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
+def test_a_disk_that_fills_is_an_error_of_output(start, small_disk, launcher):
+    disk = small_disk("size=600k")
+    run = start(LAUNCHERS[launcher], "--output", str(disk / "run"))
+    run.directory = disk / "run"
+    run.wait_for_training()
+    ballast = os.open(disk / "ballast", os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while os.write(ballast, b"\0" * 4096):
+            pass
+    os.close(ballast)
+    filled_at = time.time()
+    _, said = run.process.communicate(timeout=60)
+    assert time.time() - filled_at < DEATH_BOUND_SECONDS
+    assert_output_failed(run, said)
+
+
+@pytest.mark.faults
+def test_a_disk_that_takes_no_more_files_is_an_error_of_output(start, small_disk):
+    """Nothing fails then until a rank has something new to write: its result."""
+    disk = small_disk("nr_inodes=100")
+    run = start("ddp", "--steps", "1500", "--output", str(disk / "run"))
+    run.directory = disk / "run"
+    run.wait_for_training()
+    with contextlib.suppress(OSError):
+        for number in range(200):
+            (disk / f"ballast-{number}").touch()
+    _, said = run.process.communicate(timeout=90)
+    assert not run.results(), "the disk was full too late for this test"
+    assert_output_failed(run, said)
+
+
+def assert_output_failed(run, said):
+    assert run.process.returncode == 5, said
+    assert "full" in said or "No space left" in said
+    assert "Traceback" not in said
+    run.assert_nothing_is_left()
 
 
 # The others' launchers choose their ports themselves, at the moment in which they open them.

@@ -58,6 +58,28 @@ def test_a_clock_that_is_set_is_no_silence(watch, files, monkeypatch):
     assert watch.tick()
 
 
+def test_a_clock_that_is_set_ends_no_launch_whose_ranks_are_done(watch, files, monkeypatch):
+    for rank in (0, 1):
+        note(files, rank, "end", 30.0)
+        files.result(rank).write_text("{}")
+    assert watch.tick()
+    set_at, done_at = time.time(), time.monotonic()
+    monkeypatch.setattr("compare.watch.time.time", lambda: set_at + 3600)
+    assert watch.tick()
+    monkeypatch.setattr("compare.watch.time.monotonic", lambda: done_at + 31)
+    assert not watch.tick(), "its launcher does not end"
+
+
+def test_a_line_of_progress_that_lacks_its_end_is_passed_over(files):
+    note(files, 0, "join", 30.0)
+    with files.open_progress(0) as file:
+        file.write(b'{"stage":"tra')  # the disk was full
+    note(files, 0, "test", 30.0)
+    assert files.read_progress(0).stage == "join"
+    note(files, 0, "end", 30.0)
+    assert files.read_progress(0).stage == "end"
+
+
 @pytest.mark.parametrize(("later", "goes_on"), [(34, True), (36, False)])
 def test_a_rank_that_says_nothing_for_longer_than_it_may_is_not_waited_for(
     watch, files, monkeypatch, later, goes_on
