@@ -64,6 +64,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     with start_up.left_out():
         earlier_peak = peak_memory_bytes()
         parity = _prove(job, joined, guard)
+        peak_with_proof = peak_memory_bytes()
         forgotten = forget_peak_memory()
 
     guard.note("replica")
@@ -111,6 +112,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
+        whole_peak_memory_bytes=max(peak_with_proof, peak_memory_bytes()),
         attestation=_attest(group, replica, batches)
         | {"environment": library_settings(os.environ, masked=job.exported)}
         | {"peak_memory_without_parity": forgotten},

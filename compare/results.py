@@ -128,6 +128,9 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 over the parameters' bytes."""
     evaluation: Evaluation
     peak_memory_bytes: int
+    """Largest resident set while it trained, before there was a reference."""
+    whole_peak_memory_bytes: int = 0
+    """The same of its whole life; 0 in results that are older than this field."""
     peak_device_memory_bytes: int | None
     gradient_bytes: int
     gradient_tensors: int

@@ -100,6 +100,9 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """What is handed over to be averaged in a step, call by call."""
     cores_per_rank: Estimate
     """CPU time over wall time while the arm itself trained."""
+    whole_peak_memory_bytes: int | None
+    """The largest resident set of any rank at any time: with the proof before the training, in float64, with
+    the reference beside it, and with the test. None for runs that did not keep it."""
     slowest_rank: int
     """The rank that computed longest, by the reference where there is one."""
 
@@ -379,6 +382,10 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
         cores_per_rank=Estimate.of(map(_cores_per_rank, launches)),
+        whole_peak_memory_bytes=max(
+            (rank.whole_peak_memory_bytes for launch in launches for rank in launch.ranks), default=0
+        )
+        or None,
         slowest_rank=_slowest_rank(launches),
     )
 

@@ -55,7 +55,7 @@ def outcome_columns() -> list[Column]:
     """Say what the arms reached, what it took, and over what they spoke."""
     return [
         Column("accuracy", lambda arm: f"{arm.accuracy:.2%}"),
-        Column("peak MiB", lambda arm: f"{arm.peak_memory_bytes / MIB:,.0f}"),
+        Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
         Column("start-up s", lambda arm: f"{arm.start_up_seconds.mean:.1f}"),
         Column("transport", lambda arm: arm.transport, is_text=True),
     ]
@@ -89,6 +89,7 @@ def collective_columns() -> list[Column]:
         Column("busbw GB/s", lambda arm: _gigabytes(arm.detail.bus_bandwidth)),
         Column("hiding", lambda arm: _percent(arm.detail.hiding)),
         Column("cores/rank", lambda arm: f"{arm.detail.cores_per_rank.mean:.2f}"),
+        Column("whole peak MiB", lambda arm: _mebibytes(arm.detail.whole_peak_memory_bytes)),
         Column("others", lambda arm: _percent(arm.foreign_share)),
     ]
 
@@ -337,6 +338,10 @@ def _change(estimate: Estimate | None) -> str:
 
 def _gigabytes(estimate: Estimate | None) -> str:
     return "–" if estimate is None else f"{estimate.mean / 1e9:.2f}"
+
+
+def _mebibytes(size: int | None) -> str:
+    return "–" if size is None else f"{size / MIB:,.0f}"
 
 
 def _percent(estimate: Estimate | None) -> str:

@@ -136,3 +136,5 @@ class Record:
     command: str
     date: str
     place: Place
+    code: str = ""
+    """Which version of the code was measured; empty in records that are older than this field."""

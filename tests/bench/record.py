@@ -29,7 +29,7 @@ def write(output: Path, name: str, section: Section, command: str, *, order: lis
     file, here = output.with_suffix(".json"), report.place()
     date = f"{datetime.now().astimezone():%Y-%m-%d}"
     records = {record.name: record for record in _read(file) if record.place == here and record.name in order}
-    record = Record(name, section, command, date, here)
+    record = Record(name, section, command, date, here, report.code())
     # What could not be measured now leaves in place what was measured before.
     records[name] = records.get(name, record) if section.failed else record
     ordered = sorted(records.values(), key=lambda record: order.index(record.name))

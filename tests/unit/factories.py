@@ -88,6 +88,7 @@ def a_rank(
         "final_hash": TRAINED,
         "evaluation": Evaluation(correct=4_900, samples=5_000, loss_sum=500.0),
         "peak_memory_bytes": 200 << 20,
+        "whole_peak_memory_bytes": 300 << 20,
         "peak_device_memory_bytes": None,
         "gradient_bytes": 814_120,
         "gradient_tensors": 4,

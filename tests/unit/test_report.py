@@ -212,6 +212,7 @@ COLLECTIVES = (
     "busbw GB/s",
     "hiding",
     "cores/rank",
+    "whole peak MiB",
     "others",
 )
 
@@ -288,6 +289,7 @@ def test_the_detail_is_in_milliseconds_and_gigabytes():
         "busbw GB/s": "0.09",
         "hiding": "50%",
         "cores/rank": "1.00",
+        "whole peak MiB": "300",
         "others": "0%",
     }
     control = the_rows_of_the_detail(detailed, "none")

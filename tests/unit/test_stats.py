@@ -498,7 +498,13 @@ def test_what_was_not_measured_is_not_known():
         [a_launch(ranks=[a_rank(rank, collective_ns=[], message_bytes=[]) for rank in range(2)])],
     )
     known = {name for name in Detail.__struct_fields__ if getattr(arm.detail, name) is not None}
-    assert known == {"gradient_bytes", "message_bytes", "cores_per_rank", "slowest_rank"}
+    assert known == {
+        "gradient_bytes",
+        "message_bytes",
+        "cores_per_rank",
+        "whole_peak_memory_bytes",
+        "slowest_rank",
+    }
 
 
 def test_the_control_has_no_cost_to_take_apart():
