@@ -20,7 +20,8 @@ QUICK := not faults and not long and not lab
 REPORTS ?=
 # What failed last is kept for each target by itself, for --last-failed.
 PYTEST = $(PY) -m pytest $(TESTS) -o cache_dir=.pytest_cache/$@ $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
-SIDE_BY_SIDE := -n logical --maxprocesses 4
+# A process that breaks off takes the tests with it, and is not replaced: then they would wait for ever.
+SIDE_BY_SIDE := -n logical --maxprocesses 4 --max-worker-restart 0
 # Where nothing is chosen pytest ends with 5: with -k, one half of `make test` may have none to run, but not both.
 NONE = .pytest_cache/none-in-$@
 MAY_BE_NONE = $(if $(PYTEST_ARGS),|| { [ $$? = 5 ] && mkdir -p $(dir $(NONE)) && touch $(NONE); })
