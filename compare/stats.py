@@ -382,10 +382,7 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
         cores_per_rank=Estimate.of(map(_cores_per_rank, launches)),
-        whole_peak_memory_bytes=max(
-            (rank.whole_peak_memory_bytes for launch in launches for rank in launch.ranks), default=0
-        )
-        or None,
+        whole_peak_memory_bytes=max(r.whole_peak_memory_bytes for la in launches for r in la.ranks) or None,
         slowest_rank=_slowest_rank(launches),
     )
 
