@@ -15,6 +15,13 @@ _FIRST_WORD_SECONDS = 1.5
 """A rank that died says nothing, and is found up to half a second later; its peers' complaints of broken
 connections come within this time."""
 _COMPLAINT = re.compile(r"connect|reset by peer|broken pipe|closed|remote|horovod|nccl", re.IGNORECASE)
+_CRASH = "Fatal Python error"
+_SILENT_DEATH = (
+    "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
+)
+_LINE_CHARACTERS = 300
+_NO_WORDS = re.compile(r"\s*(#?\d+:?\s|[=*-]{3,}|$)")
+"""Nothing, a rule, or a frame of the numbered stacks that libraries print of themselves."""
 _DUMP = re.compile(r"^Timeout \(\d+:\d+:\d+(\.\d+)?\)!$", re.MULTILINE)
 _LAST_STACK = re.compile(rf"{_DUMP.pattern}|^{re.escape(ENDED_BY_LAUNCHER)}$", re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
@@ -114,12 +121,13 @@ def _raised(evidence: Evidence, failure: RankFailure) -> Cause:
 
 
 def _died(evidence: Evidence, at: float) -> Cause:
-    crash = next((line for line in evidence.log.splitlines() if line.startswith("Fatal Python error")), "")
-    stack = _FRAME.search(evidence.log, max(0, evidence.log.find("\nCurrent thread")))
-    said = crash or (
-        "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
-    )
-    where = f"{stack['file']}:{stack['line']}" if crash and stack else ""
+    """Tell a death with what the rank printed last: a library that gives up says why before it does."""
+    printed, crash, stacks = evidence.log.partition(_CRASH)
+    said = crash + stacks.partition("\n")[0] if crash else _SILENT_DEATH
+    stack = _FRAME.search(stacks, max(0, stacks.find("\nCurrent thread")))
+    where = f"{stack['file']}:{stack['line']}" if stack else ""
+    if words := [line for line in printed.splitlines() if not _NO_WORDS.match(line)]:
+        said += f"\nIt last printed: {words[-1].strip()[:_LINE_CHARACTERS]}"
     return Cause(evidence.rank, evidence.host, "died", at, f"{said}\n{_last_seen(evidence)}", where)
 
 

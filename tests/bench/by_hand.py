@@ -8,10 +8,12 @@ from tests.bench import launches
 from tests.bench.estimate import Row, Section, at_least, at_most, reaches
 from tests.bench.pairs import take_launches
 
-# What a competent person would write in the place of each arm.
+# What a competent person would write in the place of each arm; of shared memory nobody writes a script.
 SCRIPTS = {
     "ddp": "ddp",
     "manual": "manual",
+    "manual:mode=per_parameter": "manual_per_parameter",
+    "manual:mode=overlap": "manual_overlap",
     "horovod": "hvd",
     "horovod:controller=mpi": "hvd",
     "mpi": "mpi",

@@ -83,11 +83,16 @@ Benches are also run one by one, and with different versions of the code: under 
 def _summary(sections) -> str:
     judged = [(section, row) for section in sections for row in section.rows if row.target]
     missed = [(section, row) for section, row in judged if row.verdict.startswith("MISSED")]
-    lines = [f"**{len(judged) - len(missed)} of {len(judged)} targets hold.**"]
+    doubtful = sum(row.verdict == "holds, within noise" for _, row in judged)
+    lines = [
+        f"**{len(judged) - len(missed)} of {len(judged)} targets hold**, {doubtful} of these within noise."
+    ]
     if missed:
         lines.append("Missed:\n")
         lines += [
-            f"- {section.title}: {row.what} ({row.found.ratio:.3g}, {row.target})" for section, row in missed
+            f"- {section.title}: {row.what} ({row.found.ratio:.3g}, {row.target}"
+            f"{row.verdict.removeprefix('MISSED')})"
+            for section, row in missed
         ]
     return "\n".join([*lines, ""])
 

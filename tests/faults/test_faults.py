@@ -38,6 +38,7 @@ TRACES = {
 # has a process of its own that removes its semaphores, a moment later.
 TRACES_SECONDS = 3.0
 UNSEEN = "kill before its first word"
+UNHEARD = "exit 0 before its first word"
 DEATHS = {
     "raise": "RuntimeError: injected by the test",
     "kill": "ended from outside",
@@ -186,7 +187,7 @@ def start(tmp_path, data, requires_backend):
 
 
 def a_fault(kind, rank=1):
-    module = "compare.guard" if kind == UNSEEN else "compare.rank"
+    module = "compare.guard" if kind in {UNSEEN, UNHEARD} else "compare.rank"
     return {"module": module, "kind": kind, "rank": rank, "step": 100}
 
 
@@ -236,6 +237,22 @@ def test_a_rank_that_hangs_is_named_and_ended(start, launcher, kind):
     if kind != "stop":
         assert "sitecustomize.py:" in said, "the place where it hangs is named"
         assert 'sitecustomize.py", line' in run.log_of_rank_1()
+    run.assert_launched_once(said)
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", ["torchrun", "horovodrun"])  # mpirun minds
+def test_who_is_gone_without_a_word_or_a_fault_that_its_launcher_minds_is_named_when_the_others_stall(
+    start, launcher
+):
+    """To whoever looks on it is a rank that is slow to begin."""
+    run = start(LAUNCHERS[launcher], fault=a_fault(UNHEARD))
+    _, said = run.process.communicate(timeout=120)
+    assert time.time() - run.injected_at() < HANG_BOUND_SECONDS
+    assert run.process.returncode == 7, said
+    assert ": rank 1 on" in said, said
+    assert "It never began." in said
     run.assert_launched_once(said)
     run.assert_nothing_is_left()
 

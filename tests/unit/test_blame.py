@@ -104,6 +104,33 @@ def test_a_crash_is_told_with_its_place():
     assert cause.where == "/x/a.py:9"
 
 
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("", "It left neither a result nor an error"),
+        (
+            "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n",
+            "Fatal Python err",
+        ),
+    ],
+)
+def test_of_a_rank_that_died_what_it_printed_last_is_told(end, how):
+    log = f"[Gloo] connected\nterminate called\n  what():  no such device\n\n{end}"
+    said = find_cause([a_rank(0, died_at=104.0, log=log)]).said.splitlines()
+    assert said[0].startswith(how)
+    assert said[1] == "It last printed: what():  no such device"
+
+
+def test_the_stack_that_a_library_prints_of_itself_is_not_what_it_said():
+    stack = "==== backtrace (tid: 8) ====\n 0  /x/libucs.so(f+0x2) [0x7f]\n#1 /x/libc.so [0x7e]\n=====\n"
+    said = find_cause([a_rank(0, died_at=104.0, log=f"Caught signal 11\n{stack}")]).said
+    assert "It last printed: Caught signal 11\n" in said
+
+
+def test_of_a_rank_that_died_without_having_printed_anything_no_words_are_told():
+    assert "printed" not in find_cause([a_rank(0, died_at=104.0)]).said
+
+
 def test_of_ranks_that_all_stalled_the_one_outside_a_collective_is_the_cause():
     waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
     busy = a_rank(1, log=DUMP.format(frames=ELSEWHERE), logged_at=110.1)

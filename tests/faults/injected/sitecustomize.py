@@ -50,6 +50,7 @@ FAULTS = {
     "kill before its first word": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit 0": lambda: os._exit(0),
+    "exit 0 before its first word": lambda: os._exit(0),
     "crash": _crash,
     "hang": lambda: time.sleep(1e6),
     "hang before rendezvous": lambda: time.sleep(1e6),

@@ -1,0 +1,35 @@
+"""By hand: MNIST, with a torch.distributed.all_reduce for every gradient. Started by torchrun."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.bench.scripts import stopwatch
+
+
+def main():
+    dist.init_process_group("gloo")
+    world = dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train_step(inputs, targets):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world
+        optimizer.step()
+
+    stopwatch.run(train_step, model, dist.get_rank(), world)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
