@@ -6,7 +6,7 @@ from functools import partial
 
 from tests.bench import launches
 from tests.bench.estimate import Row, Section, at_least, at_most, reaches
-from tests.bench.pairs import take_launches
+from tests.bench.pairs import joined, take_launches
 
 # What a competent person would write in the place of each arm; of shared memory nobody writes a script.
 SCRIPTS = {
@@ -32,15 +32,16 @@ Launches in turns, each as a user starts it."""
 
 
 def bench(settings) -> Section:
-    rows, conditions = [], []
-    for arm, script in SCRIPTS.items():
-        turns = take_launches(
+    taken = {
+        arm: take_launches(
             {"product": _product(settings, arm), "script": _script(settings, script, arm)},
             settings.pick(6, 2),
         )
-        rows += _rows(arm, turns)
-        conditions.append(f"{arm}: {turns.conditions}")
-    return Section("By hand", TEXT, rows, conditions)
+        for arm, script in SCRIPTS.items()
+    }
+    rows = [row for arm, turns in taken.items() for row in _rows(arm, turns)]
+    conditions = [f"{arm}: {turns.conditions}" for arm, turns in taken.items()]
+    return Section("By hand", TEXT, [*rows, _start_up_of_all(taken.values())], conditions)
 
 
 def bench_published(settings) -> Section:
@@ -68,6 +69,16 @@ def bench_published(settings) -> Section:
         for arm in arms
     ]
     return Section("Two ranks against the published loop", PUBLISHED_TEXT, rows, [turns.conditions])
+
+
+def _start_up_of_all(taken):
+    """What the product adds to a start is the same for every arm, and small beside how starts differ."""
+    together = joined(taken)
+    return Row(
+        "all of them together: time to the first step over the scripts'",
+        together.ratio("product", "script", "first_step_seconds"),
+        at_most(1.02),
+    )
 
 
 def _product(settings, arm):
