@@ -15,7 +15,7 @@ _FIRST_WORD_SECONDS = 1.5
 """A rank that died says nothing, and is found up to half a second later; its peers' complaints of broken
 connections come within this time."""
 _COMPLAINT = re.compile(r"connect|reset by peer|broken pipe|closed|remote|horovod|nccl", re.IGNORECASE)
-_CRASH = "Fatal Python error"
+_CRASH = re.compile(r"^Fatal Python error.*$", re.MULTILINE)
 _SILENT_DEATH = (
     "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
 )
@@ -122,13 +122,24 @@ def _raised(evidence: Evidence, failure: RankFailure) -> Cause:
 
 def _died(evidence: Evidence, at: float) -> Cause:
     """Tell a death with what the rank printed last: a library that gives up says why before it does."""
-    printed, crash, stacks = evidence.log.partition(_CRASH)
-    said = crash + stacks.partition("\n")[0] if crash else _SILENT_DEATH
-    stack = _FRAME.search(stacks, max(0, stacks.find("\nCurrent thread")))
-    where = f"{stack['file']}:{stack['line']}" if stack else ""
-    if words := [line for line in printed.splitlines() if not _NO_WORDS.match(line)]:
-        said += f"\nIt last printed: {words[-1].strip()[:_LINE_CHARACTERS]}"
-    return Cause(evidence.rank, evidence.host, "died", at, f"{said}\n{_last_seen(evidence)}", where)
+    crash = _CRASH.search(evidence.log)
+    printed = evidence.log[: crash.start()] if crash else evidence.log
+    how = crash[0] if crash else _SILENT_DEATH
+    said = "\n".join(filter(None, [how, _last_words(printed), _last_seen(evidence)]))
+    where = _crashed_at(evidence.log[crash.end() :]) if crash else ""
+    return Cause(evidence.rank, evidence.host, "died", at, said, where)
+
+
+def _last_words(printed: str) -> str:
+    lines = [line for line in printed.splitlines() if not _NO_WORDS.match(line)]
+    # Whatever it was, it is shown in a terminal.
+    last = "".join(filter(str.isprintable, lines[-1] if lines else "")).strip()
+    return f"It last printed: {last[:_LINE_CHARACTERS]}" if last else ""
+
+
+def _crashed_at(dump: str) -> str:
+    frame = _FRAME.search(dump, max(0, dump.find("\nCurrent thread")))
+    return f"{frame['file']}:{frame['line']}" if frame else ""
 
 
 def _stalled(open_cases: list[Evidence], dumped: list[Evidence]) -> Cause:

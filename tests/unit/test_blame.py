@@ -127,6 +127,12 @@ def test_the_stack_that_a_library_prints_of_itself_is_not_what_it_said():
     assert "It last printed: Caught signal 11\n" in said
 
 
+def test_what_a_rank_printed_last_is_one_line_that_does_no_harm_to_a_terminal():
+    log = f"caught: Fatal Python error: not mine\n\x1b[31mgiving up\x07\x1b[0m\r\n{' ' * 9}\n"
+    assert "It last printed: [31mgiving up[0m\n" in find_cause([a_rank(0, died_at=104.0, log=log)]).said
+    assert len(find_cause([a_rank(0, died_at=104.0, log="x" * 9999)]).said) < 999
+
+
 def test_of_a_rank_that_died_without_having_printed_anything_no_words_are_told():
     assert "printed" not in find_cause([a_rank(0, died_at=104.0)]).said
 
