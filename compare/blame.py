@@ -10,18 +10,15 @@ import re
 from typing import Literal, NamedTuple
 
 from compare.job import ENDED_BY_LAUNCHER, Progress, RankFailure
+from compare.last_words import find_last_words
 
 _FIRST_WORD_SECONDS = 1.5
 """A rank that died says nothing, and is found up to half a second later; its peers' complaints of broken
 connections come within this time."""
 _COMPLAINT = re.compile(r"connect|reset by peer|broken pipe|closed|remote|horovod|nccl", re.IGNORECASE)
-_CRASH = re.compile(r"^Fatal Python error.*$", re.MULTILINE)
 _SILENT_DEATH = (
     "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
 )
-_LINE_CHARACTERS = 300
-_NO_WORDS = re.compile(r"\s*(#?\d+:?\s|[=*-]{3,}|$)")
-"""Nothing, a rule, or a frame of the numbered stacks that libraries print of themselves."""
 _DUMP = re.compile(r"^Timeout \(\d+:\d+:\d+(\.\d+)?\)!$", re.MULTILINE)
 _LAST_STACK = re.compile(rf"{_DUMP.pattern}|^{re.escape(ENDED_BY_LAUNCHER)}$", re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
@@ -121,25 +118,10 @@ def _raised(evidence: Evidence, failure: RankFailure) -> Cause:
 
 
 def _died(evidence: Evidence, at: float) -> Cause:
-    """Tell a death with what the rank printed last: a library that gives up says why before it does."""
-    crash = _CRASH.search(evidence.log)
-    printed = evidence.log[: crash.start()] if crash else evidence.log
-    how = crash[0] if crash else _SILENT_DEATH
-    said = "\n".join(filter(None, [how, _last_words(printed), _last_seen(evidence)]))
-    where = _crashed_at(evidence.log[crash.end() :]) if crash else ""
-    return Cause(evidence.rank, evidence.host, "died", at, said, where)
-
-
-def _last_words(printed: str) -> str:
-    lines = [line for line in printed.splitlines() if not _NO_WORDS.match(line)]
-    # Whatever it was, it is shown in a terminal.
-    last = "".join(filter(str.isprintable, lines[-1] if lines else "")).strip()
-    return f"It last printed: {last[:_LINE_CHARACTERS]}" if last else ""
-
-
-def _crashed_at(dump: str) -> str:
-    frame = _FRAME.search(dump, max(0, dump.find("\nCurrent thread")))
-    return f"{frame['file']}:{frame['line']}" if frame else ""
+    words = find_last_words(evidence.log)
+    printed = f"It last printed: {words.printed}" if words.printed else ""
+    said = "\n".join(filter(None, [words.crash or _SILENT_DEATH, printed, _last_seen(evidence)]))
+    return Cause(evidence.rank, evidence.host, "died", at, said, words.where)
 
 
 def _stalled(open_cases: list[Evidence], dumped: list[Evidence]) -> Cause:
