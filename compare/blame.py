@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from compare.job import ENDED_BY_LAUNCHER, Progress, RankFailure
+from compare.job import Progress, RankFailure
 from compare.last_words import find_last_words
 
 _FIRST_WORD_SECONDS = 1.5
@@ -20,8 +20,7 @@ _SILENT_DEATH = (
     "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
 )
 _DUMP = re.compile(r"^Timeout \(\d+:\d+:\d+(\.\d+)?\)!$", re.MULTILINE)
-_LAST_STACK = re.compile(rf"{_DUMP.pattern}|^{re.escape(ENDED_BY_LAUNCHER)}$", re.MULTILINE)
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _RAISED_FRAME = re.compile(
     r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
@@ -67,8 +66,9 @@ def find_cause(evidence: list[Evidence]) -> Cause | None:
     """Find the first rank that raised, died or stalled; None where no rank did."""
     open_cases = [rank for rank in evidence if not rank.has_result]
     raised = [_raised(e, e.failure) for e in open_cases if e.failure and e.failure.kind == "raised"]
-    stalled = [e for e in open_cases if not e.failure and _DUMP.search(e.log)]
-    died = [_died(e, e.died_at) for e in open_cases if e.died_at and not e.failure and e not in stalled]
+    silent = [e for e in open_cases if not e.failure and not _was_ended(e)]
+    stalled = [e for e in silent if _DUMP.search(e.log)]
+    died = [_died(e, e.died_at) for e in silent if e.died_at and e not in stalled]
     events = raised + ([_stalled(open_cases, stalled)] if stalled else [])
     first = min(events, key=lambda cause: cause.at, default=None)
     first_death = min(died, key=lambda cause: cause.at, default=None)
@@ -84,8 +84,18 @@ def find_unseen(evidence: list[Evidence]) -> Evidence | None:
     """
     open_cases = [rank for rank in evidence if not rank.has_result]
     unseen = [rank for rank in open_cases if not rank.failure and not rank.progress]
-    ended = [rank for rank in open_cases if rank.failure and rank.failure.kind == "ended"]
+    ended = [rank for rank in open_cases if _was_ended(rank)]
     return unseen[0] if len(unseen) == 1 and ended and len(ended) + 1 == len(open_cases) else None
+
+
+def _was_ended(evidence: Evidence) -> bool:
+    """Whether its launcher told it to end: it says so, or left its stacks, which nothing else explains.
+
+    A rank that waits in a library for the others to join may be killed before it gets to say so.
+    """
+    if evidence.failure:
+        return evidence.failure.kind == "ended"
+    return bool(_stacks(evidence.log)) and not _DUMP.search(evidence.log)
 
 
 def _head_start(first: Cause) -> float:
@@ -98,19 +108,23 @@ def main_stack(log: str) -> list[tuple[str, str]]:
 
     Whoever loads MPI waits for all others in it: what counts is who imports, not how.
     """
-    dump = _LAST_STACK.search(log)
-    if not dump:
-        return []
-    threads = _THREAD.split(log[dump.end() :])[1:]
-    for thread in threads:
+    for stack in _stacks(log):
         frames = [
             (f"{m['file']}:{m['line']}", m["function"])
-            for m in _FRAME.finditer(thread)
+            for m in _FRAME.finditer(stack)
             if not m["file"].startswith("<frozen ")
         ]
         if any("compare/worker.py" in place for place, _ in frames):
             return frames
     return []
+
+
+def _stacks(log: str) -> list[str]:
+    """Return the stack of each thread of a process that left them without having crashed."""
+    dump = _DUMP.search(log)
+    if not dump and find_last_words(log).crash:
+        return []
+    return _THREAD.split(log[dump.end() :] if dump else log)[1:]
 
 
 def _raised(evidence: Evidence, failure: RankFailure) -> Cause:
@@ -130,15 +144,15 @@ def _stalled(open_cases: list[Evidence], dumped: list[Evidence]) -> Cause:
     That one may have been ended by its launcher, where the watchdog of a rank that waits for it was first.
     Where all are in one, the one that is behind; and where none is, they wait for each other.
     """
-    silent = [e for e in open_cases if e not in dumped and not e.failure and e.died_at is None]
+    mute = [e for e in open_cases if not (e in dumped or e.failure or e.died_at or _was_ended(e))]
     stacks = {e.rank: main_stack(e.log) for e in open_cases}
     busy = [e for e in open_cases if stacks[e.rank] and not _waits(stacks[e.rank])]
-    suspects = silent or busy or dumped
+    suspects = mute or busy or dumped
     culprit = min(suspects, key=lambda e: (_step(e), e.rank))
     stack = stacks[culprit.rank]
     where = stack[0][0] if stack else ""
     at = min(e.logged_at for e in dumped)
-    if not silent and not busy:
+    if not mute and not busy:
         waited = {e.rank: stacks[e.rank] or _complained_in(e.failure) for e in open_cases}
         together = [e for e in open_cases if waited[e.rank] and _step(e) == _step(culprit)]
         if len(together) > 1:

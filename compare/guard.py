@@ -2,9 +2,9 @@
 
 Three things end it. A **watchdog** in C, armed anew at every sign of progress, prints every stack and
 ends the process when none came in time, even where the interpreter is stuck. A **lease**, which the
-parent renews while it lives, runs out. A **SIGTERM** from the launcher is answered by a thread, because
-the main one may wait in a collective for ever; the rank then says that it was ended, so that whoever
-looks for the cause need not suspect it.
+parent renews while it lives, runs out. A **SIGTERM** from the launcher leaves every stack in the log, even
+where the interpreter is stuck, and is answered by a thread, because the main one may wait in a collective
+for ever; the rank then says that it was ended. Whoever looks for the cause need not suspect it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from compare.job import ENDED_BY_LAUNCHER, LaunchFiles, Progress, RankFailure, Stage, note_progress
+from compare.job import LaunchFiles, Progress, RankFailure, Stage, note_progress
 from compare.launch.environment import SCRATCH
 from compare.results import write_json
 
@@ -61,6 +61,8 @@ class Guard:
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable)
         signal.signal(signal.SIGTERM, lambda *_: None)  # the byte in the pipe is the message
+        # Before that: a launcher may kill it soon after, and it may be what the others waited for.
+        faulthandler.register(signal.SIGTERM, chain=True)
         threading.Thread(target=self._watch, args=(readable,), name="guard", daemon=True).start()
         self._await("start", 0, patience_seconds)
 
@@ -102,10 +104,6 @@ class Guard:
         while True:
             ready, _, _ = select.select([readable], [], [], _LOOK_SECONDS)
             if ready and signal.SIGTERM in os.read(readable, 64):
-                sys.stderr.write(f"{ENDED_BY_LAUNCHER}\n")
-                sys.stderr.flush()
-                # It may be what the others waited for, whose watchdogs were first: let its place be known.
-                faulthandler.dump_traceback()
                 self._end("ended by its launcher")
             if lease.has_run_out():
                 _remove_scratch()

@@ -29,8 +29,6 @@ Stage = Literal[
 ]
 """What a rank does, in this order."""
 _LAST_BYTES = 4096
-ENDED_BY_LAUNCHER = "This rank was ended by its launcher, while it stood here:"
-"""A line in a rank's log, above the stacks of all of its threads."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -170,7 +170,7 @@ class Watch:
 
     def _blaming(self, where: str, cause: Cause) -> LaunchError:
         place = f"\n({cause.where})" if cause.where else ""
-        remedy = f"Its traceback and output are in {self._files.log(cause.rank)}."
+        remedy = self._where_to_read(self._files.log(cause.rank))
         if cause.kind in {"stalled", "deadlocked"}:
             patience = self._least_patience()
             sets = "the patience" if patience == self._stall_seconds else "the least patience"
@@ -190,6 +190,12 @@ class Watch:
         return LaunchError(
             f"{where}: rank {cause.rank} on {cause.host} {verb}.", found=f"{cause.said}{place}", remedy=remedy
         )
+
+    def _where_to_read(self, log: Path) -> str:
+        """Name a rank's log; it is opened with the rank's first word, which may never have come."""
+        if log.exists():
+            return f"Its traceback and output are in {log}."
+        return f"It has no log; what the launcher printed is in {self._files.directory}."
 
     def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
         remedy = f"What the launcher and the ranks printed is in {self._files.directory}."

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from compare.blame import Evidence, find_cause, find_unseen, main_stack
-from compare.job import ENDED_BY_LAUNCHER, Progress, RankFailure
+from compare.job import Progress, RankFailure
 
 DUMP = """something it printed
 Timeout (0:00:08)!
@@ -36,6 +36,15 @@ def a_rank(rank, **known):
 
 def a_failure(rank, at, message="RuntimeError: Connection reset by peer", kind="raised"):
     return RankFailure(rank=rank, host="here", at=at, kind=kind, message=message, where="x.py:3")
+
+
+def ended_log(frames):
+    """What SIGTERM leaves."""
+    return (
+        DUMP.format(frames=frames)
+        .replace("\nTimeout (0:00:08)!\n", " ")
+        .replace("Thread 0x00007f0d", "Current thread 0x00007f0d")
+    )
 
 
 def test_where_all_is_well_there_is_no_cause():
@@ -76,6 +85,16 @@ def test_a_rank_that_its_launcher_ended_is_never_the_cause():
     ended = a_rank(0, failure=a_failure(0, 103.0, "ended by its launcher", kind="ended"))
     assert find_cause([ended, a_rank(1, died_at=103.5)]).rank == 1
     assert find_cause([ended, a_rank(1, has_result=True)]) is None
+
+
+def test_a_rank_that_its_launcher_killed_while_a_library_kept_it_from_saying_so_is_never_the_cause():
+    """Whoever loads MPI holds the interpreter until all others have, and is killed a second after SIGTERM."""
+    killed = a_rank(0, died_at=103.0, log=ended_log(ELSEWHERE))
+    unseen = a_rank(1)._replace(progress=None)
+    assert find_cause([killed, unseen]) is None
+    assert find_unseen([killed, unseen]) == unseen
+    waiting = a_rank(1, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=102.0)
+    assert find_cause([a_rank(0, log=ended_log(IN_COLLECTIVE)), waiting]).kind == "deadlocked"
 
 
 def test_a_rank_that_was_gone_before_its_first_word_is_found_where_its_launcher_ended_all_others():
@@ -196,7 +215,7 @@ def test_a_folder_of_a_librarys_name_does_not_make_its_code_wait():
 
 def test_a_rank_that_was_ended_before_its_watchdog_could_speak_is_the_cause_where_it_waited_for_nobody():
     waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
-    log = DUMP.format(frames=ELSEWHERE).replace("Timeout (0:00:08)!", ENDED_BY_LAUNCHER)
+    log = ended_log(ELSEWHERE)
     ended = a_rank(1, log=log, failure=a_failure(1, 110.2, "ended by its launcher", kind="ended"))
     cause = find_cause([waiting, ended])
     assert (cause.rank, cause.kind, cause.where) == (1, "stalled", "/x/data/slow.py:7")
@@ -204,7 +223,7 @@ def test_a_rank_that_was_ended_before_its_watchdog_could_speak_is_the_cause_wher
 
 def test_a_rank_that_was_ended_while_it_waited_is_a_victim():
     waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0, step=10)
-    log = DUMP.format(frames=IN_COLLECTIVE).replace("Timeout (0:00:08)!", ENDED_BY_LAUNCHER)
+    log = ended_log(IN_COLLECTIVE)
     ended = a_rank(1, log=log, failure=a_failure(1, 110.2, "ended by its launcher", kind="ended"))
     assert find_cause([waiting, ended]).rank == 0
 

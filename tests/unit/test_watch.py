@@ -9,7 +9,7 @@ import pytest
 from compare import launching
 from compare.errors import LaunchError, StalledError
 from compare.experiment import Planned
-from compare.job import ENDED_BY_LAUNCHER, LaunchFiles, Progress, RankFailure, note_progress
+from compare.job import LaunchFiles, Progress, RankFailure, note_progress
 from compare.launch.supervise import Ending
 from compare.results import write_json
 from compare.site import _HereSpot
@@ -109,6 +109,15 @@ def test_how_long_a_stalled_launch_was_waited_for_is_told(watch, files, patience
         assert words in str(caught.value)
 
 
+def test_a_rank_that_never_began_has_no_log_to_be_read(watch, files):
+    note(files, 0, "join", 30.0)
+    files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
+    with pytest.raises(StalledError, match="rank 1 on") as caught:
+        watch.conclude("ddp, round 1", Ending(1, 31.0))
+    assert "It never began." in caught.value.found
+    assert f"It has no log; what the launcher printed is in {files.directory}." in caught.value.remedy
+
+
 def test_what_ranks_say_while_a_launch_is_ended_for_its_length_is_no_cause(watch, files):
     assert watch.tick()
     write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
@@ -119,7 +128,7 @@ def test_what_ranks_say_while_a_launch_is_ended_for_its_length_is_no_cause(watch
 
 def test_a_rank_that_hung_where_its_own_watchdog_is_patient_is_named_and_not_who_waited_for_it(watch, files):
     files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
-    files.log(1).write_text(f"{ENDED_BY_LAUNCHER}\n{LOADING}")
+    files.log(1).write_text(LOADING)
     write_json(files.failure(1), a_failure(1, "ended", "ended by its launcher"))
     with pytest.raises(StalledError, match="rank 1 on") as caught:
         watch.conclude("ddp, round 1", Ending(1, 31.0))
