@@ -58,11 +58,6 @@ class Turns:
         return text + (" (**disturbed**)" if worst > FOREIGN_LIMIT else "")
 
 
-def joined(many) -> Turns:
-    """Put together the turns of several comparisons whose members have the same names."""
-    return Turns([turn for turns in many for turn in turns.kept], sum(turns.repeated for turns in many))
-
-
 def take_launches(members, wanted: int) -> Turns:
     """Launch everybody once a turn, forwards and backwards by turns: A B, B A.
 

@@ -90,7 +90,7 @@ def _summary(sections) -> str:
     if missed:
         lines.append("Missed:\n")
         lines += [
-            f"- {section.title}: {row.what} ({row.found.ratio:.3g}, {row.target}"
+            f"- {section.title}: {row.what} ({_figure(row.found.ratio)}, {row.target}"
             f"{row.verdict.removeprefix('MISSED')})"
             for section, row in missed
         ]

@@ -92,14 +92,6 @@ def test_the_quietest_turns_are_kept_and_those_quiet_enough_in_their_order():
     assert "disturbed" in pairs._keep([loud, quiet], 2).conditions
 
 
-def test_comparisons_of_the_same_two_are_joined_pair_by_pair():
-    first = pairs._keep([turn(0.9), turn(0.0), turn(0.0, one=4.0)], 2)
-    together = pairs.joined([first, pairs._keep([turn(0.0, one=8.0)], 1)])
-    assert together.ratio("one", "other").n == 3
-    assert together.ratio("one", "other").ratio == pytest.approx(4.0)
-    assert together.repeated == 1
-
-
 def palindrome(one, other, busy=0.0):
     figures = {"one": one, "other": other}
     return {
