@@ -19,8 +19,11 @@ _COMPLAINT = re.compile(r"connect|reset by peer|broken pipe|closed|remote|horovo
 _SILENT_DEATH = (
     "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
 )
-_DUMP = re.compile(r"^Timeout \(\d+:\d+:\d+(\.\d+)?\)!$", re.MULTILINE)
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$", re.MULTILINE)
+_DUMP = re.compile(r"Timeout \([\d:.]+\)!\n(?=(?:Current thread|Thread) 0x)")
+"""Wherever in a line: what was printed before it may lack its newline."""
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
+_CUT_OFF = re.compile(r"^  \.\.\.$", re.MULTILINE)
+"""Below the innermost hundred frames of a stack."""
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _RAISED_FRAME = re.compile(
     r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
@@ -43,6 +46,8 @@ class Evidence(NamedTuple):
     """Unix time at which its process was found gone, with neither result nor failure."""
     log: str
     """The end of what it printed."""
+    stacks: str
+    """Where it stood when it was told to end; empty where nobody told it."""
     logged_at: float
     """Unix time at which it last printed."""
     progress: Progress | None
@@ -89,13 +94,13 @@ def find_unseen(evidence: list[Evidence]) -> Evidence | None:
 
 
 def _was_ended(evidence: Evidence) -> bool:
-    """Whether its launcher told it to end: it says so, or left its stacks, which nothing else explains.
+    """Whether its launcher told it to end, and it had not stalled before.
 
     A rank that waits in a library for the others to join may be killed before it gets to say so.
     """
     if evidence.failure:
         return evidence.failure.kind == "ended"
-    return bool(_stacks(evidence.log)) and not _DUMP.search(evidence.log)
+    return bool(evidence.stacks) and not _DUMP.search(evidence.log)
 
 
 def _head_start(first: Cause) -> float:
@@ -103,28 +108,23 @@ def _head_start(first: Cause) -> float:
     return _FIRST_WORD_SECONDS if first.kind == "raised" and _COMPLAINT.search(first.said) else 0.0
 
 
-def main_stack(log: str) -> list[tuple[str, str]]:
-    """Return (file:line, function) of a dumped process's main thread, innermost first, but for importing.
+def main_stack(evidence: Evidence) -> list[tuple[str, str]]:
+    """Return (file:line, function) of the main thread of a rank that stalled or was told to end.
 
-    Whoever loads MPI waits for all others in it: what counts is who imports, not how.
+    Innermost first, but for importing. Whoever loads MPI waits for all others in it: what counts is who
+    imports, not how.
     """
-    for stack in _stacks(log):
+    dump = _DUMP.search(evidence.log)
+    for stack in _THREAD.split(evidence.log[dump.end() :] if dump else evidence.stacks)[1:]:
         frames = [
             (f"{m['file']}:{m['line']}", m["function"])
             for m in _FRAME.finditer(stack)
             if not m["file"].startswith("<frozen ")
         ]
-        if any("compare/worker.py" in place for place, _ in frames):
+        # Only the main thread is ever so deep that its beginning is cut off: in imports.
+        if any("compare/worker.py" in place for place, _ in frames) or _CUT_OFF.search(stack):
             return frames
     return []
-
-
-def _stacks(log: str) -> list[str]:
-    """Return the stack of each thread of a process that left them without having crashed."""
-    dump = _DUMP.search(log)
-    if not dump and find_last_words(log).crash:
-        return []
-    return _THREAD.split(log[dump.end() :] if dump else log)[1:]
 
 
 def _raised(evidence: Evidence, failure: RankFailure) -> Cause:
@@ -145,7 +145,7 @@ def _stalled(open_cases: list[Evidence], dumped: list[Evidence]) -> Cause:
     Where all are in one, the one that is behind; and where none is, they wait for each other.
     """
     mute = [e for e in open_cases if not (e in dumped or e.failure or e.died_at or _was_ended(e))]
-    stacks = {e.rank: main_stack(e.log) for e in open_cases}
+    stacks = {e.rank: main_stack(e) for e in open_cases}
     busy = [e for e in open_cases if stacks[e.rank] and not _waits(stacks[e.rank])]
     suspects = mute or busy or dumped
     culprit = min(suspects, key=lambda e: (_step(e), e.rank))

@@ -2,7 +2,7 @@
 
 Three things end it. A **watchdog** in C, armed anew at every sign of progress, prints every stack and
 ends the process when none came in time, even where the interpreter is stuck. A **lease**, which the
-parent renews while it lives, runs out. A **SIGTERM** from the launcher leaves every stack in the log, even
+parent renews while it lives, runs out. A **SIGTERM** from the launcher leaves every stack in a file, even
 where the interpreter is stuck, and is answered by a thread, because the main one may wait in a collective
 for ever; the rank then says that it was ended. Whoever looks for the cause need not suspect it.
 """
@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from compare.job import LaunchFiles, Progress, RankFailure, Stage, note_progress
@@ -24,6 +25,8 @@ from compare.launch.environment import SCRATCH
 from compare.results import write_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backends.base import Placement
 
 LEASE_SECONDS = 6.0
@@ -61,8 +64,10 @@ class Guard:
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable)
         signal.signal(signal.SIGTERM, lambda *_: None)  # the byte in the pipe is the message
-        # Before that: a launcher may kill it soon after, and it may be what the others waited for.
-        faulthandler.register(signal.SIGTERM, chain=True)
+        # Before that: a launcher may kill it a second later, and it may be what the others waited for. In a
+        # file of its own nothing else can be taken for it, and it mixes with nothing.
+        stacks = os.open(self._stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        faulthandler.register(signal.SIGTERM, file=stacks, chain=True)
         threading.Thread(target=self._watch, args=(readable,), name="guard", daemon=True).start()
         self._await("start", 0, patience_seconds)
 
@@ -104,10 +109,16 @@ class Guard:
         while True:
             ready, _, _ = select.select([readable], [], [], _LOOK_SECONDS)
             if ready and signal.SIGTERM in os.read(readable, 64):
+                with suppress(OSError):  # the folder may have vanished
+                    sys.stderr.write(self._stacks.read_text())
                 self._end("ended by its launcher")
             if lease.has_run_out():
                 _remove_scratch()
                 self._end(f"left alone: its parent gave no sign of life for {LEASE_SECONDS:g} s")
+
+    @property
+    def _stacks(self) -> Path:
+        return self._files.stacks(self._placement.rank)
 
     def _end(self, why: str) -> NoReturn:
         sys.stderr.write(f"This rank was {why}.\n")

@@ -107,6 +107,10 @@ class LaunchFiles:
         """Return where a rank's stdout and stderr go."""
         return self.directory / f"rank-{rank}.log"
 
+    def stacks(self, rank: int) -> Path:
+        """Return where a rank stood when its launcher told it to end; empty or not there where none did."""
+        return self.directory / f"rank-{rank}.stacks"
+
     def open_progress(self, rank: int) -> BinaryIO:
         """Open a rank's progress, to be kept open for as long as it has something to note."""
         return self._progress(rank).open("ab", buffering=0)

@@ -9,24 +9,30 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_DUMP_LINES = 40
+_DUMP_LINES = 200
 """Most lines between a crash and its first stack: the interpreter's state, and an exception's traceback."""
 _CRASH = re.compile(
     rf"Fatal Python error[^\n]*(?=\n(?:[^\n]*\n){{0,{_DUMP_LINES}}}?(?:Current thread|Thread) 0x)"
 )
-"""Wherever in a line: what was printed before it may lack its newline. A mention has no stacks behind it."""
+"""Wherever in a line: what was printed before it may lack its newline. A mention has no stacks below it."""
 _CRASHED_AT = re.compile(
     r'^Current thread 0x[^\n]*:\n  File "(?P<file>[^"]+)", line (?P<line>\d+) in ', re.MULTILINE
 )
 _LINE_CHARACTERS = 300
-_SHOWN_WITH_WARNING = re.compile(r"(:\d+: \w*Warning: [^\n]*)\n[ \t]+[^\n]*")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_SHOWN_WITH_WARNING = re.compile(r"(:\d+: \w*Warning: [^\n]*)\n(?![ \t]*what\(\): )[ \t]+[^\n]*")
 _SAYS_NOTHING = (
     r"[\W_]*",  # nothing, or a rule
     r"=+ ?backtrace\b.*",  # UCX
-    r"\d+:? +(/|0x).*",
-    r"((frame )?#\d+:?|@) .*(0x[0-9a-f]|\.so\b).*",  # torch, sanitizers; glog
-    r"\[[^]]*\] \[ *\d+\] .*",  # Open MPI
+    r"\d+:? +(/|0x|\S*\.so\b).*",
+    r"(frame )?#\d+:? .*(0x[0-9a-f]|\.so\b| from \S+:\d+).*",  # torch, sanitizers
+    r"Exception raised from .*\(most recent call first\):",  # torch
+    r"(Compile with|For debugging consider) .*",
+    r"@ +(0x|\(unknown\)).*",  # glog
+    r"\[[^]]*\] \[ *\d+\] .*\[0x[0-9a-f]+\]",  # Open MPI
     r".*\*\*\* (Process received signal|End of error message) \*\*\*",
+    r".*\*\*\* +(MPI_ERRORS_ARE_FATAL|and potentially your MPI job)\b.*",
+    r".*\bNCCL INFO\b.*",
 )
 
 
@@ -64,4 +70,4 @@ def _says_something(line: str) -> bool:
 
 
 def _one_line(line: str) -> str:
-    return "".join(filter(str.isprintable, line)).strip()[:_LINE_CHARACTERS]
+    return "".join(filter(str.isprintable, _COLOUR.sub("", line))).strip()[:_LINE_CHARACTERS]

@@ -27,7 +27,8 @@ _GRACE_SECONDS = 5.0
 _TEARDOWN_SECONDS = 10.0
 """For a launcher to end when its ranks have, on a busy machine."""
 _LITTLE_BYTES = 1 << 20
-_LOG_CHARACTERS = 20_000
+_LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
+"""Of some threads with a hundred frames each, which is as many as are dumped."""
 
 
 class Watch:
@@ -136,7 +137,8 @@ class Watch:
             has_result=files.result(rank).exists(),
             failure=self._failure(rank),
             died_at=self._died_at.get(rank),
-            log=tail(log, lines=400)[-_LOG_CHARACTERS:],
+            log=tail(log, lines=_LOG_LINES)[-_LOG_CHARACTERS:],
+            stacks=tail(files.stacks(rank), lines=_LOG_LINES),
             logged_at=log.stat().st_mtime if log.exists() else 0.0,
             progress=files.read_progress(rank),
         )

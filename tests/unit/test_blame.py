@@ -29,6 +29,7 @@ def a_rank(rank, **known):
         failure=known.pop("failure", None),
         died_at=known.pop("died_at", None),
         log=known.pop("log", ""),
+        stacks=known.pop("stacks", ""),
         logged_at=known.pop("logged_at", 0.0),
         progress=Progress(stage="train", step=known.pop("step", 30), at=100.0, patience_seconds=30.0, pid=1),
     )
@@ -38,11 +39,11 @@ def a_failure(rank, at, message="RuntimeError: Connection reset by peer", kind="
     return RankFailure(rank=rank, host="here", at=at, kind=kind, message=message, where="x.py:3")
 
 
-def ended_log(frames):
+def stacks(frames):
     """What SIGTERM leaves."""
     return (
         DUMP.format(frames=frames)
-        .replace("\nTimeout (0:00:08)!\n", " ")
+        .partition("!\n")[2]
         .replace("Thread 0x00007f0d", "Current thread 0x00007f0d")
     )
 
@@ -69,7 +70,7 @@ def test_a_rank_that_died_silently_precedes_its_peers_complaints():
 
 def test_an_error_of_ones_own_is_no_consequence_of_a_death_that_is_found_a_moment_later():
     """Its peer may abort where the connection breaks, without a word that Python could write down."""
-    crash = "Fatal Python error: Aborted"
+    crash = f"Fatal Python error: Aborted\n\n{stacks(IN_COLLECTIVE)}"
     cause = find_cause(
         [a_rank(0, died_at=104.4, log=crash), a_rank(1, failure=a_failure(1, 104.0, "ValueError: no"))]
     )
@@ -89,12 +90,12 @@ def test_a_rank_that_its_launcher_ended_is_never_the_cause():
 
 def test_a_rank_that_its_launcher_killed_while_a_library_kept_it_from_saying_so_is_never_the_cause():
     """Whoever loads MPI holds the interpreter until all others have, and is killed a second after SIGTERM."""
-    killed = a_rank(0, died_at=103.0, log=ended_log(ELSEWHERE))
+    killed = a_rank(0, died_at=103.0, stacks=stacks(ELSEWHERE))
     unseen = a_rank(1)._replace(progress=None)
     assert find_cause([killed, unseen]) is None
     assert find_unseen([killed, unseen]) == unseen
     waiting = a_rank(1, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=102.0)
-    assert find_cause([a_rank(0, log=ended_log(IN_COLLECTIVE)), waiting]).kind == "deadlocked"
+    assert find_cause([a_rank(0, stacks=stacks(IN_COLLECTIVE)), waiting]).kind == "deadlocked"
 
 
 def test_a_rank_that_was_gone_before_its_first_word_is_found_where_its_launcher_ended_all_others():
@@ -215,16 +216,18 @@ def test_a_folder_of_a_librarys_name_does_not_make_its_code_wait():
 
 def test_a_rank_that_was_ended_before_its_watchdog_could_speak_is_the_cause_where_it_waited_for_nobody():
     waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0)
-    log = ended_log(ELSEWHERE)
-    ended = a_rank(1, log=log, failure=a_failure(1, 110.2, "ended by its launcher", kind="ended"))
+    ended = a_rank(
+        1, stacks=stacks(ELSEWHERE), failure=a_failure(1, 110.2, "ended by its launcher", kind="ended")
+    )
     cause = find_cause([waiting, ended])
     assert (cause.rank, cause.kind, cause.where) == (1, "stalled", "/x/data/slow.py:7")
 
 
 def test_a_rank_that_was_ended_while_it_waited_is_a_victim():
     waiting = a_rank(0, log=DUMP.format(frames=IN_COLLECTIVE), logged_at=110.0, step=10)
-    log = ended_log(IN_COLLECTIVE)
-    ended = a_rank(1, log=log, failure=a_failure(1, 110.2, "ended by its launcher", kind="ended"))
+    ended = a_rank(
+        1, stacks=stacks(IN_COLLECTIVE), failure=a_failure(1, 110.2, "ended by its launcher", kind="ended")
+    )
     assert find_cause([waiting, ended]).rank == 0
 
 
@@ -246,5 +249,24 @@ def test_a_rank_that_ended_early_precedes_the_stall_of_those_that_wait_for_it():
 
 
 def test_the_main_thread_is_found_among_all():
-    assert main_stack(DUMP.format(frames=ELSEWHERE))[0] == ("/x/data/slow.py:7", "read")
-    assert main_stack("no dump") == []
+    assert main_stack(a_rank(0, log=DUMP.format(frames=ELSEWHERE)))[0] == ("/x/data/slow.py:7", "read")
+    assert main_stack(a_rank(0, stacks=stacks(ELSEWHERE)))[0] == ("/x/data/slow.py:7", "read")
+    assert main_stack(a_rank(0, log="no dump")) == []
+
+
+def test_the_main_thread_is_found_where_its_stack_is_cut_off():
+    """Of a hundred frames, which importing easily fills, the outermost are not dumped."""
+    log = f"Timeout (0:00:08)!\nThread 0x00007f0d (most recent call first):\n{ELSEWHERE * 100}  ...\n"
+    assert len(main_stack(a_rank(0, log=log))) == 100
+
+
+def test_a_stall_is_known_where_a_line_was_not_ended_before_it():
+    log = f"loading ... {DUMP.format(frames=ELSEWHERE).partition(chr(10))[2]}"
+    cause = find_cause([a_rank(0, died_at=103.0, log=log, logged_at=103.0), a_rank(1, has_result=True)])
+    assert (cause.kind, cause.where) == ("stalled", "/x/data/slow.py:7")
+
+
+def test_stacks_that_a_program_prints_of_itself_do_not_excuse_its_death():
+    killed = a_rank(1, died_at=103.0, log=stacks(ELSEWHERE))
+    ended = a_rank(0, failure=a_failure(0, 103.0, "ended by its launcher", kind="ended"))
+    assert find_cause([ended, killed])[:3] == (1, "here", "died")

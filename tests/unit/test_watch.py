@@ -128,7 +128,7 @@ def test_what_ranks_say_while_a_launch_is_ended_for_its_length_is_no_cause(watch
 
 def test_a_rank_that_hung_where_its_own_watchdog_is_patient_is_named_and_not_who_waited_for_it(watch, files):
     files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
-    files.log(1).write_text(LOADING)
+    files.stacks(1).write_text(LOADING)
     write_json(files.failure(1), a_failure(1, "ended", "ended by its launcher"))
     with pytest.raises(StalledError, match="rank 1 on") as caught:
         watch.conclude("ddp, round 1", Ending(1, 31.0))
