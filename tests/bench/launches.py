@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import statistics
 import subprocess
@@ -168,7 +169,7 @@ def execute(argv, environment=None, timeout_seconds=_TIMEOUT_SECONDS):
             start_new_session=True,
         )
         try:
-            status = process.wait(timeout_seconds)
+            status = _wait(process, timeout_seconds)
         except subprocess.TimeoutExpired as error:
             raise BenchError(str(error)) from None
         finally:
@@ -178,6 +179,18 @@ def execute(argv, environment=None, timeout_seconds=_TIMEOUT_SECONDS):
             output.seek(0)
             printed = output.read().decode(errors="replace")[-3000:]
             raise BenchError(f"{' '.join(map(str, argv))}\nended with status {status}:\n{printed}")
+
+
+def _wait(process, seconds):
+    """Wait for a process until the moment it ends: with a timeout ``Popen.wait`` looks every 50 ms."""
+    end = os.pidfd_open(process.pid)
+    try:
+        ended, _, _ = select.select([end], [], [], seconds)
+    finally:
+        os.close(end)
+    if not ended:
+        raise subprocess.TimeoutExpired(process.args, seconds)
+    return process.wait()
 
 
 def _end(process):
