@@ -183,6 +183,19 @@ def test_batches_of_pixels_are_normalised_and_the_pixels_stay_bytes():
     assert torch.equal(pixels[:, 0], torch.arange(60, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize("batch_size", [1, 50, 64, 256])  # 510, 10, 7 and 1 of them are fetched at once
+def test_batches_of_pixels_come_in_the_order_of_any_others(batch_size):
+    images, labels = a_training_set(1030)
+    pixels = torch.zeros(1030, PIXELS, dtype=torch.uint8)
+    pixels[:, 0], pixels[:, 1] = labels % 256, labels // 256
+    config = a_config(batch_size_per_rank=batch_size)
+    two_epochs = 2 * (1030 // (2 * batch_size))
+    theirs = islice(Batches(images, labels, (1, 2), config), two_epochs)
+    for (inputs, targets), (_, same) in zip(Batches(pixels, labels, (1, 2), config), theirs, strict=False):
+        assert torch.equal(targets, same)
+        assert torch.equal(inputs, normalise(pixels[targets]))
+
+
 # ---- models ----
 
 
