@@ -51,6 +51,7 @@ FAULTS = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit 0": lambda: os._exit(0),
     "exit 0 before its first word": lambda: os._exit(0),
+    "be slow to say its first word": lambda: time.sleep(8),
     "crash": _crash,
     "hang": lambda: time.sleep(1e6),
     "hang before rendezvous": lambda: time.sleep(1e6),
@@ -94,6 +95,16 @@ def _spoil_beginning(fault):
         FAULTS[fault["kind"]]()
 
 
+def _spoil_start(fault):
+    """Hold up what horovodrun has between itself and a rank: all but the first, which has a rank begin."""
+    if "--multiprocessing-fork" in sys.orig_argv:
+        try:
+            (_FOLDER / "first").touch(exist_ok=False)
+        except FileExistsError:
+            _say_when()
+            FAULTS[fault["kind"]]()
+
+
 def _spoil_rank(module, fault):
     if not _is_meant(fault):
         return
@@ -132,6 +143,7 @@ def _spoil_port(site, fault):
 _SPOILERS = {
     "compare.guard": lambda _, fault: _spoil_beginning(fault),
     "compare.rank": _spoil_rank,
+    "horovod.runner.common.util.safe_shell_exec": lambda _, fault: _spoil_start(fault),
     "compare.site": lambda module, fault: _spoil_port(module.ThisMachine, fault),
     "compare.many_hosts": lambda module, fault: _spoil_port(module.ManyHosts, fault),
 }
