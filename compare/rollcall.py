@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _QUIET_SECONDS = 3.0
 """How long nobody new must have begun: where all is well ranks begin together, and nothing is looked at."""
 _APART_SECONDS = 0.4
-"""Between two looks: a tick, or nearly. One look alone may fall between the end of a process that it has
-listed and the beginning of one that it has not."""
+"""Between two looks: a tick, or nearly."""
 
 
 class Process(NamedTuple):
@@ -43,6 +42,13 @@ class Process(NamedTuple):
     """Whether it is Python's tracker of shared memory, which becomes nothing else."""
     is_asleep: bool = True
     """Whether all its threads wait for something, so that it is not about to start anybody."""
+
+
+class _Look(NamedTuple):
+    """What one look at a launch found."""
+
+    pids: frozenset[int] = frozenset()
+    absent: frozenset[int] = frozenset()
 
 
 class RollCall:
@@ -61,7 +67,7 @@ class RollCall:
         self._begun = 0
         self._began_at = 0.0
         self._looked_at = 0.0
-        self._suspects: set[int] = set()
+        self._last = _Look()
 
     def absent(self, begun: Collection[int]) -> set[int]:
         """Return the ranks that are gone without having begun; to be asked at every tick.
@@ -73,16 +79,22 @@ class RollCall:
         """
         now = time.monotonic()
         if len(begun) != self._begun:
-            self._begun, self._began_at, self._suspects = len(begun), now, set()
+            self._begun, self._began_at, self._last = len(begun), now, _Look()
         missing = self._ranks.difference(begun)
         if not (missing and begun) or now - self._began_at < _QUIET_SECONDS:
             return set()
         if now - self._looked_at < _APART_SECONDS:
             return set()
         self._looked_at = now
-        before = self._suspects
-        self._suspects = find_absent(read_launch(self._mark, self._launcher), missing)
-        return before & self._suspects
+        last, self._last = self._last, self._look(missing)
+        # Processes are listed first and looked at one by one: a launcher may be found at rest that waits for
+        # somebody whom it has started since. The next look has that one on its list.
+        return set(last.absent & self._last.absent) if last.pids == self._last.pids else set()
+
+    def _look(self, missing: Collection[int]) -> _Look:
+        processes = read_launch(self._mark, self._launcher)
+        pids = frozenset(process.pid for process in processes)
+        return _Look(pids, frozenset(find_absent(processes, missing)))
 
 
 def find_absent(processes: Collection[Process], ranks: Collection[int]) -> set[int]:

@@ -186,6 +186,16 @@ def test_one_look_is_none_and_two_that_do_not_follow_each_other_are_none(clock, 
     assert len(clock.looks) == 10
 
 
+def test_a_launcher_that_starts_others_meanwhile_may_start_the_rank_too(clock):
+    """Found at rest as it waited for the one that it had just started, who was not on the list yet."""
+    roll = RollCall("launch", "mpirun", range(20))
+    assert clock.tick(roll, {0}, 3) == {}
+    for rank in range(2, 12):
+        clock.launch = [*clock.launch, Process(100 + rank, 10, rank)]
+        assert clock.tick(roll, {0}, 0.5) == {}
+    assert clock.tick(roll, {0}, 0.5) == {8.0: {1, *range(12, 20)}}
+
+
 def test_looks_are_no_closer_together_for_being_asked_more_often(clock, roll):
     assert clock.tick(roll, {0}, 3) == {}
     for _ in range(3):
