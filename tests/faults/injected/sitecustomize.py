@@ -95,14 +95,23 @@ def _spoil_beginning(fault):
         FAULTS[fault["kind"]]()
 
 
-def _spoil_start(fault):
-    """Hold up what horovodrun has between itself and a rank: all but the first, which has a rank begin."""
-    if "--multiprocessing-fork" in sys.orig_argv:
+def _spoil_start(module, fault):
+    """Hold up what horovodrun has between itself and a rank: all but the first, which has a rank begin.
+
+    Not as it is imported: until it has opened its semaphores, other tests take them for left behind.
+    """
+    execute = module._exec_middleman
+
+    def execute_late(*arguments):
         try:
             (_FOLDER / "first").touch(exist_ok=False)
         except FileExistsError:
             _say_when()
             FAULTS[fault["kind"]]()
+        execute(*arguments)
+
+    if "--multiprocessing-fork" in sys.orig_argv:
+        module._exec_middleman = execute_late
 
 
 def _spoil_rank(module, fault):
@@ -143,7 +152,7 @@ def _spoil_port(site, fault):
 _SPOILERS = {
     "compare.guard": lambda _, fault: _spoil_beginning(fault),
     "compare.rank": _spoil_rank,
-    "horovod.runner.common.util.safe_shell_exec": lambda _, fault: _spoil_start(fault),
+    "horovod.runner.common.util.safe_shell_exec": _spoil_start,
     "compare.site": lambda module, fault: _spoil_port(module.ThisMachine, fault),
     "compare.many_hosts": lambda module, fault: _spoil_port(module.ManyHosts, fault),
 }
