@@ -48,6 +48,7 @@ from compare.guard import LEASE_SECONDS
 from compare.job import LaunchFiles
 from compare.launch.request import Command
 from compare.launch.supervise import Ending, end_all, is_alive, supervise
+from compare.rollcall import RollCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,6 +179,7 @@ class _Launch:
         self._files = LaunchFiles(Path(begin.directory))
         self._mirror = Mirror(self._files.directory, {*begin.files, self._files.lease.name})
         self._gone: set[int] = set()
+        self._roll = RollCall(begin.mark, begin.launcher, begin.ranks)
         self._renewed_at = 0.0
 
     def tick(self) -> bool:
@@ -206,15 +208,18 @@ class _Launch:
             self._files.lease.touch()
 
     def _tell_who_is_gone(self) -> None:
-        for path in self._files.directory.glob("rank-*.progress"):
-            match = _PROGRESS.fullmatch(path.name)
-            rank = int(match[1]) if match else -1
-            progress = self._files.read_progress(rank)
-            if rank in self._gone or progress is None or is_alive(progress.pid):
-                continue
+        begun = self._begun()
+        dead = {rank for rank, pid in begun.items() if rank not in self._gone and not is_alive(pid)}
+        for rank in dead | (self._roll.absent(begun) - self._gone):
             self._gone.add(rank)
             if not (self._files.result(rank).exists() or self._files.failure(rank).exists()):
                 self._channel.send(Gone(rank, time.time()))
+
+    def _begun(self) -> dict[int, int]:
+        """Return the ranks of this host that have said their first word, with their process ids."""
+        names = (_PROGRESS.fullmatch(path.name) for path in self._files.directory.glob("rank-*.progress"))
+        said = {int(name[1]): self._files.read_progress(int(name[1])) for name in names if name}
+        return {rank: progress.pid for rank, progress in said.items() if progress}
 
 
 def _carry_out(begin: Begin, channel: Channel) -> Ended | Refused:

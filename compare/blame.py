@@ -19,6 +19,7 @@ _COMPLAINT = re.compile(r"connect|reset by peer|broken pipe|closed|remote|horovo
 _SILENT_DEATH = (
     "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
 )
+_UNHEARD_DEATH = "It ended before its first word, with status 0 for all that its launcher minded."
 _DUMP = re.compile(r"Timeout \([\d:.]+\)!\n(?=(?:Current thread|Thread) 0x)")
 """Wherever in a line: what was printed before it may lack its newline."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
@@ -134,7 +135,8 @@ def _raised(evidence: Evidence, failure: RankFailure) -> Cause:
 def _died(evidence: Evidence, at: float) -> Cause:
     words = find_last_words(evidence.log)
     printed = f"It last printed: {words.printed}" if words.printed else ""
-    said = "\n".join(filter(None, [words.crash or _SILENT_DEATH, printed, _last_seen(evidence)]))
+    silent = _SILENT_DEATH if evidence.progress else _UNHEARD_DEATH
+    said = "\n".join(filter(None, [words.crash or silent, printed, _last_seen(evidence)]))
     return Cause(evidence.rank, evidence.host, "died", at, said, words.where)
 
 

@@ -62,6 +62,10 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What to execute; nothing where a launcher elsewhere starts the ranks of this host."""
     environment: dict[str, str] = {}
     """Over what a launch may inherit of the host's."""
+    launcher: str = ""
+    """What starts the ranks of this host, here or elsewhere."""
+    ranks: tuple[int, ...] = ()
+    """Those of this host."""
     deadline_seconds: float
 
 

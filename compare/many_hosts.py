@@ -35,7 +35,7 @@ from compare.results import temporary_folder, write_json
 from compare.site import Folders, masked_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from compare.data import DatasetSource
     from compare.host import Reach
@@ -214,6 +214,10 @@ class _Spot:
         del pid, now
         return self._link_of[rank].gone.get(rank)
 
+    def absent(self, begun: Collection[int], now: float) -> dict[int, float]:
+        del now
+        return {rank: at for link in self._links for rank, at in link.gone.items() if rank not in begun}
+
     def host_of(self, rank: int) -> str:
         return self._link_of[rank].host.name
 
@@ -239,6 +243,8 @@ class _Spot:
             folders=tuple(map(str, self._folders)),
             argv=command.argv if command else (),
             environment=dict(command.environment) if command else {},
+            launcher=job.launcher,
+            ranks=tuple(rank for rank, its in enumerate(self._link_of) if its is link),
             # The parent's own deadline comes first, because it knows more.
             deadline_seconds=deadline_seconds + _ANSWER_SECONDS,
         )

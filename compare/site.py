@@ -25,9 +25,10 @@ from compare.launch.environment import EXPORTED, MASK, SCRATCH
 from compare.launch.supervise import Ending, is_alive, supervise
 from compare.network import LOOPBACK, Network
 from compare.results import make_temporary_folder, write_json, write_private
+from compare.rollcall import RollCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from compare.data import DatasetSource
     from compare.hostfile import Host
@@ -96,6 +97,12 @@ class Spot(Protocol):
 
     def gone_at(self, rank: int, pid: int, now: float) -> float | None:
         """Say when a rank's process ended, as far as that is known; None while it runs."""
+
+    def absent(self, begun: Collection[int], now: float) -> dict[int, float]:
+        """Say which ranks are gone and have not begun, and when that was found.
+
+        None that may only be slow to begin is among them, so some that are gone may not be.
+        """
 
     def host_of(self, rank: int) -> str:
         """Name a rank's host."""
@@ -197,6 +204,7 @@ class _HereSpot:
         self._settings = settings
         self._exported = exported
         self._renewed_at = 0.0
+        self._roll: RollCall | None = None
 
     def settings(self) -> dict[str, str]:
         return self._settings
@@ -213,6 +221,7 @@ class _HereSpot:
         on_tick: Callable[[], bool],
     ) -> Ending:
         write_json(self.files.job, job)
+        self._roll = RollCall(self.mark, job.launcher, range(job.config.ranks))
         return supervise(
             commands,
             name=self.mark,
@@ -229,6 +238,9 @@ class _HereSpot:
     def gone_at(self, rank: int, pid: int, now: float) -> float | None:
         del rank
         return None if is_alive(pid) else now
+
+    def absent(self, begun: Collection[int], now: float) -> dict[int, float]:
+        return dict.fromkeys(self._roll.absent(begun), now) if self._roll else {}
 
     def host_of(self, rank: int) -> str:
         del rank

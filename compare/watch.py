@@ -40,6 +40,7 @@ class Watch:
         self._spot = spot
         self._stall_seconds = stall_seconds
         self._died_at: dict[int, float] = {}
+        self._begun: set[int] = set()
         self._heard: dict[int, tuple[float, float]] = {}
         self._looked_at = 0.0
         self._first_seen: dict[str, float] = {}
@@ -57,7 +58,8 @@ class Watch:
             died_at = self._gone_at(rank, self._looked_at) if rank not in self._died_at else None
             if died_at is not None:
                 self._died_at[rank] = died_at
-        if self._since("a death", self._died_at) > _PATIENCE_SECONDS:
+        # What a launcher has not minded for as long as the roll took it minds no more: no patience then.
+        if self._look_for_absent() or self._since("a death", self._died_at) > _PATIENCE_SECONDS:
             return False
         return not (self._is_over() or any(map(self._is_stuck, self._ranks)))
 
@@ -104,6 +106,21 @@ class Watch:
         # Looked at once more: its last word may have come while it was looked for.
         spoke = self._files.result(rank).exists() or self._files.failure(rank).exists()
         return None if spoke else gone_at
+
+    def _look_for_absent(self) -> bool:
+        """Note the ranks that are gone before their first word; return whether there are any."""
+        silent = [rank for rank in self._ranks if rank not in self._begun and not self._has_spoken(rank)]
+        self._begun = set(self._ranks).difference(silent)
+        gone = self._spot.absent(self._begun, self._looked_at) if silent else {}
+        # Looked at once more, as above.
+        absent = {rank: at for rank, at in gone.items() if not self._has_spoken(rank)}
+        self._died_at = absent | self._died_at
+        return bool(absent)
+
+    def _has_spoken(self, rank: int) -> bool:
+        files = self._files
+        told = files.result(rank), files.failure(rank)
+        return files.read_progress(rank) is not None or any(file.exists() for file in told)
 
     def _is_over(self) -> bool:
         """Whether all ranks were done long ago, and only the launcher goes on."""

@@ -147,8 +147,17 @@ def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
 
 def _kill_but_trackers(process: psutil.Process) -> None:
     """Spare Python's tracker of shared memory: it removes what the others leave, and ends when they have."""
-    if not any("multiprocessing.resource_tracker" in word for word in process.cmdline()):
+    if not is_tracker(process):
         process.kill()
+
+
+def is_tracker(process: psutil.Process) -> bool:
+    """Whether a process is Python's tracker of shared memory.
+
+    Raises:
+        psutil.Error: it is gone.
+    """
+    return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
 
 
 def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:

@@ -39,6 +39,9 @@ TRACES = {
 TRACES_SECONDS = 3.0
 UNSEEN = "kill before its first word"
 UNHEARD = "exit 0 before its first word"
+SLOW = "be slow to say its first word"
+SLOW_SECONDS = 7.0
+"""Of the eight that it takes, for another that is slow by itself; the roll is called after three."""
 DEATHS = {
     "raise": "RuntimeError: injected by the test",
     "kill": "ended from outside",
@@ -52,6 +55,7 @@ QUICK = {("torchrun", "raise"), ("horovodrun", "hang"), ("mpirun", "kill")}
 
 RUN = ("run", "--max-reruns", "0")
 """Noise may not take a round again here."""
+BRIEFLY = ("--steps", "40", "--warmup", "5", "--repeats", "1")
 
 
 def cases(kinds):
@@ -115,8 +119,15 @@ class Started:
 
     def last_progress(self, rank):
         """What a rank of the only launch said last of how far it was."""
+        return self._progress(rank)[-1]
+
+    def first_progress(self, rank):
+        """What a rank of the only launch said first."""
+        return self._progress(rank)[0]
+
+    def _progress(self, rank):
         (file,) = self.directory.glob(f"launches/*/rank-{rank}.progress")
-        return json.loads(file.read_text().splitlines()[-1])
+        return [json.loads(line) for line in file.read_text().splitlines()]
 
     def results(self):
         return list(self.directory.glob("launches/*/rank-[01].json"))
@@ -191,7 +202,7 @@ def start(tmp_path, data, requires_backend):
 
 
 def a_fault(kind, rank=1):
-    module = "compare.guard" if kind in {UNSEEN, UNHEARD} else "compare.rank"
+    module = "compare.guard" if kind in {UNSEEN, UNHEARD, SLOW} else "compare.rank"
     return {"module": module, "kind": kind, "rank": rank, "step": 100}
 
 
@@ -247,18 +258,52 @@ def test_a_rank_that_hangs_is_named_and_ended(start, launcher, kind):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_who_is_gone_without_a_word_or_a_fault_that_its_launcher_minds_is_named_when_the_others_stall(
-    start, launcher
-):
-    """To whoever looks on it is a rank that is slow to begin, and the others still load their libraries."""
-    run = start(LAUNCHERS[launcher], fault=a_fault(UNHEARD))
-    _, said = run.process.communicate(timeout=120)
-    assert time.time() - run.last_progress(0)["at"] < HANG_BOUND_SECONDS
-    assert run.process.returncode == 7, said
+def test_who_is_gone_without_a_word_or_a_fault_that_its_launcher_minds_is_named(start, launcher):
+    assert_the_unheard_is_named(start(LAUNCHERS[launcher], fault=a_fault(UNHEARD)))
+
+
+@pytest.mark.faults
+def test_who_is_gone_without_a_word_is_named_where_horovodrun_calls_mpirun(start, requires_backend):
+    requires_backend("horovod", controller="mpi")
+    assert_the_unheard_is_named(start("horovod:controller=mpi", fault=a_fault(UNHEARD)))
+
+
+def assert_the_unheard_is_named(run):
+    _, said = run.process.communicate(timeout=90)
+    took = time.time() - run.injected_at()
+    print(f"from injection to exit: {took:.1f} s")
+    assert run.process.returncode == 6, said
+    assert took < DEATH_BOUND_SECONDS
     assert ": rank 1 on" in said, said
+    assert "It ended before its first word" in said
     assert "It never began." in said
     assert "It has no log" in said
+    assert "Traceback" not in said
     run.assert_launched_once(said)
+    assert not read_run(run.directory).complete
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_who_is_slow_to_say_its_first_word_is_not_taken_for_dead(start, launcher):
+    assert_the_slow_is_waited_for(start(LAUNCHERS[launcher], *BRIEFLY, fault=a_fault(SLOW)))
+
+
+@pytest.mark.faults
+def test_a_rank_whose_launcher_is_slow_to_start_it_is_not_taken_for_dead(start):
+    """Between horovodrun and the rank is a Python that says nowhere what it is going to be."""
+    fault = a_fault(SLOW) | {"module": "horovod.runner.common.util.safe_shell_exec"}
+    assert_the_slow_is_waited_for(start("horovod", *BRIEFLY, fault=fault))
+
+
+def assert_the_slow_is_waited_for(run):
+    _, said = run.process.communicate(timeout=120)
+    assert run.process.returncode == 0, said
+    (first, other) = (run.first_progress(rank)["at"] for rank in (0, 1))
+    assert abs(other - first) > SLOW_SECONDS, "nobody was slow"
+    run.assert_launched_once(said)
+    assert read_run(run.directory).complete
     run.assert_nothing_is_left()
 
 
@@ -322,7 +367,7 @@ def test_ranks_do_not_outlive_a_parent_that_is_killed(start, launcher):
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_nothing_outlives_a_parent_that_is_killed_when_its_ranks_are_done(start, launcher):
     """No rank is left then whose lease could run out."""
-    run = start(LAUNCHERS[launcher], "--steps", "40", "--warmup", "5", "--repeats", "1")
+    run = start(LAUNCHERS[launcher], *BRIEFLY)
     wait_until(lambda: len(run.results()) == 2, 60)
     run.process.kill()
     run.process.communicate()

@@ -172,6 +172,21 @@ def test_a_rank_that_dies_without_a_word_is_told(link, mark, files):
     assert link.ended.status is None
 
 
+def test_a_rank_that_is_gone_before_its_first_word_is_told_where_another_of_its_host_has_begun(
+    link, mark, files
+):
+    starts = "RANK=4 LOCAL_RANK=0 WORLD_SIZE=6 LOCAL_WORLD_SIZE=2 "
+    argv = ("sh", "-c", f'{starts} "$@"; true', "sh", *a_launch(mark, "4", "60").argv)
+    link.begin(a_launch(mark, argv=argv, launcher="torchrun", ranks=(4, 5)), files)
+    tick_until(link, lambda: link.gone)
+    assert list(link.gone) == [5]
+    assert abs(link.gone[5] - time.time()) < 10
+    assert link.ended is None
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert list(link.gone) == [5]
+
+
 def test_a_launch_is_ended_when_asked_or_too_long(link, mark, files):
     link.begin(a_launch(mark, "0", "60"), files)
     tick_until(link, lambda: files.read_progress(0))

@@ -118,6 +118,67 @@ def test_a_rank_that_never_began_has_no_log_to_be_read(watch, files):
     assert f"It has no log; what the launcher printed is in {files.directory}." in caught.value.remedy
 
 
+class Roll:
+    """Finds a rank absent, and remembers whom it was told to have begun."""
+
+    def __init__(self, *absent, then=lambda: None):
+        self._absent = set(absent)
+        self._then = then
+        self.asked = []
+
+    def absent(self, begun):
+        self.asked.append(set(begun))
+        self._then()
+        return self._absent
+
+
+@pytest.fixture
+def spot(files):
+    return _HereSpot(files, {}, {})
+
+
+def test_a_rank_that_is_gone_before_its_first_word_has_died_and_nobody_waits_any_longer(spot, files):
+    watch, spot._roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll()
+    note(files, 0, "join", 30.0)
+    assert watch.tick()
+    spot._roll = Roll(1)
+    assert not watch.tick()
+    write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
+    with pytest.raises(LaunchError, match=r"rank 1 on .* died") as caught:
+        watch.conclude("ddp, round 1", Ending(None, 5.0))
+    assert caught.value.found.startswith("It ended before its first word, with status 0 for all that")
+    assert "It never began." in caught.value.found
+    assert f"It has no log; what the launcher printed is in {files.directory}." in caught.value.remedy
+
+
+def test_the_roll_is_not_called_any_more_once_all_have_begun(spot, files):
+    watch, spot._roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll()
+    assert watch.tick()
+    for rank in (1, 0):
+        note(files, rank, "start", 30.0)
+        assert watch.tick()
+    assert watch.tick()
+    assert spot._roll.asked == [set(), {1}]
+
+
+def test_a_rank_that_says_its_first_word_while_it_is_looked_for_is_there(spot, files):
+    watch, spot._roll = (
+        Watch(spot, ranks=2, stall_seconds=30.0),
+        Roll(1, then=lambda: note(files, 1, "start", 30.0)),
+    )
+    note(files, 0, "join", 30.0)
+    assert watch.tick()
+    assert watch.tick()
+
+
+def test_a_rank_that_failed_before_it_could_begin_has_said_so(spot, files):
+    watch, spot._roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll(1)
+    write_json(files.failure(1), a_failure(1, "raised", "OSError: no room"))
+    note(files, 0, "join", 30.0)
+    assert watch.tick()
+    assert spot._roll.asked == []
+
+
 def test_what_ranks_say_while_a_launch_is_ended_for_its_length_is_no_cause(watch, files):
     assert watch.tick()
     write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))

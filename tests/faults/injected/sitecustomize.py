@@ -51,6 +51,7 @@ FAULTS = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit 0": lambda: os._exit(0),
     "exit 0 before its first word": lambda: os._exit(0),
+    "be slow to say its first word": lambda: time.sleep(8),
     "crash": _crash,
     "hang": lambda: time.sleep(1e6),
     "hang before rendezvous": lambda: time.sleep(1e6),
@@ -94,6 +95,25 @@ def _spoil_beginning(fault):
         FAULTS[fault["kind"]]()
 
 
+def _spoil_start(module, fault):
+    """Hold up what horovodrun has between itself and a rank: all but the first, which has a rank begin.
+
+    Not as it is imported: until it has opened its semaphores, other tests take them for left behind.
+    """
+    execute = module._exec_middleman
+
+    def execute_late(*arguments):
+        try:
+            (_FOLDER / "first").touch(exist_ok=False)
+        except FileExistsError:
+            _say_when()
+            FAULTS[fault["kind"]]()
+        execute(*arguments)
+
+    if "--multiprocessing-fork" in sys.orig_argv:
+        module._exec_middleman = execute_late
+
+
 def _spoil_rank(module, fault):
     if not _is_meant(fault):
         return
@@ -132,6 +152,7 @@ def _spoil_port(site, fault):
 _SPOILERS = {
     "compare.guard": lambda _, fault: _spoil_beginning(fault),
     "compare.rank": _spoil_rank,
+    "horovod.runner.common.util.safe_shell_exec": _spoil_start,
     "compare.site": lambda module, fault: _spoil_port(module.ThisMachine, fault),
     "compare.many_hosts": lambda module, fault: _spoil_port(module.ManyHosts, fault),
 }
