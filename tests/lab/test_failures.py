@@ -31,6 +31,8 @@ LAUNCHERS = {
     "horovodrun-mpi": "horovod:controller=mpi",
     "mpirun": "mpi",
 }
+BY_DAEMON = ("horovodrun-mpi", "mpirun")
+"""Those that start the ranks of a host by a daemon there. With Gloo each comes by ssh, and more may come."""
 IN_A_RANK = {
     "raise": ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"],
     "kill": ["rank 1 on n2 died", "ended from outside"],
@@ -86,7 +88,7 @@ def cases(kinds):
 
 
 class Disturbed:
-    """A run on n1 and n2 under way, at the login."""
+    """A run under way, at the login; on n1 and n2 with a rank each, or with as many as ``hosts`` says."""
 
     def __init__(self, lab, mnist_dir, arm, *more, fault=None, **options):
         self.lab = lab
@@ -96,7 +98,7 @@ class Disturbed:
             (self.site / "fault.json").write_text(json.dumps(fault))
         self.process = start(
             lab,
-            "n1,n2",
+            options.get("hosts", "n1,n2"),
             mnist_dir,
             *("--backend", arm, "--stall", STALL_SECONDS, *more),
             steps=options.get("steps", 28_000),
@@ -142,6 +144,23 @@ def test_a_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_bac
     assert not read_run(run.lab.folder / "run").complete
     assert left(run.lab) == []
     record(FAILURES[kind], launcher, took)
+
+
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", *(pytest.param(name, marks=pytest.mark.faults) for name in BY_DAEMON)]
+)
+def test_a_rank_that_is_gone_without_a_word_is_named_with_its_host(
+    make_lab, mnist_dir, every_backend, launcher
+):
+    """Its launcher does not mind a status of 0; what is left of the launch on its host tells."""
+    fault = {"module": "compare.guard", "kind": "exit 0 before its first word", "rank": 1}
+    run = Disturbed(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault, hosts="n1:2,n2:1")
+    said = run.said()
+    assert run.process.returncode == 6, said
+    assert "rank 1 on n1 died" in said
+    assert "It never began." in said
+    assert time.time() - float((run.site / "injected_at").read_text()) < UNREACHABLE_BOUND_SECONDS
+    assert left(run.lab) == []
 
 
 @pytest.mark.parametrize(("launcher", "fault"), cases(ON_A_HOST))
