@@ -186,8 +186,9 @@ class _Launch:
         """Hear, renew, look, and tell; return whether the launch may go on."""
         ordered_to_end = any([isinstance(message, End) for message in self._channel.receive()])  # noqa: C419
         self._renew_lease()
-        self._tell_who_is_gone()
+        # In this order, so that whoever is told to be gone is known to have begun.
         self._mirror.send(self._channel)
+        self._tell_who_is_gone()
         self._channel.push(_POLL_SECONDS)
         self._channel.keep_alive()
         return not (ordered_to_end or self._channel.closed or self._channel.silent_seconds > LEASE_SECONDS)
@@ -209,11 +210,13 @@ class _Launch:
 
     def _tell_who_is_gone(self) -> None:
         begun = self._begun()
-        dead = {rank for rank, pid in begun.items() if rank not in self._gone and not is_alive(pid)}
-        for rank in dead | (self._roll.absent(begun) - self._gone):
+        dead = {rank: 0.0 for rank, pid in begun.items() if rank not in self._gone and not is_alive(pid)}
+        for rank, seconds in (self._roll.absent(begun) | dead).items():
+            if rank in self._gone:
+                continue
             self._gone.add(rank)
             if not (self._files.result(rank).exists() or self._files.failure(rank).exists()):
-                self._channel.send(Gone(rank, time.time()))
+                self._channel.send(Gone(rank, time.time() - seconds))
 
     def _begun(self) -> dict[int, int]:
         """Return the ranks of this host that have said their first word, with their process ids."""

@@ -19,7 +19,7 @@ _COMPLAINT = re.compile(r"connect|reset by peer|broken pipe|closed|remote|horovo
 _SILENT_DEATH = (
     "It left neither a result nor an error: ended from outside (kill -9, or out of memory), or by itself."
 )
-_UNHEARD_DEATH = "It ended before its first word, with status 0 for all that its launcher minded."
+_UNHEARD_DEATH = "It ended before its first word, and its launcher went on, as launchers do at a status of 0."
 _DUMP = re.compile(r"Timeout \([\d:.]+\)!\n(?=(?:Current thread|Thread) 0x)")
 """Wherever in a line: what was printed before it may lack its newline."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)

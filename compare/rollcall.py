@@ -29,6 +29,8 @@ _QUIET_SECONDS = 3.0
 """How long nobody new must have begun: where all is well ranks begin together, and nothing is looked at."""
 _APART_SECONDS = 0.4
 """Between two looks: a tick, or nearly."""
+_REST = 10.0
+"""How many times as long as a look took nobody looks again: where thousands of processes run, it is felt."""
 
 
 class Process(NamedTuple):
@@ -67,29 +69,36 @@ class RollCall:
         self._begun = 0
         self._began_at = 0.0
         self._looked_at = 0.0
+        self._look_seconds = 0.0
         self._last = _Look()
 
-    def absent(self, begun: Collection[int]) -> set[int]:
+    def absent(self, begun: Collection[int]) -> dict[int, float]:
         """Return the ranks that are gone without having begun; to be asked at every tick.
 
         It costs nothing before some have begun, and after all have.
 
         Args:
             begun: the ranks of this machine that have said their first word.
+
+        Returns:
+            Each with the seconds since the last that did begin: it was gone by then, or soon after, and
+            whatever another has said since may be a consequence.
         """
         now = time.monotonic()
         if len(begun) != self._begun:
             self._begun, self._began_at, self._last = len(begun), now, _Look()
         missing = self._ranks.difference(begun)
         if not (missing and begun) or now - self._began_at < _QUIET_SECONDS:
-            return set()
-        if now - self._looked_at < _APART_SECONDS:
-            return set()
-        self._looked_at = now
+            return {}
+        if now - self._looked_at < max(_APART_SECONDS, _REST * self._look_seconds):
+            return {}
         last, self._last = self._last, self._look(missing)
+        self._looked_at = time.monotonic()
+        self._look_seconds = self._looked_at - now
         # Processes are listed first and looked at one by one: a launcher may be found at rest that waits for
         # somebody whom it has started since. The next look has that one on its list.
-        return set(last.absent & self._last.absent) if last.pids == self._last.pids else set()
+        agreed = last.absent & self._last.absent if last.pids == self._last.pids else ()
+        return dict.fromkeys(agreed, self._looked_at - self._began_at)
 
     def _look(self, missing: Collection[int]) -> _Look:
         processes = read_launch(self._mark, self._launcher)
@@ -177,10 +186,11 @@ def _tracks(process: psutil.Process) -> bool:
 def _is_asleep(pid: int) -> bool:
     """Whether every thread of a process waits for something; one that waits for a core or a disk does not."""
     try:
+        # As bytes: a thread's name, which stands before its state, may be anything.
         states = [
-            (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            (thread / "stat").read_bytes().rpartition(b")")[2].split()[0]
             for thread in Path(f"/proc/{pid}/task").iterdir()
         ]
     except (OSError, IndexError):  # it has ended meanwhile, or a thread of it
         return False
-    return set(states) <= {"S", "I"}
+    return set(states) <= {b"S", b"I"}

@@ -99,7 +99,7 @@ class Spot(Protocol):
         """Say when a rank's process ended, as far as that is known; None while it runs."""
 
     def absent(self, begun: Collection[int], now: float) -> dict[int, float]:
-        """Say which ranks are gone and have not begun, and when that was found.
+        """Say which ranks are gone and have not begun, and since when, as far as that is known.
 
         None that may only be slow to begin is among them, so some that are gone may not be.
         """
@@ -240,7 +240,8 @@ class _HereSpot:
         return None if is_alive(pid) else now
 
     def absent(self, begun: Collection[int], now: float) -> dict[int, float]:
-        return dict.fromkeys(self._roll.absent(begun), now) if self._roll else {}
+        absent = self._roll.absent(begun) if self._roll else {}
+        return {rank: now - seconds for rank, seconds in absent.items()}
 
     def host_of(self, rank: int) -> str:
         del rank

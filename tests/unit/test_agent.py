@@ -180,7 +180,7 @@ def test_a_rank_that_is_gone_before_its_first_word_is_told_where_another_of_its_
     link.begin(a_launch(mark, argv=argv, launcher="torchrun", ranks=(4, 5)), files)
     tick_until(link, lambda: link.gone)
     assert list(link.gone) == [5]
-    assert abs(link.gone[5] - time.time()) < 10
+    assert 3 < time.time() - link.gone[5] < 13, "since the other has begun"
     assert link.ended is None
     link.end()
     tick_until(link, lambda: link.ended)

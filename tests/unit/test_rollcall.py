@@ -130,12 +130,14 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         self.looks = []
+        self.look_seconds = 0.0
         self.launch = TORCHRUN
         monkeypatch.setattr("compare.rollcall.time.monotonic", lambda: self.now)
         monkeypatch.setattr(rollcall, "read_launch", self._look)
 
     def _look(self, *_):
         self.looks.append(self.now)
+        self.now += self.look_seconds
         return self.launch
 
     def tick(self, roll, begun, seconds):
@@ -175,7 +177,9 @@ def test_who_is_absent_is_told_after_two_looks_in_a_row(clock, roll):
     found = clock.tick(roll, {0}, 5)
     assert clock.looks[:2] == [1003.0, 1003.5]
     assert min(found) == 3.5
-    assert found[3.5] == {1}
+    assert found[3.5] == {1: 3.5}, (
+        "dated from when the last began: what others say later, they say because of it"
+    )
 
 
 def test_one_look_is_none_and_two_that_do_not_follow_each_other_are_none(clock, roll):
@@ -193,16 +197,22 @@ def test_a_launcher_that_starts_others_meanwhile_may_start_the_rank_too(clock):
     for rank in range(2, 12):
         clock.launch = [*clock.launch, Process(100 + rank, 10, rank)]
         assert clock.tick(roll, {0}, 0.5) == {}
-    assert clock.tick(roll, {0}, 0.5) == {8.0: {1, *range(12, 20)}}
+    assert clock.tick(roll, {0}, 0.5) == {8.0: dict.fromkeys((1, *range(12, 20)), 8.0)}
 
 
 def test_looks_are_no_closer_together_for_being_asked_more_often(clock, roll):
     assert clock.tick(roll, {0}, 3) == {}
     for _ in range(3):
-        assert roll.absent({0}) == set()
+        assert roll.absent({0}) == {}
     clock.now += 0.1
-    assert roll.absent({0}) == set()
+    assert roll.absent({0}) == {}
     assert len(clock.looks) == 1
+
+
+def test_where_a_look_takes_long_it_is_rested_longer(clock, roll):
+    clock.look_seconds = 0.3
+    clock.tick(roll, {0}, 9.5)
+    assert [round(look, 1) for look in clock.looks] == [1003.0, 1006.3, 1009.6]
 
 
 def test_suspicions_end_when_somebody_new_begins(clock):
@@ -210,12 +220,14 @@ def test_suspicions_end_when_somebody_new_begins(clock):
     assert clock.tick(roll, {0}, 3.5) == {}
     assert clock.looks == [1003.0]
     assert clock.tick(roll, {0, 2}, 3.5) == {}
-    assert clock.tick(roll, {0, 2}, 0.5) == {7.0: {1}}
+    assert clock.tick(roll, {0, 2}, 0.5) == {7.0: {1: 3.5}}
 
 
 # Starts what its arguments name: every one a process that sleeps, with these variables; then sleeps itself.
 LAUNCHER = """
 import os, subprocess, sys, time
+with open("/proc/self/comm", "wb") as name:
+    name.write("\\u00e9".encode() * 8)  # of which the kernel keeps seven and a half
 for variables in sys.argv[1:]:
     environment = dict(pair.split("=") for pair in variables.split(","))
     subprocess.Popen(["sleep", "60"], env=os.environ | environment)

@@ -4,6 +4,7 @@ import os
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from compare import launching
@@ -122,7 +123,7 @@ class Roll:
     """Finds a rank absent, and remembers whom it was told to have begun."""
 
     def __init__(self, *absent, then=lambda: None):
-        self._absent = set(absent)
+        self._absent = dict.fromkeys(absent, 3.5)
         self._then = then
         self.asked = []
 
@@ -146,9 +147,20 @@ def test_a_rank_that_is_gone_before_its_first_word_has_died_and_nobody_waits_any
     write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
     with pytest.raises(LaunchError, match=r"rank 1 on .* died") as caught:
         watch.conclude("ddp, round 1", Ending(None, 5.0))
-    assert caught.value.found.startswith("It ended before its first word, with status 0 for all that")
+    assert caught.value.found.startswith("It ended before its first word, and its launcher went on")
     assert "It never began." in caught.value.found
     assert f"It has no log; what the launcher printed is in {files.directory}." in caught.value.remedy
+
+
+def test_what_another_says_of_a_rank_that_is_gone_before_its_first_word_is_no_cause(spot, files):
+    """It complains at once; the roll is called seconds later."""
+    watch, spot._roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll(1)
+    note(files, 0, "join", 30.0)
+    complaint = a_failure(0, "raised", "RuntimeError: Connection refused")
+    write_json(files.failure(0), msgspec.structs.replace(complaint, at=time.time() - 2.0))
+    assert not watch.tick()
+    with pytest.raises(LaunchError, match=r"rank 1 on .* died"):
+        watch.conclude("ddp, round 1", Ending(1, 5.0))
 
 
 def test_the_roll_is_not_called_any_more_once_all_have_begun(spot, files):
