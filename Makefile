@@ -90,7 +90,7 @@ $(INSTALLED): $(PY) pyproject.toml constraints.txt
 
 # Without Horovod everything else works, so its failure is told and does not stop anything. There is then no
 # stamp, and the next call tries again.
-$(HOROVOD): $(INSTALLED) compare/install.py compare/horovod.cmake
-	@if $(PY) -m compare.install --constraints constraints.txt; then touch $@; else \
+$(HOROVOD): $(INSTALLED) compare/doctor/horovod/build.py compare/doctor/horovod/horovod.cmake
+	@if $(PY) -m compare.doctor.horovod.build --constraints constraints.txt; then touch $@; else \
 	  echo; echo "Horovod is UNAVAILABLE in $(VENV); the reason is above. Everything else works."; \
 	  echo "To install it later: $(VENV)/bin/compare install horovod"; echo; fi

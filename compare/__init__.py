@@ -1,3 +1,8 @@
 """Ringside: compare ways of synchronising gradients, on your machines, and say what each costs."""
 
+from pathlib import Path
+
 __version__ = "0.1.0"
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+"""Folder from which ``compare`` and ``backends`` are imported."""

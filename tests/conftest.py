@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from backends import BACKENDS
-from compare.availability import Survey, survey
+from backends.launchers.request import MARKER
 from compare.data import load
 from compare.data.digits import prepare_digits
+from compare.doctor.availability import Survey, survey
 from compare.errors import DataError, UnavailableError
-from compare.launch.environment import MARKER
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # The process on each rank. All other modules are the parent's, or shared with it.
 RANK_SIDE = {
-    "compare.rank",
-    "compare.train",
-    "compare.workload",
-    "compare.measure",
-    "compare.oracle",
-    "compare.turns",
+    "compare.worker.rank",
+    "compare.worker.loop",
+    "compare.worker.workload",
+    "compare.worker.clock",
+    "compare.worker.parity",
+    "compare.worker.blocks",
 }
 # From results, or facts, to what is said of them.
 PURE = ("stats", "verdict", "null", "fairness", "explain", "diagnosis", "words")
@@ -207,7 +207,13 @@ def test_words_are_found_in_names_and_strings_and_not_in_prose():
 
 
 def test_all_modules_are_looked_at():
-    assert {"compare", "compare.cli", "compare.launch", "compare.launch.mpirun", "backends"} <= set(MODULES)
+    assert {
+        "compare",
+        "compare.cli.main",
+        "backends.launchers",
+        "backends.launchers.mpirun",
+        "backends",
+    } <= set(MODULES)
     assert len(MODULES) > 35
     assert set(MODULES) > RANK_SIDE
 
@@ -234,7 +240,7 @@ def test_only_a_rank_loads_a_backend():
             callers.add(module)
         if any(ast.unparse(call.func) == "backends.load" for call in calls_of(tree)):
             callers.add(module)
-    assert callers == {"compare.rank"}
+    assert callers == {"compare.worker.rank"}
 
 
 def test_the_registry_names_classes_that_there_are():
@@ -251,7 +257,7 @@ def test_the_registry_names_classes_that_there_are():
 
 
 def test_the_loop_knows_no_backend():
-    tree = MODULES["compare.train"]
+    tree = MODULES["compare.worker.loop"]
     assert not words_of(tree) & {*BACKENDS, "distributed", "hvd", "nccl", "gloo"}
     assert not {ast.unparse(call.func) for call in calls_of(tree)} & {
         "isinstance",
@@ -314,19 +320,24 @@ def test_importing_the_registry_loads_next_to_nothing():
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("compare.report")])
 def test_reports_see_results_and_statistics_and_nothing_else_of_ours(module):
-    at_run_time = {"compare.results", *(f"compare.{name}" for name in PURE), "backends"}
+    at_run_time = {"compare.schema.results", *(f"compare.{name}" for name in PURE), "backends"}
     for name, when in imports_of(MODULES[module]):
         ours = module_of(name)
         if ours is None or ours.startswith("compare.report"):
             continue
-        by_type = {"compare.arms", "compare.config", "compare.availability", "compare.data"}
-        by_type |= {"compare.parity", "compare.verify"}
+        by_type = {
+            "compare.schema.arms",
+            "compare.schema.config",
+            "compare.doctor.availability",
+            "compare.data",
+        }
+        by_type |= {"compare.analysis.parity", "compare.experiment.verify"}
         assert ours in (at_run_time | by_type if when == "never" else at_run_time), name
 
 
 @pytest.mark.parametrize("module", ["torchrun", "horovodrun", "mpirun", "request", "environment"])
 def test_launchers_start_nothing(module):
-    tree = MODULES[f"compare.launch.{module}"]
+    tree = MODULES[f"backends.launchers.{module}"]
     assert not {name for name, _ in imports_of(tree) if top(name) in {"subprocess", "psutil", "asyncio"}}
 
 

@@ -13,7 +13,7 @@ import torch
 
 from backends.base import BackendError, Collectives
 from backends.strategies.local import LocalReplica
-from backends.strategies.shared_memory import SharedSum
+from backends.strategies.shared_memory.sum import SharedSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from compare.data.catalogue import DatasetChoice, DatasetName, DatasetSource
 from compare.data.digits import prepare_digits
-from compare.data.disk import FileStatus, files_in, holds, mnist_directory, status
+from compare.data.files import FileStatus, files_in, holds, mnist_directory, status
 from compare.data.loading import RawDataset, load, load_split
 from compare.data.mnist import NotObtainedError, fetch_mnist, missing_mnist
 from compare.errors import OutputError

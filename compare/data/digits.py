@@ -19,7 +19,7 @@ from compare.data.catalogue import (
     TRAIN_IMAGES,
     TRAIN_LABELS,
 )
-from compare.data.disk import digits_directory, examine, refuse_damaged
+from compare.data.files import digits_directory, examine, refuse_damaged
 from compare.data.idx import write_idx
 from compare.data.writing import locked, writing
 from compare.errors import DataError

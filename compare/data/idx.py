@@ -9,10 +9,10 @@ import struct
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from compare.data.disk import open_content, unusable
+from compare.data.files import open_content, unusable
 from compare.data.writing import writing
 from compare.errors import DataError
-from compare.words import counted
+from compare.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from compare.data import catalogue
 from compare.data.catalogue import CLASS_COUNT, FILES, IMAGE_SIDE_PIXELS, NAMES, SPLITS
-from compare.data.disk import find, replace_remedy, unusable
+from compare.data.files import find, replace_remedy, unusable
 from compare.data.idx import read_idx_and_digest
 from compare.errors import DataError
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from compare.data import catalogue
 from compare.data.catalogue import IMAGE_SIDE_PIXELS, TEST_LABELS, TRAIN_COUNT
-from compare.data.disk import examine, fetch_command, mnist_directory, refuse_damaged
+from compare.data.files import examine, fetch_command, mnist_directory, refuse_damaged
 from compare.data.idx import idx_bytes
 from compare.data.writing import locked, writing
 from compare.errors import DataError

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compare.results import Run
-    from compare.stats import Summary
+    from compare.analysis.summary import Summary
+    from compare.schema.results import Run
 
 RENDERERS = {
     "table": "compare.report.table",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.stats import Detail, Estimate, Parity
+from compare.analysis.summary import Detail, Estimate, Parity
 
 if TYPE_CHECKING:
-    from compare.results import Run
-    from compare.stats import ArmSummary, Summary
+    from compare.analysis.summary import ArmSummary, Summary
+    from compare.schema.results import Run
 
 _OF_VERDICTS = ("speed_ratio", "low", "high", "level", "p", "p_adjusted", "n", "rounds_to_settle")
 

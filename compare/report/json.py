@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.explain import explain
-from compare.fairness import compare_conditions
-from compare.null import assess
+from compare.analysis.aa import assess
+from compare.analysis.causes import explain
+from compare.analysis.conditions import compare_conditions
 
 if TYPE_CHECKING:
-    from compare.results import Run
-    from compare.stats import Summary
+    from compare.analysis.summary import Summary
+    from compare.schema.results import Run
 
 
 def render(run: Run, summary: Summary, *, detail: bool = False) -> str:

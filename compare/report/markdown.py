@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compare.report.reasons import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
-from compare.report.wording import (
+from compare.report.columns import (
     COST_TITLE,
     arm_column,
     collective_columns,
@@ -16,11 +15,12 @@ from compare.report.wording import (
     speed_columns,
     warnings,
 )
+from compare.report.reasons import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
 
 if TYPE_CHECKING:
-    from compare.report.wording import Column
-    from compare.results import Run
-    from compare.stats import Summary
+    from compare.analysis.summary import Summary
+    from compare.report.columns import Column
+    from compare.schema.results import Run
 
 
 def render(run: Run, summary: Summary, *, detail: bool = False) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compare.explain import explain
-from compare.fairness import compare_conditions
-from compare.words import counted
+from compare.analysis.causes import explain
+from compare.analysis.conditions import compare_conditions
+from compare.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from compare.results import Run
-    from compare.stats import Summary
+    from compare.analysis.summary import Summary
+    from compare.schema.results import Run
 
 FAIRNESS_TITLE = "What was not alike"
 ALL_ALIKE = "Nothing that was compared differed."

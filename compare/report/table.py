@@ -11,8 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from compare.report.reasons import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
-from compare.report.wording import (
+from compare.report.columns import (
     COST_TITLE,
     arm_column,
     collective_columns,
@@ -23,15 +22,16 @@ from compare.report.wording import (
     speed_columns,
     warnings,
 )
+from compare.report.reasons import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import ConsoleOptions, RenderResult
 
-    from compare.report.wording import Column
-    from compare.results import Run
-    from compare.stats import Summary
+    from compare.analysis.summary import Summary
+    from compare.report.columns import Column
+    from compare.schema.results import Run
 
 PLAIN_WIDTH = 200
 """Columns of what is no terminal: room for the widest table."""

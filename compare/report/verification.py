@@ -9,13 +9,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compare.report.wording import headline
+from compare.report.columns import headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from compare.parity import Gate
-    from compare.verify import ArmVerification, Verification
+    from compare.analysis.parity import Gate
+    from compare.experiment.verify import ArmVerification, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
 _FIGURES = ("float64", "float32", *(f"step {step}" for step in _SHOWN_STEPS))

@@ -7,7 +7,7 @@ import sys
 import time
 from functools import partial
 
-from compare.availability import environment_bin
+from backends.launchers import environment_bin
 from tests.bench import launches
 from tests.bench.estimate import Row, Section, at_most
 from tests.bench.machine import LoadMeter, family_seconds

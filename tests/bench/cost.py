@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from backends import BACKENDS
-from compare.stats import Estimate, summarise
+from compare.analysis.summary import Estimate, summarise
 from tests.bench import launches
 from tests.bench.estimate import Section
 from tests.bench.machine import FOREIGN_LIMIT, LoadMeter, family_seconds

@@ -18,15 +18,14 @@ from pathlib import Path
 import psutil
 
 from backends import BACKENDS
-from compare.arms import parse_arm
-from compare.availability import environment_bin, find_launcher
+from backends.launchers import LAUNCHERS, environment_bin, find_launcher
+from backends.launchers.request import Request
+from compare.analysis.summary import step_seconds
 from compare.errors import UsageError
-from compare.hostfile import local_host
-from compare.launch import LAUNCHERS
-from compare.launch.environment import inherited, settings
-from compare.launch.request import Request
-from compare.results import read_run
-from compare.stats import step_seconds
+from compare.schema.arms import parse_arm
+from compare.schema.environment import inherited, settings
+from compare.schema.hosts import local_host
+from compare.schema.results import read_run
 from tests.bench.machine import Load, LoadMeter, family_seconds
 
 THREADS = 1

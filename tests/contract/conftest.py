@@ -12,14 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from compare.arms import parse_arm
-from compare.availability import environment_bin, find_launcher
+from backends.launchers import LAUNCHERS, environment_bin, find_launcher
+from backends.launchers.request import Request
 from compare.errors import RingsideError
-from compare.hostfile import Host
-from compare.launch import LAUNCHERS
-from compare.launch.environment import settings
-from compare.launch.request import Request
-from compare.launch.supervise import supervise
+from compare.launch.processes import supervise
+from compare.schema.arms import parse_arm
+from compare.schema.environment import settings
+from compare.schema.hosts import Host
 from tests.contract.plan import LAUNCHES, Launch
 from tests.contract.records import GroupRecord, RankRecord, ReplicaRecord
 

@@ -19,10 +19,10 @@ from torch import nn
 
 import backends
 from backends.base import BackendError
-from compare.arms import Arm, parse_arm
-from compare.config import RunConfig
-from compare.train import train
-from compare.workload import CLASSES, PIXELS, Batches, loss_function, optimizer_maker
+from compare.schema.arms import Arm, parse_arm
+from compare.schema.config import RunConfig
+from compare.worker.loop import train
+from compare.worker.workload import CLASSES, PIXELS, Batches, loss_function, optimizer_maker
 from tests.contract.records import GroupRecord, Lap, ReplicaRecord, Training
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from backends import BACKENDS, Backend, Option
-from compare.arms import Arm, parse_arm
+from compare.schema.arms import Arm, parse_arm
 
 WORLDS = (1, 2, 3)
 

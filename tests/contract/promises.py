@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from compare.arms import parse_arm
+from compare.schema.arms import parse_arm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

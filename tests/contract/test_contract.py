@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends import BACKENDS
-from compare.arms import parse_arm
+from compare.schema.arms import parse_arm
 from tests.contract import promises
 from tests.contract.plan import ARMS, GROUPS, LAUNCH_OF, LAUNCHES, NOT_VARIED, WORLDS
 

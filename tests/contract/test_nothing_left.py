@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from compare.launch.environment import MARKER
+from backends.launchers.request import MARKER
 
 
 def test_a_forgotten_process_is_found_by_the_name_of_its_launch(find_launched):

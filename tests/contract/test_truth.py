@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare.arms import parse_arm
+from compare.schema.arms import parse_arm
 from tests.contract import promises
 from tests.contract.plan import Launch, Meeting, Member
 

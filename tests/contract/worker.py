@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from compare.launch import LAUNCHERS
+from backends.launchers import LAUNCHERS
 from tests.contract.plan import Launch
 from tests.contract.records import RankRecord
 

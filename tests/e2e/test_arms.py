@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from compare.arms import parse_arm
-from compare.results import read_run
-from compare.stats import summarise
+from compare.analysis.summary import summarise
+from compare.schema.arms import parse_arm
+from compare.schema.results import read_run
 
 LAUNCHED_DIFFERENTLY = ("manual:mode=overlap", "horovod", "horovod:controller=mpi", "mpi")
 ARMS = "ddp:comm_hook={none,fp16},{" + ",".join(LAUNCHED_DIFFERENTLY) + "}:env.MALLOC_ARENA_MAX=3"

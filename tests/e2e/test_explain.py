@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from compare.explain import explain
-from compare.results import read_run
-from compare.stats import summarise
+from compare.analysis.causes import explain
+from compare.analysis.summary import summarise
+from compare.schema.results import read_run
 
 CORES = len(os.sched_getaffinity(0))
 SLOW = {

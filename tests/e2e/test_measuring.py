@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import scipy.stats
 
-from compare.results import read_run
-from compare.stats import foreign_share, summarise
+from compare.analysis.summary import foreign_share, summarise
+from compare.schema.results import read_run
 
 ARM = "manual:mode=shared_memory"
 ROUNDS = 5

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from compare.arms import parse_arm
-from compare.launch.environment import MARKER
+from backends.launchers.request import MARKER
+from compare.analysis.summary import Detail, summarise
 from compare.report import render
-from compare.results import read_run
-from compare.stats import Detail, summarise
+from compare.schema.arms import parse_arm
+from compare.schema.results import read_run
 
 ARMS = (
     "ddp",

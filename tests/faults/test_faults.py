@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compare.launch.environment import MARKER
-from compare.results import read_run
+from backends.launchers.request import MARKER
+from compare.schema.results import read_run
 
 # Long enough for a busy machine to import torch, which is one stage.
 STALL_SECONDS = 15.0
@@ -202,7 +202,7 @@ def start(tmp_path, data, requires_backend):
 
 
 def a_fault(kind, rank=1):
-    module = "compare.guard" if kind in {UNSEEN, UNHEARD, SLOW} else "compare.rank"
+    module = "compare.worker.watchdog" if kind in {UNSEEN, UNHEARD, SLOW} else "compare.worker.rank"
     return {"module": module, "kind": kind, "rank": rank, "step": 100}
 
 
@@ -509,7 +509,7 @@ def test_a_port_that_was_taken_in_the_meantime_is_tried_again_and_said(start):
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        fault = {"module": "compare.site", "port": other.getsockname()[1]}
+        fault = {"module": "compare.launch.local", "port": other.getsockname()[1]}
         run = start("ddp", "--epochs", "1", "--repeats", "1", fault=fault)
         shown, said = run.process.communicate(timeout=120)
     assert run.process.returncode == 0, said

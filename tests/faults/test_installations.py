@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from backends import BACKENDS
+from backends.launchers import LAUNCHERS
 from compare.errors import UnavailableError
-from compare.launch import LAUNCHERS
 
 pytestmark = pytest.mark.faults
 

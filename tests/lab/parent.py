@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from compare.channel import Begin
 from compare.errors import HostError
-from compare.host import Reach
-from compare.hostfile import parse_hostfile
-from compare.job import LaunchFiles
-from compare.link import linked
+from compare.launch.agent.connection import linked
+from compare.launch.agent.protocol import Begin
+from compare.launch.engines.fanout import Reach
+from compare.schema.hosts import parse_hostfile
+from compare.schema.job import LaunchFiles
 
 RANK = Path(__file__).with_name("rank.py")
 

@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-from compare.guard import LEASE_SECONDS
-from compare.job import LaunchFiles
+from compare.schema.job import LaunchFiles
+from compare.worker.watchdog import LEASE_SECONDS
 from tests.lab.hosts import REPOSITORY
 
 pytestmark = pytest.mark.lab
@@ -131,7 +131,7 @@ def test_an_agent_that_is_killed_is_named(make_lab):
     lab = make_lab(2)
     launch = Started(lab, "60")
     launch.wait_for_progress()
-    agents = [p for p in lab.hosts[1].processes() if "compare.agent" in p.cmdline() and is_python(p)]
+    agents = [p for p in lab.hosts[1].processes() if "compare.launch.agent" in p.cmdline() and is_python(p)]
     assert len(agents) == 1
     agents[0].kill()
     began = time.time()

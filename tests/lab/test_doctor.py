@@ -153,10 +153,10 @@ def test_a_host_without_the_right_python_is_examined_by_another(examined):
 
 CHECK = """
 import sys
-from compare.doctor import quick_check
+from compare.doctor.examine import quick_check
 from compare.errors import HostError
-from compare.host import Reach
-from compare.hostfile import parse_hosts
+from compare.launch.engines.fanout import Reach
+from compare.schema.hosts import parse_hosts
 try:
     _, found = quick_check(parse_hosts(sys.argv[1]), reach=Reach())
     print("well:", *(f"{finding.host}: {finding.what}" for finding in found))

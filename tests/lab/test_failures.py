@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from compare.guard import LEASE_SECONDS
-from compare.results import read_run
+from compare.schema.results import read_run
+from compare.worker.watchdog import LEASE_SECONDS
 from tests.lab.comparing import arguments, compare, left, start
 from tests.lab.failure_table import Failure
 from tests.lab.hosts import REPOSITORY
@@ -134,7 +134,7 @@ def gone_from(lab, machines, seconds):
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(IN_A_RANK))
 def test_a_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_backend, record, launcher, kind):
-    fault = {"module": "compare.rank", "kind": kind, "rank": 1, "step": 100}
+    fault = {"module": "compare.worker.rank", "kind": kind, "rank": 1, "step": 100}
     run = Disturbed(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault)
     said = run.said()
     took = time.time() - float((run.site / "injected_at").read_text())
@@ -154,7 +154,7 @@ def test_a_rank_that_is_gone_without_a_word_is_named_with_its_host(
     make_lab, mnist_dir, every_backend, launcher
 ):
     """Its launcher does not mind a status of 0; what is left of the launch on its host tells."""
-    fault = {"module": "compare.guard", "kind": "exit 0 before its first word", "rank": 1}
+    fault = {"module": "compare.worker.watchdog", "kind": "exit 0 before its first word", "rank": 1}
     run = Disturbed(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault, hosts="n1:2,n2:1")
     said = run.said()
     assert run.process.returncode == 6, said
@@ -226,7 +226,7 @@ def test_finished_launches_are_kept(make_lab, mnist_dir):
 
 @pytest.mark.faults
 def test_a_port_that_was_taken_in_the_meantime_is_tried_again(make_lab, mnist_dir, record):
-    fault = {"module": "compare.many_hosts", "port": 22}  # sshd's
+    fault = {"module": "compare.launch.cluster", "port": 22}  # sshd's
     began = time.monotonic()
     run = Disturbed(make_lab(2), mnist_dir, "ddp", fault=fault, steps=30)
     said = run.said()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from compare.launch.environment import MARKER
+from backends.launchers.request import MARKER
 
 pytestmark = pytest.mark.lab
 
@@ -17,8 +17,8 @@ THERE = "/tmp/there"  # noqa: S108
 PROGRAM = """
 import json, sys
 from compare.errors import HostError
-from compare.host import *
-from compare.hostfile import parse_hostfile
+from compare.launch.engines.fanout import *
+from compare.schema.hosts import parse_hostfile
 asked = json.loads(sys.argv[1])
 hosts = parse_hostfile(asked["hosts"], "hosts.txt")
 reach = Reach(**asked.get("reach", {}))

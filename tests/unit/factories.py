@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compare.arms import parse_arms
-from compare.config import RunConfig
 from compare.data import DatasetSource
-from compare.hostfile import Host
-from compare.results import Block, Evaluation, Launch, Moments, ParityPass, RankResult, Run
+from compare.schema.arms import parse_arms
+from compare.schema.config import RunConfig
+from compare.schema.hosts import Host
+from compare.schema.results import Block, Evaluation, Launch, Moments, ParityPass, RankResult, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from compare.results import Mode
+    from compare.schema.results import Mode
 
 INITIAL = "0" * 64
 TRAINED = "abcdef0123456789" * 4

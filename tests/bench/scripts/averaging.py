@@ -6,7 +6,7 @@ import random
 import sys
 from functools import partial
 
-from compare.train import train
+from compare.worker.loop import train
 from tests.bench.averaging import IN_STEP
 from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 import backends
+from backends.launchers import LAUNCHERS
 from compare import data
-from compare.arms import parse_arm
-from compare.config import RunConfig
-from compare.launch import LAUNCHERS
-from compare.workload import Batches, as_tensors, build_model, optimizer_maker
+from compare.schema.arms import parse_arm
+from compare.schema.config import RunConfig
+from compare.worker.workload import Batches, as_tensors, build_model, optimizer_maker
 
 CPU = torch.device("cpu")
 _TIMEOUT_SECONDS = 60

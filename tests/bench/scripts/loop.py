@@ -11,9 +11,9 @@ import torch
 
 from backends.strategies.local import LocalReplica
 from compare import data
-from compare.config import RunConfig
-from compare.train import train
-from compare.workload import Batches, as_tensors, build_model, optimizer_maker
+from compare.schema.config import RunConfig
+from compare.worker.loop import train
+from compare.worker.workload import Batches, as_tensors, build_model, optimizer_maker
 from tests.bench.scripts import palindrome, published
 
 ALONE = SimpleNamespace(rank=0, world_size=1)

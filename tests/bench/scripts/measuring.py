@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from compare.arms import parse_arm
-from compare.config import RunConfig
-from compare.guard import Guard
-from compare.job import LaunchFiles
-from compare.train import train
-from compare.turns import Side, take_turns
+from compare.schema.arms import parse_arm
+from compare.schema.config import RunConfig
+from compare.schema.job import LaunchFiles
+from compare.worker.blocks import Side, take_turns
+from compare.worker.loop import train
+from compare.worker.watchdog import Guard
 from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome
 

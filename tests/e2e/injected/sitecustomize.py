@@ -22,7 +22,7 @@ class _Delay:
     """
 
     def __init__(self, seconds):
-        from compare.turns import _SETTLING_STEPS, _Turns
+        from compare.worker.blocks import _SETTLING_STEPS, _Turns
 
         self._seconds = seconds
         self._steps = repeat(False)
@@ -66,7 +66,7 @@ def _slow_sync(module, job, placement, seconds):
 
 def _slow_computing(module, job, placement, seconds):
     """Slow down what the last rank computes, whatever it trains: the arm, its reference, the control."""
-    from compare import train
+    from compare.worker import loop as train
 
     if placement.rank == placement.world_size - 1:
         train.loss_function = _Delay(seconds).before(train.loss_function)
@@ -96,7 +96,7 @@ def _change(module, injected):
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name != "compare.rank":
+        if name != "compare.worker.rank":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         execute = spec.loader.exec_module

@@ -150,11 +150,11 @@ def _spoil_port(site, fault):
 
 
 _SPOILERS = {
-    "compare.guard": lambda _, fault: _spoil_beginning(fault),
-    "compare.rank": _spoil_rank,
+    "compare.worker.watchdog": lambda _, fault: _spoil_beginning(fault),
+    "compare.worker.rank": _spoil_rank,
     "horovod.runner.common.util.safe_shell_exec": _spoil_start,
-    "compare.site": lambda module, fault: _spoil_port(module.ThisMachine, fault),
-    "compare.many_hosts": lambda module, fault: _spoil_port(module.ManyHosts, fault),
+    "compare.launch.local": lambda module, fault: _spoil_port(module.ThisMachine, fault),
+    "compare.launch.cluster": lambda module, fault: _spoil_port(module.ManyHosts, fault),
 }
 
 

@@ -1,0 +1,50 @@
+"""torchrun: one elastic agent on every host, with a static rendezvous at the first."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from backends.base import Placement
+from backends.launchers.request import Command, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from backends.launchers.request import Host
+
+EXECUTABLE = "torchrun"
+REMEDY = "pip install --force-reinstall torch"
+
+
+def commands(request: Request) -> list[Command]:
+    """Start one agent on every host; torchrun has no hostfile, and the agents find each other by address."""
+    return [_command(request, number, host) for number, host in enumerate(request.hosts)]
+
+
+def _command(request: Request, number: int, host: Host) -> Command:
+    argv = (
+        str(request.executable),
+        f"--nnodes={len(request.hosts)}",
+        f"--nproc_per_node={host.slots}",
+        f"--node_rank={number}",
+        f"--master_addr={request.address}",
+        f"--master_port={request.port}",
+        # A rank that fails has failed: restarting it would hide that and change what is measured.
+        "--max_restarts=0",
+        "--module",
+        request.module,
+        *request.arguments,
+    )
+    return Command(argv, request.environment, host if request.network else None)
+
+
+def placement(environ: Mapping[str, str]) -> Placement:
+    """Read the agent's variables."""
+    return Placement(
+        rank=int(environ["RANK"]),
+        local_rank=int(environ["LOCAL_RANK"]),
+        world_size=int(environ["WORLD_SIZE"]),
+        local_world_size=int(environ["LOCAL_WORLD_SIZE"]),
+        host=socket.gethostname(),
+    )

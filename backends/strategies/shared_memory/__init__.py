@@ -1,0 +1,1 @@
+"""Average gradients in memory that all ranks of one host share."""

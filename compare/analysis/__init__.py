@@ -1,0 +1,1 @@
+"""Turn raw samples into figures and judgements. Everything here is pure."""

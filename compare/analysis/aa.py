@@ -1,0 +1,108 @@
+"""The tool against itself: how often would it tell two things apart that are one and the same?
+
+Pure. ``compare aa`` runs one arm under two names, in rounds, shuffled and gated as any run; here its rounds
+are cut into comparisons, and each is judged as the verdicts of a run are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from compare.analysis.summary import log_ratios, step_seconds
+from compare.analysis.verdict import (
+    FIRST_LOOK,
+    Look,
+    NullRate,
+    Verdict,
+    binomial_interval,
+    judge,
+    simulate_null,
+)
+
+if TYPE_CHECKING:
+    from compare.schema.arms import Arm
+    from compare.schema.results import Run
+
+EXPERIMENTS = 10_000
+_FEWEST_RECORDED = 30
+"""Rounds below which resampling would say more of the few launches than of the procedure."""
+_MOST_LOOKS = 20
+"""Rounds of a simulated run under a budget, if that many were recorded."""
+
+
+class NullReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of comparing an arm with itself."""
+
+    arm: str
+    recorded: int
+    """Rounds that were launched."""
+    rounds_each: int
+    """Rounds of a comparison."""
+    verdicts: list[Verdict]
+    """One a comparison."""
+    false_differences: int
+    rate: float
+    low: float
+    """The rate's 95 % interval (Clopper & Pearson)."""
+    high: float
+    fixed: NullRate | None
+    """Simulated from the recorded launches, for comparisons of that length; None where there are too few."""
+    sequential: NullRate | None
+    """The same with a look after every round, and an end as soon as there is a verdict."""
+
+
+def twins(arm: Arm) -> tuple[Arm, Arm]:
+    """Return one arm under two names."""
+    first, second = (msgspec.structs.replace(arm, twin=twin) for twin in (1, 2))
+    return first, second
+
+
+def assess(run: Run, *, experiments: int = EXPERIMENTS) -> NullReport | None:
+    """Judge the comparisons that are complete; None where this is no run of an arm against itself.
+
+    Args:
+        run: of two twins.
+        experiments: how many to simulate in each way.
+    """
+    if run.config.comparisons is None:
+        return None
+    first, second = run.config.arms
+    ratios = log_ratios(run, second, first)
+    each = run.config.rounds // run.config.comparisons
+    found = [
+        judge({"": ratios[at : at + each]}, fewest=FIRST_LOOK)[""]
+        for at in range(0, len(ratios) - each + 1, each)
+    ]
+    if not found:
+        return None
+    false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
+    low, high = binomial_interval(false, len(found))
+    return NullReport(
+        arm=msgspec.structs.replace(first, twin=0).label,
+        recorded=len(ratios),
+        rounds_each=each,
+        verdicts=found,
+        false_differences=false,
+        rate=false / len(found),
+        low=low,
+        high=high,
+        fixed=_simulated(run, [Look(each, each)], experiments),
+        sequential=_simulated(run, _looks_after_every_round(len(ratios)), experiments),
+    )
+
+
+def _looks_after_every_round(recorded: int) -> list[Look]:
+    planned = min(_MOST_LOOKS, recorded)
+    return [Look(rounds, planned) for rounds in range(FIRST_LOOK, planned + 1)]
+
+
+def _simulated(run: Run, looks: list[Look], experiments: int) -> NullRate | None:
+    both = [
+        [step_seconds(la) for la in run.launches if la.round == r] for r in range(1, run.config.rounds + 1)
+    ]
+    rounds = [times for times in both if len(times) == len(run.config.arms)]
+    if not looks or len(rounds) < max(_FEWEST_RECORDED, looks[-1].rounds):
+        return None
+    return simulate_null(rounds, looks, experiments=experiments, seed=run.config.seed)

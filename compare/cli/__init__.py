@@ -1,0 +1,1 @@
+"""Read flags, call one function, print its result."""

@@ -1,0 +1,1 @@
+"""Find out what is installed, whether it fits, and how to get it."""

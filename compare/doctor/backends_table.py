@@ -1,0 +1,62 @@
+"""The table of ``compare backends``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from backends import BACKENDS, Backend, Option
+
+if TYPE_CHECKING:
+    from compare.doctor.availability import Survey
+
+
+def renderable(survey: Survey) -> RenderableType:
+    """Build the table of what is here, and under it the options of every backend."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in (
+        "backend",
+        "here",
+        "version",
+        "transport",
+        "launcher",
+        "what it is, or why it is not here",
+    ):
+        table.add_column(heading, overflow="fold")
+    for name, found in survey.backends.items():
+        here = not found.problem
+        reason = BACKENDS[name].summary if here else f"{found.problem}; install it with: {found.remedy}"
+        table.add_row(
+            *map(
+                Text, (name, "yes" if here else "no", found.version, found.transport, found.launcher, reason)
+            ),
+            style=None if here else "yellow",
+        )
+    return Group(table, Text("Options, written backend:option=value:option=value", style="bold"), _options())
+
+
+def _options() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for backend in BACKENDS.values():
+        for option in backend.options:
+            grid.add_row(Text(_example(backend, option)), Text(option.summary, style="dim"))
+    for written, meaning in (
+        ("ddp:bucket_cap_mb={1,5,25}", "a sweep, of any option: three arms"),
+        ("ddp:env.NCCL_ALGO=Ring", "set in the environment of this arm's ranks alone"),
+    ):
+        grid.add_row(Text(written), Text(meaning, style="dim"))
+    return grid
+
+
+def _example(backend: Backend, option: Option) -> str:
+    values = {
+        "choice": "|".join(option.choices),
+        "switch": "true|false",
+        "number": f"{option.default:g}" if isinstance(option.default, float) else "",
+        "count": str(option.default),
+    }
+    return f"{backend.name}:{option.name}={values[option.kind]}"

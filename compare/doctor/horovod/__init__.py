@@ -1,0 +1,1 @@
+"""Build Horovod from its source for the installed torch."""

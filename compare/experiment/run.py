@@ -1,0 +1,128 @@
+"""Carry out a run: launch after launch, each verified and saved before the next begins."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from compare.analysis.parity import check_launch
+from compare.analysis.summary import foreign_share
+from compare.errors import BudgetError, OutputError, RingsideError, system_reason
+from compare.experiment.schedule import end_for_want_of_time, next_launch, set_aside_disturbed
+from compare.launch.arm import Observer, launch_arm
+from compare.schema.hosts import normalise
+from compare.schema.results import RESULTS_FILE, Failure, Run, write_json, write_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from compare.experiment.schedule import Planned
+    from compare.launch.local import Site
+
+
+CONFIG_FILE = "config.json"
+
+
+def create_directory(path: Path) -> Path:
+    """Make the folder that a run writes into.
+
+    Raises:
+        OutputError: it cannot be made or written, or something lies in it already.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise OutputError(
+                f"{path} is not empty.",
+                found="A run never writes over what is there.",
+                remedy="Choose another folder with --output.",
+            )
+        # Claimed, so that another run which starts at the same moment finds it taken.
+        (path / CONFIG_FILE).touch(exist_ok=False)
+    except OSError as error:
+        raise OutputError(
+            f"Results cannot be written to {path}.",
+            found=system_reason(error),
+            remedy="Choose another folder with --output.",
+        ) from None
+    return path.resolve()
+
+
+def write_request(run: Run, directory: Path) -> None:
+    """Write what was asked for into a run's folder: its config, and its hosts as a hostfile.
+
+    Raises:
+        OutputError: the folder takes no more writing.
+    """
+    write_json(directory / CONFIG_FILE, run.config)
+    write_text(directory / "hostfile", normalise(run.hosts))
+
+
+def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
+    """Launch everything that the run's config asks for, and save after every launch.
+
+    Args:
+        run: the run as far as it has come; not changed.
+        directory: its folder.
+        site: where it runs.
+        observer: told of everything that happens.
+
+    Returns:
+        The complete run. What a budget cut short is no part of it.
+
+    Raises:
+        BudgetError: the budget was over before every arm had run once.
+        RingsideError: a launch failed; what was finished is saved, and marked incomplete.
+        KeyboardInterrupt: likewise.
+    """
+    write_request(run, directory)
+    write_json(directory / RESULTS_FILE, run)
+    while planned := next_launch(run):
+        try:
+            observer.launch_begins(planned)
+            launch = launch_arm(run, planned, directory, site, observer)
+            check_launch(planned.arm, launch.ranks)
+            disturbed_before = len(run.set_aside)
+            # From here on it is part of what is kept, whatever comes between.
+            run = set_aside_disturbed(msgspec.structs.replace(run, launches=[*run.launches, launch]))
+            write_json(directory / RESULTS_FILE, run)
+            observer.launch_ended(planned, launch)
+            if disturbed := run.set_aside[disturbed_before:]:
+                observer.round_repeats(planned.round, max(map(foreign_share, disturbed)))
+        except BudgetError:
+            ended = end_for_want_of_time(run)
+            if ended.launches:
+                run = ended
+                break
+            error = _too_small_a_budget(run)
+            _save_failure(run, planned, error, directory)
+            raise error from None
+        except (RingsideError, KeyboardInterrupt) as error:
+            _save_failure(run, planned, error, directory)
+            raise
+    run = msgspec.structs.replace(run, complete=True)
+    write_json(directory / RESULTS_FILE, run)
+    return run
+
+
+def _save_failure(run: Run, planned: Planned, error: BaseException, directory: Path) -> None:
+    failure = Failure(
+        arm=planned.arm.label,
+        round=planned.round,
+        kind=type(error).__name__,
+        message=str(error) or "interrupted",
+    )
+    # Where nothing can be written any more, the first error is the one to tell.
+    with suppress(OutputError):
+        write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
+
+
+def _too_small_a_budget(run: Run) -> BudgetError:
+    done, arms = len(run.launches), len(run.config.arms)
+    return BudgetError(
+        f"--budget {run.config.budget_seconds:g} was over before every arm had run once.",
+        found=f"{done} of {arms} had." if done else "None had.",
+        remedy="Give it longer, name fewer arms, or train fewer --steps.",
+    )

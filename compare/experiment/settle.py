@@ -1,0 +1,421 @@
+"""Settle what a user left open, from what is there: which arms, which device, how many threads.
+
+Whatever was asked for by name is taken or refused, never replaced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+import sys
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backends import BACKENDS
+from compare import __version__
+from compare.errors import OutputError, UnavailableError, UsageError
+from compare.launch.local import ThisMachine
+from compare.launch.network import LOOPBACK
+from compare.schema.arms import CONTROL, Arm, parse_arm
+from compare.schema.config import DEFAULT_ROUNDS, OPTIMIZERS, RunConfig
+from compare.schema.environment import MASK, refusal_of
+from compare.schema.hosts import Host, is_local, local_host, parse_hosts, place, read_hostfile, select
+from compare.schema.results import RESULTS_FILE, Run
+from compare.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from compare.data import DatasetChoice, DatasetSource
+    from compare.doctor.availability import Survey
+    from compare.launch.engines.fanout import Reach
+    from compare.launch.local import Site
+
+MOST_ROUNDS = 1000
+DEFAULT_RANKS = 2
+"""Without a hostfile that says how many slots there are."""
+
+
+def begin_config(
+    site: Site,
+    *,
+    optimizer: str,
+    learning_rate: float | None,
+    threads_per_rank: int | None,
+    **given: Any,
+) -> RunConfig:
+    """Begin a config with what the user gave, and what follows from where the ranks run.
+
+    Args:
+        site: where they run.
+        optimizer: its name; decides the learning rate if there is none.
+        learning_rate: None for the optimizer's own.
+        threads_per_rank: None to share the cores.
+        given: every other field of ``RunConfig`` that the command has a flag for.
+
+    Raises:
+        UsageError: a value cannot be.
+    """
+    if learning_rate is None:
+        # An optimizer that there is not is refused by the config itself.
+        learning_rate = OPTIMIZERS.get(optimizer, next(iter(OPTIMIZERS.values())))
+    if threads_per_rank is None:
+        threads_per_rank = default_threads(site.hosts, site.cpus())
+    return RunConfig(
+        ranks=sum(host.slots for host in site.hosts),
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        threads_per_rank=threads_per_rank,
+        **given,
+    )
+
+
+def settle(
+    draft: RunConfig, survey: Survey, site: Site, *, baseline: str | None, control: bool
+) -> tuple[RunConfig, dict[str, str]]:
+    """Settle a draft, which holds what the user gave, by what is there.
+
+    Args:
+        draft: the config as far as it goes.
+        survey: what was found on this machine.
+        site: the hosts, whose GPUs count; libraries are looked for here alone.
+        baseline: the arm that was asked for.
+        control: whether the control runs.
+
+    Returns:
+        The config of the run, and the backends that were left out with the reason.
+
+    Raises:
+        HostError: hosts cannot call back a launcher that starts here.
+        UnavailableError: what was named is not there.
+        UsageError: the baseline is none of the arms.
+    """
+    gpus = site.gpus()
+    device = choose_device(draft.device, site.hosts, [survey.gpus] if gpus is None else gpus)
+    one_host = len(site.hosts) == 1
+    arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
+    site.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
+    config = msgspec.structs.replace(
+        draft,
+        arms=with_control(arms, control=control),
+        baseline=choose_baseline(baseline, arms),
+        device=device,
+    )
+    return config, left_out
+
+
+def default_rounds(budget_seconds: float | None) -> int:
+    """Say how many rounds there are when nobody says: a few, or under a budget as many as it takes."""
+    return DEFAULT_ROUNDS if budget_seconds is None else MOST_ROUNDS
+
+
+def default_threads(hosts: Sequence[Host], cpus: Sequence[Sequence[int]]) -> int:
+    """Share the CPUs of every host among its ranks; all ranks take as many threads as the fewest allow."""
+    return max(1, min(len(its) // host.slots for host, its in zip(hosts, cpus, strict=True)))
+
+
+def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
+    """Take CUDA where there is any, or exactly what was asked for.
+
+    Args:
+        asked: auto, cpu or cuda.
+        hosts: with the number of their ranks as slots.
+        gpus: of each of them.
+
+    Raises:
+        UnavailableError: a host has fewer GPUs than ranks.
+    """
+    if asked not in {"auto", "cuda"} or (asked == "auto" and not any(gpus)):
+        return asked if asked != "auto" else "cpu"
+    for host, there in zip(hosts, gpus, strict=True):
+        if there < host.slots:
+            fewer = f"-np {there}" if len(hosts) == 1 else f"{there} of its slots"
+            raise UnavailableError(
+                f"{counted(host.slots, 'rank')} on {host.name} need {counted(host.slots, 'GPU')}.",
+                found=f"It has {there}.",
+                remedy=f"Use {fewer} or --device cpu." if there else "Use --device cpu.",
+            )
+    return "cuda"
+
+
+def choose_arms(
+    named: tuple[Arm, ...], device: str, survey: Survey, *, one_host: bool
+) -> tuple[tuple[Arm, ...], dict[str, str]]:
+    """Take the arms that were named, or else all that can run here.
+
+    Args:
+        named: by the user.
+        device: cpu or cuda.
+        survey: what was found on this machine.
+        one_host: whether all ranks are on one, and could share its memory.
+
+    Returns:
+        The arms, and the backends that were left out with the reason.
+
+    Raises:
+        UnavailableError: an arm that was named cannot run here.
+    """
+    if named:
+        for arm in named:
+            _require_arm(arm, device, survey)
+        return named, {}
+    arms, left_out = [], {}
+    for name, availability in survey.backends.items():
+        backend = BACKENDS[name]
+        if name == CONTROL:
+            continue
+        if availability.problem:
+            left_out[name] = f"{availability.problem}; install it with: {availability.remedy}"
+        elif device == "cuda" and not backend.cuda:
+            left_out[name] = "it averages in host memory; run it with --device cpu"
+        else:
+            arms.append(Arm(name))
+            if backend.on_one_host and one_host and device == "cpu":
+                second = Arm(name, dict(backend.on_one_host))
+                if survey.shared_memory_problem:
+                    left_out[second.label] = survey.shared_memory_problem
+                else:
+                    arms.append(second)
+    if not arms:
+        raise UnavailableError("No backend can run here.", found="; ".join(left_out.values()))
+    return tuple(arms), left_out
+
+
+def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
+    survey.require(arm.backend, arm.options)
+    if device == "cuda" and not BACKENDS[arm.backend].cuda:
+        raise UnavailableError(
+            f"{arm.label} cannot run on GPUs.",
+            found="It averages in host memory.",
+            remedy="Use --device cpu, or leave it out.",
+        )
+    if device != "cuda" and arm.cuda_only:
+        raise UnavailableError(
+            f"{arm.label} cannot run on the CPU.",
+            found=f"torch has {' and '.join(arm.cuda_only)} for CUDA alone.",
+            remedy="Use --device cuda, or another choice.",
+        )
+
+
+def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:
+    """Put the control first, unless it is not wanted."""
+    others = tuple(arm for arm in arms if arm.backend != CONTROL)
+    return (Arm(CONTROL), *others) if control or len(others) < len(arms) else others
+
+
+def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
+    """Take the baseline that was asked for, or the first arm named that is not the control.
+
+    Raises:
+        UsageError: what was asked for is no arm.
+    """
+    if asked is not None:
+        wanted = parse_arm(asked)
+        return next((arm.label for arm in arms if arm == wanted), wanted.label)
+    return next((arm.label for arm in arms if arm.backend != CONTROL), CONTROL)
+
+
+def choose_dataset(asked: str) -> DatasetChoice:
+    """Read a data set's name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    known: tuple[DatasetChoice, ...] = ("auto", "mnist", "digits")
+    for name in known:
+        if name == asked:
+            return name
+    raise UsageError(f"There is no data set called {asked!r}.", remedy=f"Use {' or '.join(known)}.")
+
+
+def choose_hosts(
+    hostfile: Path | None,
+    ranks: int | None,
+    *,
+    named: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> tuple[Host, ...]:
+    """Read the hostfile, or take this machine; with as many slots on each host as it gets ranks.
+
+    Args:
+        hostfile: the hosts' file, if one was given.
+        ranks: how many in all; None to fill every slot.
+        named: the hosts of ``-H``, instead of a file.
+        include: keep these alone.
+        exclude: leave these out.
+
+    Raises:
+        UsageError: the hosts are wrong, have fewer slots than ``ranks``, or are one machine named twice.
+    """
+    if hostfile and named:
+        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
+    if hostfile is None and named is None:
+        if include or exclude:
+            raise UsageError(
+                "--include and --exclude choose among hosts, and none are named.",
+                remedy="Name hosts with --hostfile or -H.",
+            )
+        return (local_host(ranks or DEFAULT_RANKS),)
+    hosts = read_hostfile(hostfile) if hostfile else parse_hosts(named or "")
+    hosts = select(hosts, include, exclude)
+    here = [host for host in hosts if is_local(host)]
+    if len(here) > 1:
+        raise UsageError(
+            f"{here[1].source}: this machine is named twice, as {here[0].name} and as {here[1].name}.",
+            remedy="Name it once, with all its slots.",
+        )
+    if len(hosts) == 1 and here:
+        # Launchers know this machine by one name only: mpirun takes neither ::1 nor 127.0.0.9.
+        hosts = (msgspec.structs.replace(here[0], name="localhost"),)
+    return place(hosts, ranks)
+
+
+# Short flags may come together, -vx NAME=VALUE or -vxNAME=VALUE, and a long one may be cut: --en NAME=VALUE.
+_READ_AT_START = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
+_EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
+_EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
+
+
+@contextmanager
+def open_site(
+    hosts: tuple[Host, ...], *, reach: Reach, interface: str | None, exported: Mapping[str, str]
+) -> Iterator[Site]:
+    """Open the way to all hosts of a run for as long as the block lasts; to this machine there is none.
+
+    Raises:
+        HostError: a host cannot be reached, or has another version.
+        UsageError: it cannot be told which network interface to take.
+    """
+    if all(map(is_local, hosts)):
+        _require_interface(interface or LOOPBACK)
+        yield ThisMachine(hosts, allowed_cpus(), exported, interface or LOOPBACK)
+        return
+    from compare.launch.cluster import many_hosts  # only here: most runs need no ssh
+
+    with many_hosts(
+        hosts, python=sys.executable, reach=reach, interface=interface, exported=exported
+    ) as site:
+        yield site
+
+
+def _require_interface(name: str) -> None:
+    there = [interface for _, interface in socket.if_nameindex()]
+    if name not in there:
+        raise UsageError(
+            f"--interface {name}: this machine has no such interface.",
+            found=f"It has {', '.join(there)}.",
+            remedy="Name one of these, or leave --interface out.",
+        )
+
+
+def topology(site: Site) -> list[str]:
+    """Say in lines what is understood of the hosts, before anything is started."""
+    network = site.network
+    lines = [
+        f"{host.name}: {counted(host.slots, 'rank')}, {counted(len(cpus), 'CPU')}, {address}"
+        for host, cpus, address in zip(site.hosts, site.cpus(), network.addresses, strict=True)
+    ]
+    where = "" if network.network in {network.interface, ""} else f" ({network.network})"
+    return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
+
+
+def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Read ``-x NAME=VALUE`` and ``-x NAME``, whose value is taken from the environment.
+
+    Raises:
+        UsageError: it names nothing that can be set, or that is not set here.
+    """
+    exported = {}
+    for text in asked:
+        name, given, value = text.partition("=")
+        if reason := refusal_of(name, may_be_secret=True):
+            raise UsageError(f"-x {name} cannot be set.", found=f"{reason[:1].upper()}{reason[1:]}.")
+        if name.startswith(_READ_AT_START):
+            raise UsageError(
+                f"-x {name} cannot be set.",
+                found="It is read as a process starts, and what -x sets reaches a rank only after that.",
+                remedy=f"Set it for an arm, which is shown and kept: --backend ddp:env.{name}=VALUE",
+            )
+        if not given and name not in environ:
+            raise UsageError(
+                f"-x {name}: there is no such variable here.",
+                remedy=f"Set it, or give its value: -x {name}=VALUE",
+            )
+        exported[name] = value if given else environ[name]
+    return exported
+
+
+def masked(words: Sequence[str]) -> list[str]:
+    """Return a command line without the values that ``-x`` gives to the ranks, however it is spelled."""
+    shown = []
+    for before, word in itertools.pairwise(["", *words]):
+        flag, value = _EXPORT_IN_ONE_WORD.fullmatch(word), _EXPORT.fullmatch(before)
+        name, given, _ = (flag[2] if flag else word).partition("=")
+        own = (flag or value) and given
+        shown.append(f"{flag[1] if flag else ''}{name}={MASK}" if own else word)
+    return shown
+
+
+def allowed_cpus() -> list[int]:
+    """CPUs that this process, and so every rank, may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def default_output(config: RunConfig, *, purpose: str = "") -> Path:
+    """Name a folder for a run, by its time and what it is."""
+    model = config.model.replace(":", "-")  # scp and rsync take what stands before a colon for a host
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{model}-np{config.ranks}{purpose}"
+    names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+
+
+def require_writable(path: Path, *, to_be_made: Path | None) -> None:
+    """See to it that a file can be written later on, before anything is started.
+
+    Args:
+        path: the file.
+        to_be_made: a folder that will be there by then.
+
+    Raises:
+        OutputError: its folder is missing or read-only, or it is a folder itself.
+    """
+    folder = path.absolute().parent
+    if to_be_made and folder == to_be_made.absolute():
+        if path.name in {RESULTS_FILE, "config.json", "hostfile"}:
+            raise UsageError(f"{path} is where the run itself is saved.", remedy="Choose another name.")
+        return
+    problem = (
+        f"{path} is a folder."
+        if path.is_dir()
+        else f"{folder} is not a folder."
+        if not folder.is_dir()
+        else f"{path if path.exists() else folder} is read-only."
+        if not os.access(path if path.exists() else folder, os.W_OK)
+        else ""
+    )
+    if problem:
+        raise OutputError(f"{path} could not be written.", found=problem, remedy="Choose another file.")
+
+
+def new_run(config: RunConfig, dataset: DatasetSource, site: Site, left_out: dict[str, str]) -> Run:
+    """Begin the record of a run."""
+    return Run(
+        ringside_version=__version__,
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        # A path may hold bytes that are no text; they are shown, not lost.
+        command=["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))],
+        config=config,
+        dataset=dataset,
+        hosts=list(site.hosts),
+        network=site.network,
+        cores=min(map(len, site.cpus())),
+        cores_by_host=[len(cpus) for cpus in site.cpus()],
+        left_out=left_out,
+    )

@@ -1,0 +1,273 @@
+"""The parent's end of the connection to one host: starts the agent there and mirrors what it sends.
+
+A link is kept for a whole run; launches follow each other on it. Nothing here waits: call ``tick`` often,
+for every host in turn, and look at what has become of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compare import __version__
+from compare.errors import HostError, OutputError, system_reason
+from compare.launch.agent.protocol import (
+    Alive,
+    Begin,
+    Begun,
+    Channel,
+    ChannelError,
+    End,
+    Ended,
+    FindPort,
+    Gone,
+    Piece,
+    Port,
+    Ready,
+    Refused,
+    Whole,
+)
+from compare.launch.engines.fanout import Answer, by_hand, command, enough_files, python_command, trouble
+from compare.schema.results import temporary_file, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Self
+
+    from compare.launch.agent.protocol import Message
+    from compare.launch.engines.fanout import Reach
+    from compare.schema.hosts import Host
+    from compare.schema.job import LaunchFiles
+
+START_SECONDS = 60.0
+"""How long an agent may take to say its first word where ssh does not fail: Python may be far away."""
+
+SILENT_SECONDS = 10.0
+"""How long an agent may say nothing: longer than ssh takes to give up a dead link, because ssh says why."""
+
+_CLOSE_SECONDS = 3.0
+_STDERR_BYTES = 1 << 16
+
+
+class Link:
+    """The connection to the agent on one host; a context manager.
+
+    Args:
+        host: where; this machine is reached without ssh.
+        python: the interpreter there.
+        reach: how to log in.
+    """
+
+    def __init__(self, host: Host, *, python: str, reach: Reach) -> None:
+        self.host = host
+        self.ready: Ready | None = None
+        """What the agent is; None until it has said its first word."""
+        self.begun = False
+        """Whether the files of the launch are there, so that its ranks may start."""
+        self.port: int | None = None
+        """The answer to ``find_port``."""
+        self.ended: Ended | None = None
+        """How the launch ended here; None while it has not."""
+        self.gone: dict[int, float] = {}
+        """Ranks of this launch that died without a word, and when, by the clock of this machine."""
+        self._refused: HostError | None = None
+        self._files: LaunchFiles | None = None
+        self._ahead_seconds: float | None = None
+        self._by_hand = by_hand(host, reach)
+        self._stderr = temporary_file()
+        # A session of its own: Ctrl-C reaches us alone, and we end the launch in good order.
+        self._process = subprocess.Popen(
+            command(host, python_command(python, "compare.launch.agent"), reach),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None  # noqa: S101 -- both are pipes
+        assert self._process.stdout is not None  # noqa: S101
+        self._channel = Channel(self._process.stdout.fileno(), self._process.stdin.fileno())
+
+    def __enter__(self) -> Self:
+        """Nothing more is needed: the agent was started when this was made."""
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """End it."""
+        self.close()
+
+    @property
+    def clock_ahead_seconds(self) -> float:
+        """How far the host's clock is ahead of this one, less the time that the quickest message took."""
+        return self._ahead_seconds or 0.0
+
+    def begin(self, launch: Begin, files: LaunchFiles) -> None:
+        """Begin a launch on the host.
+
+        Args:
+            launch: what to do there.
+            files: where its files are mirrored here. The launcher's log takes the host's name, because
+                every host has one.
+        """
+        self.ended, self._refused, self._files = None, None, files
+        self.begun, self.gone = False, {}
+        self._channel.send(launch)
+
+    def find_port(self) -> None:
+        """Ask for a port that is free on the host; ``port`` tells it."""
+        self.port = None
+        self._channel.send(FindPort())
+
+    def end(self) -> None:
+        """Ask for the launch to be ended; ``ended`` tells when it has been."""
+        self._channel.send(End())
+
+    def tick(self) -> None:
+        """Take what has come, and give a sign of life.
+
+        Raises:
+            HostError: the host cannot be reached, is silent, or could not begin.
+            OutputError: what it sent cannot be written here.
+        """
+        try:
+            for message in self._channel.receive():
+                self._take(message)
+        except ChannelError as error:
+            raise HostError(
+                f"Host {self.host.name} does not speak as an agent does.",
+                found=str(error),
+                remedy="Is Ringside there in the same version, and is the login shell quiet?",
+            ) from None
+        self._channel.keep_alive()
+        if self._refused:
+            raise self._refused
+        self._require_alive()
+
+    def hang_up(self) -> None:
+        """Close the connection; the agent then ends what still runs there, and itself."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def close(self) -> None:
+        """Hang up, and wait for the end of ssh; see ``close_all`` for many."""
+        close_all([self])
+
+    def wait_closed(self, seconds: float) -> None:
+        """Reap ssh; behind a dead link it is killed after so long."""
+        try:
+            self._process.wait(timeout=max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stderr.close()
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Ready():
+                self.ready = message
+                if message.version != __version__:
+                    self._refused = HostError(
+                        f"Host {self.host.name} has another version of Ringside.",
+                        found=f"{message.version} there, {__version__} here.",
+                        remedy="Install the same version on every host.",
+                    )
+            case Alive(at):
+                ahead = at - time.time()
+                # The message that was quickest on its way tells most.
+                self._ahead_seconds = max(
+                    ahead, ahead if self._ahead_seconds is None else self._ahead_seconds
+                )
+            case Piece() | Whole():
+                self._write(message)
+            case Gone(rank, at):
+                self.gone[rank] = at - self.clock_ahead_seconds
+            case Begun():
+                self.begun = True
+            case Port(number):
+                self.port = number
+            case Ended():
+                self.ended = message
+            case Refused(what=what, found=found, remedy=remedy):
+                self._refused = HostError(f"Host {self.host.name}: {what}", found=found, remedy=remedy)
+            case _:
+                raise ChannelError(f"unexpected: {type(message).__name__}")
+
+    def _write(self, message: Piece | Whole) -> None:
+        # Whatever the host sends, it is written nowhere else.
+        if self._files is None or Path(message.name).name != message.name or message.name[:1] in {"", "."}:
+            raise ChannelError(f"unexpected file: {message.name}")
+        path = self._files.directory / self._name_here(message.name, self._files)
+        if isinstance(message, Whole):
+            write_text(path, message.data.decode())
+        else:
+            _write_at(path, message.offset, message.data)
+
+    def _name_here(self, name: str, files: LaunchFiles) -> str:
+        log = files.launcher_log
+        return f"{log.stem}-{self.host.name}{log.suffix}" if name == log.name else name
+
+    def _require_alive(self) -> None:
+        if self._channel.closed:
+            # Its status follows at once, but for an ssh that was stopped.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_CLOSE_SECONDS)
+            raise self._lost(self._process.returncode)
+        patience = SILENT_SECONDS if self.ready else START_SECONDS
+        if self._channel.silent_seconds > patience:
+            raise self._lost(None)
+
+    def _lost(self, status: int | None) -> HostError:
+        """Say why there is no connection any more; ``status`` is that of ssh, where it has ended."""
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
+        stderr = self._stderr.read()
+        silent = self._channel.silent_seconds
+        error = trouble(Answer(self.host, status, b"", stderr, silent, by_hand=self._by_hand))
+        return error or HostError(
+            f"Host {self.host.name}: the agent ended by itself.",
+            found=stderr.decode(errors="replace").strip(),
+            remedy="Was this program suspended (Ctrl-Z), or the machine? Run again, and let it run.",
+        )
+
+
+@contextmanager
+def linked(hosts: Sequence[Host], *, python: str, reach: Reach) -> Iterator[list[Link]]:
+    """Link to all hosts at once for as long as the block lasts; a host that fails is told by ``tick``."""
+    with enough_files(len(hosts)):
+        links: list[Link] = []
+        try:
+            links.extend(Link(host, python=python, reach=reach) for host in hosts)
+            yield links
+        finally:
+            close_all(links)
+
+
+def close_all(links: Sequence[Link]) -> None:
+    """Hang up on all hosts, then wait for all: behind dead links together no longer than behind one."""
+    for link in links:
+        link.hang_up()
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    for link in links:
+        link.wait_closed(deadline - time.monotonic())
+
+
+def _write_at(path: Path, offset: int, data: bytes) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            while data:
+                written = os.pwrite(handle, data, offset)
+                offset, data = offset + written, data[written:]
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise OutputError(
+            f"{path} could not be written.",
+            found=system_reason(error),
+            remedy="Free some space or choose another folder with --output.",
+        ) from None

@@ -1,0 +1,245 @@
+"""Launch one arm once: write its job, start its launcher, watch it, and take exactly one result a rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from backends import BACKENDS
+from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
+from backends.launchers.request import Request
+from compare.analysis.summary import seconds_left
+from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
+from compare.launch.monitor import Watch, tail
+from compare.schema.environment import inherited, library_settings, settings
+from compare.schema.job import Job, LaunchFiles
+from compare.schema.results import Launch, RankResult, Run, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from backends.launchers.request import Command
+    from compare.analysis.parity import Proof
+    from compare.experiment.schedule import Planned
+    from compare.launch.local import Site, Spot
+    from compare.schema.arms import Arm
+    from compare.schema.config import RunConfig
+
+_LONGEST_NAME = 100
+"""Bytes of an arm's label in a folder's name: a whole name may have 255, and the number makes it unique."""
+
+_PORT_TAKEN = ("EADDRINUSE", "address already in use")
+
+
+class Observer(Protocol):
+    """Somebody who watches a run."""
+
+    def launch_begins(self, planned: Planned) -> None:
+        """Hear that a launch is about to start."""
+
+    def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
+        """Hear what is executed now."""
+
+    def steps_done(self, planned: Planned, steps: int) -> None:
+        """Hear how far its first rank has come."""
+
+    def launch_restarts(self, planned: Planned, reason: str) -> None:
+        """Hear that it is started a second time, because the machine failed it."""
+
+    def launch_ended(self, planned: Planned, launch: Launch) -> None:
+        """Hear that it ended well."""
+
+    def round_repeats(self, round_: int, foreign: float) -> None:
+        """Hear that a whole round is taken again, because others used that share of the machine."""
+
+
+def launch_arm(
+    run: Run,
+    planned: Planned,
+    directory: Path,
+    site: Site,
+    observer: Observer,
+    *,
+    proof: Proof = "brief",
+) -> Launch:
+    """Launch an arm, and once again where another process took the port in the meantime.
+
+    Args:
+        run: the run that it belongs to.
+        planned: which arm, and which launch of the run it is.
+        directory: the run's folder.
+        site: where it runs.
+        observer: told how far it has come.
+        proof: what every rank trains beside a single process, before its training. How that went is in
+            what comes back; nothing is judged here.
+
+    Raises:
+        BudgetError: the run's budget was over before the launch was.
+        HostError: a host cannot be reached any more.
+        LaunchError: a rank failed, died or stalled; named with what it said.
+        OutputError: the run's folder cannot be written.
+        UnavailableError: the launcher is not there.
+    """
+    files = launch_files(directory, planned)
+    try:
+        return _launch_once(run, planned, files, site, observer, proof=proof)
+    except LaunchError:
+        if not _port_was_taken(files, run.config):
+            raise
+    reason = "another process took its port before it could"
+    observer.launch_restarts(planned, reason)
+    again = LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
+    return _launch_once(run, planned, again, site, observer, proof=proof, restarted_because=reason)
+
+
+def commands_for(
+    config: RunConfig,
+    arm: Arm,
+    site: Site,
+    job_file: Path,
+    own_settings: Mapping[str, str] | None = None,
+    *,
+    mark: str = "",
+) -> list[Command]:
+    """Say what is executed to launch an arm: what ``--dry-run`` prints and a run starts.
+
+    Args:
+        config: the run's.
+        arm: the arm to launch.
+        site: where it is to run.
+        job_file: what the ranks read.
+        own_settings: environment of this launch alone, over that of all arms.
+        mark: the launch's name, for what a launcher starts on other hosts.
+
+    Raises:
+        UnavailableError: the arm's launcher is not there.
+    """
+    name = BACKENDS[arm.backend].launcher
+    executable = find_launcher(name)
+    if executable is None:
+        raise UnavailableError(
+            f"{arm.label} needs {name}, which is not there.",
+            found=f"{where_it_is_not(name)}.",
+            remedy=LAUNCHERS[name].REMEDY,
+        )
+    network = site.network
+    alike = settings(
+        threads=config.threads_per_rank, interface=network.interface, executables=environment_bin()
+    )
+    mpirun = find_launcher("mpirun")
+    request = Request(
+        executable=executable,
+        python=Path(sys.executable),
+        hosts=site.hosts,
+        module="compare.worker",
+        arguments=(str(job_file),),
+        port=site.free_port(),
+        environment=alike | dict(own_settings or {}) | arm.environment,
+        interface=network.interface,
+        options=arm.options,
+        exported=tuple(arm.environment),
+        address=network.addresses[0],
+        network=network.network,
+        mpi_prefix=mpirun.parent.parent if mpirun else None,
+        mark=mark,
+    )
+    return LAUNCHERS[name].commands(request)
+
+
+def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
+    """Say where the files of a launch lie in a run's folder."""
+    name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.arm.label)
+    return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name[:_LONGEST_NAME]}")
+
+
+def _launch_once(
+    run: Run,
+    planned: Planned,
+    files: LaunchFiles,
+    site: Site,
+    observer: Observer,
+    *,
+    proof: Proof,
+    restarted_because: str = "",
+) -> Launch:
+    launcher = BACKENDS[planned.arm.backend].launcher
+    began = time.time()
+    budget = seconds_left(run, began)
+    if budget <= 0:
+        raise BudgetError("The budget is over.")
+    job = Job(
+        config=run.config,
+        arm=planned.arm,
+        launcher=launcher,
+        dataset=run.dataset,
+        affinity=site.cpus()[0],
+        number=planned.number,
+        proof=proof,
+        launched_at=began,
+        exported=list(site.exported),
+    )
+    _make_directory(files)
+    with site.spot(files) as spot:
+        commands = commands_for(run.config, planned.arm, site, spot.job_file, spot.settings(), mark=spot.mark)
+        write_json(files.commands, [list(command.argv) for command in commands])
+        observer.launch_starts(planned, commands)
+        ranks = _supervised(job, planned, spot, commands, observer, budget_seconds=budget)
+    return Launch(
+        number=planned.number,
+        round=planned.round,
+        arm=planned.arm.label,
+        launcher=launcher,
+        argv=[list(command.argv) for command in commands],
+        environment=dict(commands[0].environment),
+        inherited={
+            name: value
+            for name, value in library_settings(inherited(os.environ)).items()
+            if name not in commands[0].environment
+        },
+        started_at=began,
+        seconds=time.time() - began,
+        restarted_because=restarted_because,
+        ranks=ranks,
+    )
+
+
+def _supervised(
+    job: Job,
+    planned: Planned,
+    spot: Spot,
+    commands: list[Command],
+    observer: Observer,
+    *,
+    budget_seconds: float,
+) -> list[RankResult]:
+    config = job.config
+    watch = Watch(spot, config.ranks, config.stall_seconds)
+
+    def tick() -> bool:
+        observer.steps_done(planned, watch.steps_done())
+        return watch.tick()
+
+    deadline = min(config.launch_timeout_seconds, budget_seconds)
+    ending = spot.carry_out(commands, job, deadline_seconds=deadline, on_tick=tick)
+    if ending.timed_out and deadline < config.launch_timeout_seconds:
+        raise BudgetError("The budget is over.")
+    return watch.conclude(f"{planned.arm.label}, round {planned.round}", ending)
+
+
+def _make_directory(files: LaunchFiles) -> None:
+    try:
+        files.directory.mkdir(parents=True)
+        files.lease.touch()
+    except OSError as error:
+        found = system_reason(error)
+        raise OutputError(f"{files.directory} could not be made.", found=found) from None
+
+
+def _port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:
+    """Whether a launch failed before any rank began, because its port was not free any more."""
+    began = any(files.read_progress(rank) for rank in range(config.ranks))
+    said = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
+    return not began and any(mark in said for mark in _PORT_TAKEN)

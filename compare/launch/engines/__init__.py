@@ -1,0 +1,1 @@
+"""Reach hosts: one file for each way."""

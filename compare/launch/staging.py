@@ -1,0 +1,102 @@
+"""See to it that every host has the data set: found where it lies here, or put into the host's cache once.
+
+``python -m compare.launch.staging DATASET DIRECTORY`` says on a host where it has the data set, if it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from compare import data
+from compare.data import catalogue
+from compare.errors import HostError
+from compare.launch.engines.fanout import Answer, put, python_command, require, run_everywhere
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from compare.data import DatasetName, DatasetSource
+    from compare.launch.engines.fanout import Reach
+    from compare.schema.hosts import Host
+
+_LOOK_SECONDS = 60.0
+_PUT_SECONDS = 600.0
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a host answers."""
+
+    directory: str
+    """Where it has the data set, every byte verified; empty where it has not."""
+    cache: str
+    """Where it would keep it."""
+
+
+def deliver(
+    hosts: Sequence[Host], source: DatasetSource, *, python: str, reach: Reach, say: Callable[[str], None]
+) -> list[str]:
+    """Return the folder of the data set on every host; those that lack it are given it.
+
+    Raises:
+        HostError: one cannot be asked, or what it was given did not arrive whole.
+    """
+    held = _ask(hosts, source, python, reach)
+    lacking = [host for host, its in zip(hosts, held, strict=True) if not its.directory]
+    if not lacking:
+        return [its.directory for its in held]
+    files = {path.name: path.read_bytes() for path in data.files_in(Path(source.directory))}
+    say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {_named(lacking)}")
+    for cache in sorted({its.cache for its in held if not its.directory}):
+        here = [h for h, its in zip(hosts, held, strict=True) if not its.directory and its.cache == cache]
+        # Where hosts share this folder the first fills it and the others fail: what counts is what is found.
+        put(here, cache, files, reach=reach, timeout_seconds=_PUT_SECONDS)
+    held = _ask(hosts, source, python, reach)
+    for host, its in zip(hosts, held, strict=True):
+        if not its.directory:
+            raise HostError(
+                f"Host {host.name} could not be given the data set.",
+                found=f"{its.cache} is not what was sent there.",
+                remedy="Is its disk full, or something else in that folder? Remove the folder and run again.",
+            )
+    return [its.directory for its in held]
+
+
+def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, reach: Reach) -> list[Held]:
+    ask = python_command(python, "compare.launch.staging", source.name, source.directory)
+    answers = run_everywhere(hosts, ask, reach=reach, timeout_seconds=_LOOK_SECONDS)
+    require(answers)
+    return [_read(answer) for answer in answers]
+
+
+def _read(answer: Answer) -> Held:
+    # The last line: a login shell may have said something before.
+    lines = answer.stdout.strip().splitlines()
+    try:
+        return msgspec.json.decode(lines[-1] if lines else b"", type=Held)
+    except msgspec.DecodeError as error:
+        raise HostError(
+            f"Host {answer.host.name} does not say where it has the data set.",
+            found=str(error),
+            remedy="Is Ringside there in the same version, and is the login shell quiet?",
+        ) from None
+
+
+def _named(hosts: Sequence[Host]) -> str:
+    return hosts[0].name if len(hosts) == 1 else f"{len(hosts)} hosts"
+
+
+def main(dataset: DatasetName, directory: str) -> Held:
+    """Look where this machine has a data set: in the folder named, or in its own cache."""
+    sums = hashlib.sha256("".join(catalogue.SHA256[dataset].values()).encode()).hexdigest()
+    cache = data.default_root() / "delivered" / f"{dataset}-{sums[:12]}"
+    held = next((str(p) for p in (Path(directory), cache) if data.holds(dataset, p)), "")
+    return Held(held, str(cache))
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(main(sys.argv[1], sys.argv[2])) + b"\n")  # type: ignore[arg-type]

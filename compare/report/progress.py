@@ -1,0 +1,118 @@
+"""What a terminal shows while a run goes on."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from compare.analysis.summary import step_seconds
+from compare.experiment.schedule import Planned, total_launches
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from rich.console import Console
+
+    from backends.launchers.request import Command
+    from compare.experiment.verify import ArmVerification
+    from compare.schema.config import RunConfig
+    from compare.schema.results import Launch
+
+
+class LiveProgress:
+    """Two bars, launches and steps, and a line for every launch that has ended.
+
+    Where there is no terminal only the lines are printed.
+    """
+
+    def __init__(self, console: Console, config: RunConfig, *, verbose: bool) -> None:
+        self._config = config
+        self._verbose = verbose
+        self._bars = Progress(
+            TextColumn("{task.description}", style="bold"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._console = console
+        self._launches = self._bars.add_task(
+            "launches", total=None if config.budget_seconds else total_launches(config)
+        )
+        self._steps = self._bars.add_task("", total=config.total_steps)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def _place(self, planned: Planned) -> str:
+        """Say which round it is, and of how many where that is known."""
+        return f"{planned.round}" + ("" if self._config.budget_seconds else f"/{self._config.rounds}")
+
+    def launch_begins(self, planned: Planned) -> None:
+        """Begin a fresh bar of steps."""
+        self._bars.reset(self._steps, description=f"round {planned.round}: {escape(planned.arm.label)}")
+
+    def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
+        """With ``--verbose``, print every command before it is executed."""
+        del planned
+        for command in commands if self._verbose else ():
+            self._console.print(f"$ {shlex.join(command.argv)}", style="dim", markup=False, soft_wrap=True)
+
+    def steps_done(self, planned: Planned, steps: int) -> None:
+        """Move the bar of steps."""
+        del planned
+        self._bars.update(self._steps, completed=steps)
+
+    def launch_restarts(self, planned: Planned, reason: str) -> None:
+        """Say that a launch is started again."""
+        self._console.print(
+            f"round {self._place(planned)}  {planned.arm.label:<28} starts again: {reason}",
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )
+
+    def launch_ended(self, planned: Planned, launch: Launch) -> None:
+        """Print one line."""
+        self._bars.advance(self._launches)
+        self._console.print(
+            f"round {self._place(planned)}  {planned.arm.label:<28} "
+            f"{step_seconds(launch) * 1e3:8.2f} ms/step   {launch.seconds:5.1f} s in all",
+            style="dim",
+            highlight=False,
+            markup=False,
+        )
+
+    def round_repeats(self, round_: int, foreign: float) -> None:
+        """Say that a round is taken again, and lengthen the bar."""
+        total = self._bars.tasks[self._launches].total
+        self._bars.update(self._launches, total=total and total + len(self._config.arms))
+        self._console.print(
+            f"round {round_} is taken again: others used {foreign:.0%} of the CPUs meanwhile",
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )
+
+    def arm_verified(self, arm: ArmVerification) -> None:
+        """Print one line."""
+        self._bars.advance(self._launches)
+        said = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
+        self._console.print(
+            f"{arm.arm:<28} {said:<12} {arm.seconds:5.1f} s in all",
+            style="dim" if arm.proven else "red",
+            highlight=False,
+            markup=False,
+        )

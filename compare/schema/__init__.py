@@ -1,0 +1,1 @@
+"""Define what travels between processes and what is saved."""

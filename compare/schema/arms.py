@@ -1,0 +1,313 @@
+"""The grammar of arms: ``backend:option=value:option=value``, commas between arms, sweeps in braces.
+
+``env.NAME=value`` in the place of an option sets a variable in the environment of the arm's ranks alone. In
+any value a colon, a comma, a brace or a backslash stands behind a backslash.
+
+What a backend is called and which options it takes stands in the registry; this module only reads
+text, so that every wrong name or value is answered with the right ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+import re
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from backends import BACKENDS, Backend, Option
+from compare.errors import UsageError
+from compare.schema.environment import refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+OptionValue: TypeAlias = bool | float | str
+
+CONTROL = "none"
+"""The backend that does not communicate: what step time is compared with to give sync cost."""
+
+_ENVIRONMENT = "env."
+"""What begins so is no option of the backend, but a variable of its ranks' environment."""
+
+_MOST_IN_A_SWEEP = 1000
+# A backslash takes its meaning from what follows it.
+_PLAIN = r"(?:\\.|\\$|[^\\{}])*"
+_SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
+_BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
+
+_SPECIAL = re.compile(r"[\\:,{}]")
+_COUNT = re.compile(r"[0-9]{1,9}")
+
+_SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """A backend with the options that the user gave it."""
+
+    backend: str
+    given: dict[str, OptionValue] = {}
+    twin: int = 0
+    """Tells the arms of `compare aa` apart, which are one and the same; 0 for all others."""
+
+    def __post_init__(self) -> None:
+        """Refuse what another version's results may name.
+
+        Raises:
+            ValueError: there is no such backend; ``msgspec.ValidationError`` when decoded from JSON.
+        """
+        if self.backend not in BACKENDS:
+            raise ValueError(f"there is no backend called {self.backend!r}")
+
+    @property
+    def label(self) -> str:
+        """The arm as a user would write it: what it is called everywhere."""
+        given = (f"{name}={_spell(value)}" for name, value in self.given.items())
+        return ":".join([self.backend, *given]) + (f"#{self.twin}" if self.twin else "")
+
+    @property
+    def options(self) -> dict[str, OptionValue]:
+        """Every option of the backend: the defaults, and over them what was given."""
+        return {
+            option.name: self.given.get(option.name, option.default)
+            for option in BACKENDS[self.backend].options
+        }
+
+    @property
+    def options_while_proven(self) -> dict[str, OptionValue]:
+        """The options with which the arm is held against a single process: nothing is put off until later."""
+        return self.options | {
+            option.name: option.while_proven
+            for option in BACKENDS[self.backend].options
+            if option.while_proven is not None
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is set in the environment of this arm's ranks alone."""
+        return {
+            name.removeprefix(_ENVIRONMENT): str(value)
+            for name, value in self.given.items()
+            if name.startswith(_ENVIRONMENT)
+        }
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether the ranks of this arm train one model together."""
+        return BACKENDS[self.backend].synchronises
+
+    @property
+    def exact(self) -> bool:
+        """Whether averaged gradients are the mean, but for the order of additions."""
+        return self.gradient_tolerance == 0
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """How far an averaged gradient may be from the mean by the arm's own choice; 0 for exact arms.
+
+        Relative to the largest number in its tensor.
+        """
+        chosen = self.options
+        return sum(
+            option.lossy.get(str(chosen[option.name]), 0.0) for option in BACKENDS[self.backend].options
+        )
+
+    @property
+    def cuda_only(self) -> tuple[str, ...]:
+        """What of its choices cannot run on the CPU, as a user writes it."""
+        return self._settings(lambda option, value: value in option.cuda_only)
+
+    @property
+    def never_accumulates(self) -> tuple[str, ...]:
+        """What of it rules out gradient accumulation, as a user writes it."""
+        return self._settings(lambda option, value: value is True and not option.accumulates)
+
+    def _settings(self, which: Callable[[Option, OptionValue], bool]) -> tuple[str, ...]:
+        settings = ((option, self.options[option.name]) for option in BACKENDS[self.backend].options)
+        return tuple(f"{option.name}={_spell(value)}" for option, value in settings if which(option, value))
+
+
+def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
+    """Read arms, each text holding one or several parted by commas.
+
+    Braces make a sweep: ``ddp:bucket_cap_mb={1,5,25}`` is three arms, and two pairs of braces in one arm
+    are every combination, the last one varying first.
+
+    Raises:
+        UsageError: an unknown backend, option or value, braces that do not fit, or the same arm twice.
+    """
+    written = [text.strip() for joined in texts for text in _split(joined, ",")]
+    arms = tuple(parse_arm(one) for text in written if text for one in _expand(text))
+    for arm in arms:
+        if arms.count(arm) > 1:
+            raise UsageError(
+                f"The arm {arm.label} is named twice.",
+                found=f"--backend {','.join(arm.label for arm in arms)}",
+                remedy="Give the second one other options, or leave it out; --repeats measures an arm again.",
+            )
+    return arms
+
+
+def parse_arm(text: str) -> Arm:
+    """Read one arm, without braces.
+
+    Raises:
+        UsageError: an unknown backend, option or value.
+    """
+    name, *settings = _split(text, ":")
+    name = name.strip()
+    if name not in BACKENDS:
+        raise _unknown("backend", name, BACKENDS, text)
+    backend = BACKENDS[name]
+    given: dict[str, OptionValue] = {}
+    for setting in settings:
+        key, value = _parse_setting(backend, setting, text)
+        if key in given:
+            raise UsageError(f"{text}: {key} is set twice.", remedy="Name each option once.")
+        given[key] = value
+    arm = Arm(name, given)
+    _require_needed(arm, text)
+    return arm
+
+
+def _require_needed(arm: Arm, text: str) -> None:
+    """Refuse an option that would do nothing beside the others."""
+    for option in BACKENDS[arm.backend].options:
+        if option.name not in arm.given or option.needs is None:
+            continue
+        other, value = option.needs
+        has = _spell(arm.options[other])
+        if has != value:
+            raise UsageError(
+                f"{text}: {option.name} does nothing here.",
+                found=f"It belongs to {other}={value}, and this arm has {other}={has}.",
+                remedy=f"Leave {option.name} out, or write {other}={value}.",
+            )
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Cut a text where a separator stands neither in braces nor behind a backslash."""
+    parts, depth, escaped = [""], 0, False
+    for character in text:
+        if character == separator and not depth and not escaped:
+            parts.append("")
+            continue
+        if not escaped:
+            depth += (character == "{") - (character == "}")
+        escaped = character == "\\" and not escaped
+        parts[-1] += character
+    return parts
+
+
+def _expand(text: str) -> list[str]:
+    """Write out a sweep as its arms."""
+    if not _BALANCED.fullmatch(text):
+        raise UsageError(
+            f"{text}: the braces do not fit.",
+            found="Each { needs one }, and there are none inside others.",
+            remedy="Write a sweep as ddp:bucket_cap_mb={1,5,25}; quote it, or the shell expands it first.",
+        )
+    plain_and_swept = _SWEEP.split(text)
+    choices = [
+        [value.strip() for value in _split(part, ",")] if index % 2 else [part]
+        for index, part in enumerate(plain_and_swept)
+    ]
+    if not all(value for values in choices[1::2] for value in values):
+        raise UsageError(
+            f"{text}: a value of the sweep is empty.", remedy="Write every value between commas: {1,5,25}."
+        )
+    count = math.prod(map(len, choices))
+    if count > _MOST_IN_A_SWEEP:
+        raise UsageError(f"{text} is {count} arms.", remedy=f"Sweep over at most {_MOST_IN_A_SWEEP} at once.")
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
+
+
+def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, OptionValue]:
+    key, equals, value = setting.partition("=")
+    key, value = key.strip(), re.sub(r"\\(.)", r"\1", value.strip())
+    if key.startswith(_ENVIRONMENT):
+        return key, _parse_variable(backend, key.removeprefix(_ENVIRONMENT), value, text)
+    key = key.replace("-", "_")
+    options = {option.name: option for option in backend.options}
+    if key not in options:
+        raise _unknown(f"option of {backend.name}", key, options, text)
+    if not equals or not value:
+        raise UsageError(f"{text}: {key} has no value.", remedy=f"Write {key}={_example(options[key])}.")
+    return key, _parse_value(options[key], value, text)
+
+
+def _parse_variable(backend: Backend, name: str, value: str, text: str) -> str:
+    """Read a variable of the ranks' environment."""
+    reason = refusal_of(name)
+    if not backend.synchronises:
+        reason = "the control is one and the same for every arm"
+    if reason:
+        raise UsageError(
+            f"{text}: an arm cannot set {name or 'a variable without a name'}.",
+            found=f"{reason[0].upper()}{reason[1:]}.",
+            remedy="Leave it out; what libraries read may be set, as in ddp:env.NCCL_ALGO=Ring.",
+        )
+    if not value or not value.isprintable():
+        raise UsageError(
+            f"{text}: env.{name} has no value that can be printed.",
+            remedy=f"Write env.{name}=VALUE; colons, commas and braces in it behind a backslash each.",
+        )
+    return value
+
+
+def _parse_value(option: Option, value: str, text: str) -> OptionValue:
+    if option.kind == "switch" and value.lower() in _SWITCH:
+        return _SWITCH[value.lower()]
+    if option.kind == "choice" and value.replace("-", "_") in option.choices:
+        return value.replace("-", "_")
+    if option.kind == "number":
+        number = _positive(value)
+        if number is not None:
+            return number
+    if option.kind == "count" and _COUNT.fullmatch(value) and int(value) >= option.least:
+        return int(value)
+    raise UsageError(
+        f"{text}: {option.name} cannot be {value!r}.",
+        found=f"{option.name}: {option.summary}.",
+        remedy=f"Use {_allowed(option)}.",
+    )
+
+
+def _positive(value: str) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
+
+
+def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageError:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return UsageError(
+        f"There is no {kind} called {name!r}" + (f" (in {text})." if text != name else "."),
+        found=f"Did you mean {close[0]}?" if close else "",
+        remedy=f"Use one of: {', '.join(known)}." if known else "It takes no options.",
+    )
+
+
+def _allowed(option: Option) -> str:
+    return {
+        "choice": " or ".join(option.choices),
+        "switch": "true or false",
+        "number": "a number above 0",
+        "count": f"a whole number from {option.least}",
+    }[option.kind]
+
+
+def _example(option: Option) -> str:
+    return _spell(option.default)
+
+
+def _spell(value: OptionValue) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # Every digit: a label is read back as its arm, and two arms never share one.
+    return _SPECIAL.sub(r"\\\g<0>", value) if isinstance(value, str) else repr(value).removesuffix(".0")

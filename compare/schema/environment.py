@@ -1,0 +1,149 @@
+"""The environment of a launch: what it may inherit, and what we set alike for every arm.
+
+Launchers copy their environment into ssh command lines and logs, so it starts from a list of what may
+pass rather than from everything the user has: a token in the shell stays in the shell.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compare import PACKAGE_ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+MASK = "***"
+"""Stands for what is kept from everybody but the ranks."""
+SCRATCH = "RINGSIDE_SCRATCH"
+"""Folders that belong to this launch alone; who ends last removes them."""
+EXPORTED = "RINGSIDE_EXPORTED"
+"""File of what ``-x`` gives to the ranks: launchers copy their environment into command lines and logs."""
+
+_NAMES = {
+    *(
+        "HOME",
+        "LANG",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "LOGNAME",
+        "PATH",
+        "SHELL",
+        "TERM",
+        "TMPDIR",
+        "TZ",
+        "USER",
+    ),
+    *("PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
+}
+_PREFIXES = (
+    *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
+    *("NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
+)
+# Parts of them say where a launch stands, who watches over it, or where things are installed: no settings.
+_OF_ONE_LAUNCH = (
+    *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "OMPI_MCA_shmem_RUNTIME"),
+    *(
+        "HOROVOD_CROSS_",
+        "HOROVOD_GLOO_",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_LOCAL_",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+    ),
+    *("OMPI_MCA_btl_vader_backing_directory", "LC_", "SLURM_"),
+)
+# Some secrets begin like settings: NVIDIA_API_KEY, SLURM_JWT.
+_SECRET = re.compile("API_?KEY|CREDENTIAL|JWT|PASSW|SECRET|TOKEN")
+# The arm or the run decides these; left over from elsewhere they would contradict it, and some crash Horovod.
+_DECIDED_BY_ARM = {
+    *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_RANK", "HOROVOD_SIZE"),
+    *("OMP_PROC_BIND", "OMP_PLACES", "OMP_THREAD_LIMIT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
+    *("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
+}
+
+
+# What an arm may set for its ranks alone; Open MPI's parameters are the ones with small letters.
+_SETTING = re.compile(r"[A-Z][A-Z0-9_]*|OMPI_MCA_[a-z0-9_]+")
+# Set by launchers for every rank, or by us for every launch: an arm of its own mind would not be comparable,
+# or not start at all.
+_DECIDED_BY_LAUNCH = re.compile(
+    r"RINGSIDE_.*|PYTHON.*|(LOCAL_|GROUP_|ROLE_|GROUP_WORLD_|LOCAL_WORLD_|ROLE_WORLD_|WORLD_)?(RANK|SIZE)"
+    r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|OMPI_COMM_WORLD_.*|PMIX?_.*|PRTE_.*|HOROVOD_(GLOO|CROSS|HOSTNAME).*"
+    r"|OMPI_MCA_(btl_vader_backing_directory|(oob|btl)_tcp_if_include|mpi_yield_when_idle|hwloc_base_binding.*)"
+    r"|HOME|LOGNAME|PATH|SHELL|TMPDIR|USER|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|SLURM_.*"
+)
+
+
+def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
+    """Say why a user may not set a variable of the ranks' environment; empty where they may.
+
+    Args:
+        name: the variable's.
+        may_be_secret: whether its value is kept out of what is printed and kept.
+    """
+    if not _SETTING.fullmatch(name):
+        return "a name has capital letters, digits and underscores, and begins with a letter"
+    if _SECRET.search(name) and not may_be_secret:
+        return "it is named like a secret, and what an arm sets is printed and kept with the results"
+    alike = settings(threads=1, interface="lo", executables=Path())
+    if name in alike or name in _DECIDED_BY_ARM or _DECIDED_BY_LAUNCH.fullmatch(name):
+        return "Ringside or its launcher sets it, alike for every arm"
+    return ""
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a launch may inherit of ``environ``."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name in _NAMES or (name.startswith(_PREFIXES) and not _SECRET.search(name)))
+        and name not in _DECIDED_BY_ARM
+    }
+
+
+def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()) -> dict[str, str]:
+    """Return what ``environ`` tells libraries to do otherwise than by default; no secrets, no addresses."""
+    return {
+        name: MASK if name in masked else value
+        for name, value in sorted(environ.items())
+        if (name.startswith(_PREFIXES) or name == "LD_PRELOAD")
+        and not name.startswith(_OF_ONE_LAUNCH)
+        and not _SECRET.search(name)
+    }
+
+
+def settings(*, threads: int, interface: str, executables: Path) -> dict[str, str]:
+    """Return what is set for every rank of every arm.
+
+    The launchers' defaults differ: torchrun sets one OpenMP thread, horovodrun leaves as many as
+    there are cores.
+
+    Args:
+        threads: per rank.
+        interface: network interface of all arms.
+        executables: folder where launchers find each other: horovodrun looks for mpirun on PATH.
+    """
+    return {
+        "PATH": os.pathsep.join([str(executables), os.environ.get("PATH", os.defpath)]),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # Gradients of tens of MB would be mapped and unmapped in every step: a page fault per 4 KiB.
+        "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+        "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "PYTHONPATH": import_path(os.environ),
+        # The working folder may hold anything, a `backends` of its own say.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def import_path(environ: Mapping[str, str]) -> str:
+    """Return a PYTHONPATH under which this very package is found first, and the user's own after it."""
+    root = str(PACKAGE_ROOT)
+    return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))

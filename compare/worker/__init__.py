@@ -1,0 +1,1 @@
+"""Do what one rank does. This package is started, never imported."""

@@ -1,0 +1,75 @@
+"""THE training loop. It knows no backend by name: what differs between arms is behind the Replica."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from compare.worker.workload import loss_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from backends.base import Replica
+
+    Batch = tuple[torch.Tensor, torch.Tensor]
+
+EVALUATION_BATCH = 1000
+
+
+def train(
+    replica: Replica,
+    batches: Iterator[Batch],
+    steps: int,
+    on_phase: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Take ``steps`` training steps. Nothing is printed, copied to the host or allocated on the way.
+
+    ``on_phase`` is told the name of every phase that has just ended; fetching the batch is part of
+    ``forward``.
+    """
+    passes = replica.passes_per_step
+    for _ in range(steps):
+        for inputs, targets in islice(batches, passes):
+            loss = loss_function(replica.forward(inputs), targets)
+            on_phase("forward")
+            # Gradients of the passes add up; they shall be those of the mean over all samples of the step.
+            replica.backward(loss if passes == 1 else loss / passes)
+            on_phase("backward")
+        replica.sync()
+        on_phase("sync")
+        replica.step()
+        on_phase("step")
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    shard: tuple[int, int],
+    on_batch: Callable[[], None] = lambda: None,
+) -> tuple[int, int, float]:
+    """Test a model on one shard of the test set: over all shards every sample is seen once.
+
+    ``on_batch`` is called before every ``EVALUATION_BATCH`` samples.
+
+    Returns:
+        The number of samples classified right, the number of samples, and the sum of their losses.
+    """
+    index, count = shard
+    images, labels = images[index::count], labels[index::count]
+    correct, loss = 0, 0.0
+    training = model.training
+    model.eval()
+    for inputs, targets in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
+        on_batch()
+        logits = model(inputs)
+        loss += loss_function(logits, targets, reduction="sum").item()
+        correct += int((logits.argmax(1) == targets).sum())
+    model.train(training)
+    return correct, len(labels), loss

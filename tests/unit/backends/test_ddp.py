@@ -1,0 +1,105 @@
+"""The ddp arm is torch's own DDP, with torch's own defaults."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from backends import BACKENDS
+from backends.base import BackendError, Placement
+from backends.groups.torch_group import TorchGroup
+from backends.strategies.ddp import DDPReplica
+from compare.worker.workload import build_model
+
+BATCH = torch.zeros(4, 784), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield TorchGroup(Placement(0, 0, 1, 1, "here"), torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def buckets_of(wrapped):
+    for _ in range(3):  # the buckets are rebuilt in the second step, and told in the third
+        nn.functional.cross_entropy(wrapped(BATCH[0]), BATCH[1]).backward()
+    seen = wrapped._get_ddp_logging_data()
+    return [int(size) for size in seen["rebuilt_bucket_sizes"].split(",")]
+
+
+def replica_of(group, **given):
+    options = {option.name: option.default for option in BACKENDS["ddp"].options} | given
+    return DDPReplica(build_model("convnet"), lambda p: torch.optim.SGD(p, lr=0.01), group, options)
+
+
+def test_by_default_it_has_the_buckets_of_plain_ddp(group):
+    """Two: torch's first bucket is small, so that the first all-reduce begins early."""
+    ours = buckets_of(replica_of(group).wrapped)
+    assert ours == buckets_of(DistributedDataParallel(build_model("convnet")))
+    assert len(ours) == 2
+
+
+def test_a_bucket_size_that_is_given_is_taken_and_attested(group):
+    replica = replica_of(group, bucket_cap_mb=1.0)
+    sizes = buckets_of(replica.wrapped)
+    assert replica.attest()["bucket_bytes"] == sizes
+    assert replica.attest()["bucket_cap_bytes"] == 1 << 20
+
+
+@pytest.mark.parametrize("hook", ["none", "fp16", "powersgd"])
+def test_the_hook_that_is_asked_for_is_the_one_that_torch_runs(group, hook):
+    replica = replica_of(group, comm_hook=hook)
+    buckets_of(replica.wrapped)
+    assert replica.attest()["comm_hook"] == hook
+
+
+def test_powersgd_attests_its_rank_and_what_it_left_out(group):
+    replica = replica_of(group, comm_hook="powersgd", powersgd_rank=2, powersgd_start=2)
+    buckets_of(replica.wrapped)
+    facts = replica.attest()
+    assert (facts["powersgd_rank"], facts["powersgd_start"]) == (2, 2)
+    assert 0 < facts["elements_after_compression"] < facts["elements_before_compression"]
+
+
+def test_a_hook_that_torch_refuses_on_the_cpu_is_an_error_with_its_reason(group):
+    with pytest.raises(BackendError, match=r"comm_hook=bf16 here: BF16 .* required CUDA"):
+        replica_of(group, comm_hook="bf16")
+
+
+def test_a_static_graph_is_refused_where_gradients_accumulate(group):
+    """Should torch learn it, this fails, and the refusal can go."""
+    replica = replica_of(group, static_graph=True)
+    replica.accumulate(1)
+    with pytest.raises(BackendError, match="static_graph=true"):
+        replica.accumulate(2)
+    assert "INTERNAL ASSERT" in _said_by_torch_left_to_itself()
+
+
+# In a process of its own, which ends at once: what is left of DDP then may take the process with it later.
+_WITHOUT_AND_WITH_COMMUNICATION = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+wrapped = DistributedDataParallel(torch.nn.Linear(4, 2), static_graph=True)
+inputs = torch.zeros(3, 4)
+try:
+    with wrapped.no_sync():
+        wrapped(inputs).sum().backward()
+    wrapped(inputs).sum().backward()
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+def _said_by_torch_left_to_itself():
+    command = [sys.executable, "-c", _WITHOUT_AND_WITH_COMMUNICATION]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout

@@ -1,0 +1,419 @@
+"""Launchers: what is executed, to the letter; what a rank reads; what a launch may inherit."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends import BACKENDS
+from backends.base import Placement
+from backends.launchers import LAUNCHERS
+from backends.launchers.request import Command, Request
+from compare.errors import UnavailableError
+from compare.experiment.schedule import Planned
+from compare.launch import arm as launching
+from compare.launch.local import ThisMachine
+from compare.schema import environment as launch_environment
+from compare.schema.arms import parse_arm, parse_arms
+from compare.schema.hosts import Host
+from tests.unit.factories import a_config
+
+TWO = (Host("localhost", 2),)
+ENVIRONMENT = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "lo"}
+JOB = "/runs/a b/launches/01-ddp/job.json"  # the blank is no matter without a shell
+
+
+def request_for(launcher, arm, hosts, **changes):
+    return Request(
+        **{
+            "executable": Path("/opt/env/bin") / launcher,
+            "python": Path("/opt/env/bin/python"),
+            "hosts": tuple(hosts),
+            "module": "compare.worker",
+            "arguments": (JOB,),
+            "port": 40123,
+            "environment": ENVIRONMENT,
+            "interface": "lo",
+            "options": parse_arm(arm).options,
+        }
+        | changes
+    )
+
+
+# ---- the command lines, to the letter ----
+
+
+def test_torchrun():
+    assert LAUNCHERS["torchrun"].commands(request_for("torchrun", "ddp", TWO)) == [
+        Command(
+            (
+                "/opt/env/bin/torchrun",
+                "--nnodes=1",
+                "--nproc_per_node=2",
+                "--node_rank=0",
+                "--master_addr=127.0.0.1",
+                "--master_port=40123",
+                "--max_restarts=0",
+                "--module",
+                "compare.worker",
+                JOB,
+            ),
+            ENVIRONMENT,
+        )
+    ]
+
+
+def test_horovodrun_with_its_gloo_controller():
+    assert LAUNCHERS["horovodrun"].commands(request_for("horovodrun", "horovod", TWO)) == [
+        Command(
+            (
+                "/opt/env/bin/horovodrun",
+                "--gloo",
+                "--disable-cache",
+                "-np",
+                "2",
+                "-H",
+                "localhost:2",
+                "--network-interfaces",
+                "lo",
+                "/opt/env/bin/python",
+                "-m",
+                "compare.worker",
+                JOB,
+            ),
+            ENVIRONMENT,
+        )
+    ]
+
+
+def test_horovodrun_with_its_mpi_controller():
+    assert LAUNCHERS["horovodrun"].commands(request_for("horovodrun", "horovod:controller=mpi", TWO)) == [
+        Command(
+            (
+                "/opt/env/bin/horovodrun",
+                "--mpi",
+                "--disable-cache",
+                "-np",
+                "2",
+                "-H",
+                "localhost:2",
+                "--network-interfaces",
+                "lo",
+                "--mpi-args=--allow-run-as-root --mca mpi_yield_when_idle 1 --mca oob_tcp_if_include lo",
+                "/opt/env/bin/python",
+                "-m",
+                "compare.worker",
+                JOB,
+            ),
+            ENVIRONMENT,
+        )
+    ]
+
+
+def test_mpirun():
+    assert LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", TWO)) == [
+        Command(
+            (
+                "/opt/env/bin/mpirun",
+                "--allow-run-as-root",
+                "-np",
+                "2",
+                "-host",
+                "localhost:2",
+                "--bind-to",
+                "none",
+                *("--mca", "mpi_yield_when_idle", "1"),
+                *("--mca", "oob_tcp_if_include", "lo"),
+                *("--mca", "btl_tcp_if_include", "lo"),
+                "/opt/env/bin/python",
+                "-m",
+                "mpi4py",
+                "-m",
+                "compare.worker",
+                JOB,
+            ),
+            ENVIRONMENT,
+        )
+    ]
+
+
+def test_mpirun_is_told_the_names_of_what_the_arm_sets():
+    (plain,) = LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", TWO))
+    request = request_for("mpirun", "mpi", TWO, exported=("UCX_TLS", "OMPI_MCA_coll"))
+    (command,) = LAUNCHERS["mpirun"].commands(request)
+    program = plain.argv.index("/opt/env/bin/python")
+    flags = ("-x", "UCX_TLS", "-x", "OMPI_MCA_coll")
+    assert command.argv == plain.argv[:program] + flags + plain.argv[program:]
+
+
+UNEVEN = (Host("n1", 2), Host("n2", 1, "alice"))
+SPREAD = {
+    "interface": "eth0",
+    "network": "10.0.0.0/24",
+    "address": "10.0.0.11",
+    "mpi_prefix": Path("/opt/env"),
+    "mark": "ringside-0123-1",
+}
+DAEMONS = {
+    "orte_launch_agent": "env RINGSIDE_LAUNCH=ringside-0123-1 orted",
+    "plm_rsh_no_tree_spawn": "1",
+    "oob_tcp_keepalive_time": "3",
+    "oob_tcp_keepalive_intvl": "2",
+    "oob_tcp_keepalive_probes": "3",
+    "orte_keep_fqdn_hostnames": "1",
+}
+
+
+def test_torchrun_on_many_hosts_is_one_agent_on_each():
+    commands = LAUNCHERS["torchrun"].commands(request_for("torchrun", "ddp", UNEVEN, **SPREAD))
+    assert [command.host for command in commands] == list(UNEVEN)
+    assert [command.argv[1:6] for command in commands] == [
+        (
+            "--nnodes=2",
+            f"--nproc_per_node={slots}",
+            f"--node_rank={number}",
+            "--master_addr=10.0.0.11",
+            "--master_port=40123",
+        )
+        for number, slots in enumerate((2, 1))
+    ]
+
+
+def test_mpirun_on_many_hosts():
+    (command,) = LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", UNEVEN, **SPREAD))
+    program = command.argv.index("/opt/env/bin/python")
+    assert command.host is None
+    assert command.argv[:program] == (
+        *("/opt/env/bin/mpirun", "--allow-run-as-root", "-np", "3", "-host", "n1:2,n2:1"),
+        *("--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
+        *("--mca", "oob_tcp_if_include", "10.0.0.0/24", "--mca", "btl_tcp_if_include", "10.0.0.0/24"),
+        *("--prefix", "/opt/env", "--map-by", "slot"),
+        *(word for name, value in DAEMONS.items() for word in ("--mca", name, value)),
+        *("-x", "RINGSIDE_LAUNCH", "-x", "OMP_NUM_THREADS", "-x", "GLOO_SOCKET_IFNAME"),
+    )
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_horovodrun_on_many_hosts(controller):
+    arm = f"horovod:controller={controller}"
+    (command,) = LAUNCHERS["horovodrun"].commands(request_for("horovodrun", arm, UNEVEN, **SPREAD))
+    assert command.host is None
+    assert command.argv[command.argv.index("-H") + 1] == "n1:2,n2:1"
+    assert command.argv[command.argv.index("--network-interfaces") + 1] == "eth0"
+    parameters = [word for word in command.argv if word.startswith("--mpi-args=")]
+    assert len(parameters) == (controller == "mpi")
+    for words in map(shlex.split, parameters):
+        assert words[words.index("oob_tcp_if_include") + 1] == "10.0.0.0/24"
+        for name, value in DAEMONS.items():
+            assert words[words.index(name) + 1] == value
+
+
+@pytest.mark.parametrize(("launcher", "arm"), [("torchrun", "ddp"), ("horovodrun", "horovod")])
+def test_the_others_pass_everything_on_by_themselves(launcher, arm):
+    plain = LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO))
+    assert LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO, exported=("UCX_TLS",))) == plain
+
+
+@pytest.mark.parametrize(("launcher", "arm"), [("horovodrun", "horovod"), ("mpirun", "mpi")])
+def test_every_host_is_named_with_its_ranks(launcher, arm):
+    (command,) = LAUNCHERS[launcher].commands(request_for(launcher, arm, [Host("a", 2), Host("10.0.0.2", 1)]))
+    assert "a:2,10.0.0.2:1" in command.argv
+    assert command.argv[command.argv.index("-np") + 1] == "3"
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_is_called_by_its_own_name(name):
+    assert name == LAUNCHERS[name].EXECUTABLE
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=lambda backend: backend.name)
+def test_every_backend_names_a_launcher_that_there_is(backend):
+    assert backend.launcher in LAUNCHERS
+
+
+# ---- what a rank reads ----
+
+TOLD = {
+    "torchrun": {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+    "horovodrun": {
+        "HOROVOD_RANK": "3",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_LOCAL_SIZE": "2",
+    },
+    "mpirun": {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    },
+}
+STANDS = Placement(rank=3, local_rank=1, world_size=4, local_world_size=2, host=socket.gethostname())
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_rank_reads_where_it_stands(name):
+    assert LAUNCHERS[name].placement(TOLD[name] | {"PATH": "/bin"}) == STANDS
+
+
+def test_under_its_mpi_controller_a_horovod_rank_reads_open_mpis_variables():
+    assert LAUNCHERS["horovodrun"].placement(TOLD["mpirun"]) == STANDS
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_outside_its_launcher_there_is_no_placement(name):
+    with pytest.raises(KeyError):
+        LAUNCHERS[name].placement({"PATH": "/bin", "HOSTNAME": "a"})
+
+
+@pytest.mark.parametrize(("name", "missing"), [(name, key) for name, told in TOLD.items() for key in told])
+def test_a_rank_that_was_told_half_has_no_placement(name, missing):
+    with pytest.raises(KeyError):
+        LAUNCHERS[name].placement({key: value for key, value in TOLD[name].items() if key != missing})
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("torchrun", "mpirun"), ("mpirun", "torchrun"), ("mpirun", "horovodrun")]
+)
+def test_a_rank_does_not_believe_another_launcher(name, other):
+    with pytest.raises(KeyError):
+        LAUNCHERS[name].placement(TOLD[other])
+
+
+# ---- what a launch may inherit ----
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PATH",
+        "HOME",
+        "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "LC_ALL",
+        "CUDA_VISIBLE_DEVICES",
+        "NCCL_DEBUG",
+        "NCCL_IB_DISABLE",
+        "OMP_SCHEDULE",
+        "HOROVOD_FUSION_THRESHOLD",
+        "OMPI_MCA_btl",
+        "UCX_TLS",
+        "SLURM_JOB_ID",
+    ],
+)
+def test_what_a_launch_needs_passes(name):
+    assert launch_environment.inherited({name: "value"}) == {name: "value"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AWS_SECRET_ACCESS_KEY",
+        "FOO_TOKEN",
+        "HF_TOKEN",
+        "GITHUB_TOKEN",
+        "DATABASE_URL",
+        "SSH_AUTH_SOCK",
+        # Secrets that begin like settings of the libraries.
+        "NVIDIA_API_KEY",
+        "SLURM_JWT",
+        "TORCH_HUB_TOKEN",
+        "HOROVOD_SECRET_KEY",
+        "UCX_PASSWORD",
+        # Left over from another launch, they would place a rank there.
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "OMPI_COMM_WORLD_RANK",
+        # The arm decides these.
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_CPU_OPERATIONS",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+    ],
+)
+def test_secrets_and_what_would_contradict_the_arm_do_not_pass(name):
+    assert launch_environment.inherited({name: "value", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(min_size=1), st.text()))
+def test_what_passes_is_never_changed_or_added(environ):
+    assert launch_environment.inherited(environ).items() <= environ.items()
+
+
+# ---- what is set for every rank ----
+
+
+def test_threads_and_the_interface_are_set_for_every_library():
+    set_ = launch_environment.settings(threads=3, interface="lo", executables=Path("/opt/env/bin"))
+    assert (set_["OMP_NUM_THREADS"], set_["MKL_NUM_THREADS"]) == ("3", "3")
+    assert (set_["GLOO_SOCKET_IFNAME"], set_["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
+    first = set_["PYTHONPATH"].split(os.pathsep)[0]
+    assert (Path(first) / "compare" / "worker.py").is_file()
+    assert set_["PYTHONSAFEPATH"] == "1"
+    assert set_["PATH"].split(os.pathsep)[0] == "/opt/env/bin"
+
+
+@pytest.fixture
+def launchers(monkeypatch):
+    """Every launcher is there, whatever this machine has."""
+    monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
+
+
+ARMS = "none,ddp,manual,manual:mode=overlap,horovod,horovod:controller=mpi,mpi"
+
+
+def commands_of(config, arm):
+    here = ThisMachine((Host("localhost", config.ranks),), [0])
+    return launching.commands_for(config, arm, here, Path("/runs/x/job.json"))
+
+
+def test_every_arm_gets_the_same_settings(launchers):
+    config = a_config(ARMS, threads_per_rank=2)
+    environments = [dict(c.environment) for arm in config.arms for c in commands_of(config, arm)]
+    assert environments == environments[:1] * len(config.arms)
+    assert environments[0]["OMP_NUM_THREADS"] == "2"
+    assert environments[0]["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("backend", ["ddp", "manual", "horovod", "horovod:controller=mpi", "mpi"])
+def test_what_an_arm_sets_is_over_what_all_get_and_on_no_command_line(launchers, backend):
+    config = a_config(f"none,{backend},{backend}:env.UCX_TLS=tcp\\,self")
+    control, plain, own = (dict(commands_of(config, arm)[0].environment) for arm in config.arms)
+    assert own == plain | {"UCX_TLS": "tcp,self"}
+    assert control == plain
+    assert "tcp,self" not in " ".join(commands_of(config, config.arms[2])[0].argv)
+
+
+def test_a_long_label_makes_no_longer_name_than_a_folder_may_have():
+    arm = parse_arm("ddp:env.A=" + "é" * 400)
+    files = launching.launch_files(Path("/runs/x"), Planned(7, 1, arm))
+    assert files.directory.name.startswith("07-ddp_env.A=")
+    assert len(os.fsencode(files.directory.name + "-again")) < 255
+
+
+def test_every_arm_runs_the_same_ranks_of_the_same_program(launchers):
+    config = a_config(ARMS, ranks=3)
+    for arm in config.arms:
+        (command,) = commands_of(config, arm)
+        assert Path(command.argv[0]).name == BACKENDS[arm.backend].launcher
+        assert command.argv[-2:] == ("compare.worker", "/runs/x/job.json")
+        assert {"--nproc_per_node=3", "localhost:3"} & set(command.argv)
+
+
+@pytest.mark.parametrize("arm", parse_arms([ARMS]), ids=lambda arm: arm.label)
+def test_a_launcher_that_is_not_there_is_named(arm, monkeypatch):
+    monkeypatch.setattr(launching, "find_launcher", lambda _name: None)
+    with pytest.raises(UnavailableError) as caught:
+        commands_of(a_config(arm.label), arm)
+    assert BACKENDS[arm.backend].launcher in caught.value.what
+    assert arm.label in caught.value.what
+    assert caught.value.remedy

@@ -1,0 +1,188 @@
+"""The benches' statistics and judgements, on numbers whose answers are known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from compare.analysis.summary import Estimate as LaunchEstimate
+from tests.bench import cost, pairs, record, report
+from tests.bench.estimate import Estimate, Row, Section, at_least, at_most, estimate, reaches
+from tests.bench.machine import FOREIGN_LIMIT, Load, LoadMeter, busy_seconds
+from tests.bench.pairs import Turn
+
+
+def test_few_pairs_get_the_paired_t_interval():
+    # ln ratios -0.1, 0, 0.1, 0.2: mean 0.05, sd 0.1291, t(3) 3.1824 -> half-width 0.20543.
+    found = estimate([math.exp(x) for x in (-0.1, 0.0, 0.1, 0.2)])
+    assert found.ratio == pytest.approx(math.exp(0.05))
+    assert math.log(found.low) == pytest.approx(0.05 - 0.20543, abs=1e-4)
+    assert math.log(found.high) == pytest.approx(0.05 + 0.20543, abs=1e-4)
+    assert found.n == 4
+
+
+def test_many_pairs_get_the_bootstrapped_median_which_one_outlier_does_not_move():
+    calm = [1.0 + 0.001 * k for k in range(-10, 11)]
+    found = estimate([*calm, 50.0])
+    assert 0.99 < found.low < 1.0 < found.high < 1.01
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says():
+    chance = random.Random(1)
+    for pairs_each in (5, 12):
+        draws = [estimate([math.exp(chance.gauss(0.2, 0.1)) for _ in range(pairs_each)]) for _ in range(200)]
+        share = sum(e.low <= math.exp(0.2) <= e.high for e in draws) / len(draws)
+        assert share > 0.88
+
+
+def test_one_pair_gives_no_interval():
+    with pytest.raises(ValueError, match="1 pairs"):
+        estimate([1.0])
+
+
+@pytest.mark.parametrize(
+    ("target", "found", "verdict"),
+    [
+        (at_least(7), (7.5, 7.2, 7.8), "holds"),
+        (at_least(7), (7.1, 6.8, 7.8), "holds, within noise"),
+        (at_least(7), (6.9, 6.8, 7.1), "MISSED, within noise"),
+        (at_least(7), (6.0, 5.8, 6.2), "MISSED"),
+        (at_most(1.02), (1.01, 1.0, 1.015), "holds"),
+        (at_most(1.02), (1.05, 1.03, 1.07), "MISSED"),
+        (reaches(1), (0.98, 0.95, 1.001), "holds, within noise"),
+        (reaches(1), (1.01, 0.95, 1.1), "holds"),
+        (reaches(1), (0.98, 0.95, 0.999), "MISSED"),
+    ],
+)
+def test_a_target_is_judged_by_the_median_and_the_interval_qualifies(target, found, verdict):
+    assert Row("x", Estimate(*found, n=5), target).verdict == verdict
+
+
+def test_what_others_used_is_what_was_busy_and_not_ours():
+    assert Load(busy_seconds=0.5, own_seconds=0.7, wall_seconds=1.0).foreign == 0
+    cores = Load(busy_seconds=1.0, own_seconds=0.0, wall_seconds=1.0).foreign ** -1
+    assert cores == round(cores) >= 1
+
+
+def test_the_meter_sees_time_pass_on_the_machine():
+    meter = LoadMeter()
+    since = busy_seconds()
+    sum(range(3_000_000))
+    load = meter.read()
+    assert load.wall_seconds > 0
+    assert load.own_seconds > 0
+    assert busy_seconds() >= since > 0
+
+
+def turn(foreign, one=2.0, other=1.0):
+    return Turn({"step_seconds": {"one": one, "other": other}}, foreign)
+
+
+def test_the_quietest_turns_are_kept_and_those_quiet_enough_in_their_order():
+    loud, quiet, silent = turn(0.9), turn(FOREIGN_LIMIT, one=4.0), turn(0.0, one=3.0)
+    kept = pairs._keep([loud, quiet, silent], 2)
+    assert kept.kept == [quiet, silent]
+    assert kept.repeated == 1
+    assert kept.ratio("one", "other").ratio == pytest.approx(math.sqrt(12))
+    assert "disturbed" not in kept.conditions
+    assert "disturbed" in pairs._keep([loud, quiet], 2).conditions
+
+
+def palindrome(one, other, busy=0.0):
+    figures = {"one": one, "other": other}
+    return {
+        "step_seconds": figures,
+        "step_cpu_seconds": figures,
+        "busy_seconds": busy,
+        "own_seconds": 0.0,
+        "wall_seconds": 1.0,
+    }
+
+
+def test_a_launch_counts_once_however_many_palindromes_it_measured(monkeypatch):
+    monkeypatch.setattr(pairs, "await_quiet", lambda: None)
+    measured = [
+        [palindrome(4.0, 1.0), palindrome(1.0, 1.0)],  # twice, as a geometric mean of paired ratios
+        [palindrome(2.0, 1.0), palindrome(9.0, 1.0, busy=1e6)],  # others were at it: taken again
+        [palindrome(30.0, 10.0), palindrome(30.0, 10.0)],
+    ]
+    numbers = []
+
+    def start(folder, number):
+        numbers.append(number)
+        for rank in range(2):
+            (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(measured[number]))
+
+    found = pairs.take_palindromes(start, 2, ranks=2)
+    assert numbers == [0, 1, 2]
+    assert found.repeated == 1
+    ratio = found.ratio("one", "other")
+    assert (ratio.n, ratio.ratio) == (2, pytest.approx(math.sqrt(2 * 3)))
+
+
+def launch_estimate(milliseconds, half):
+    middle, half = milliseconds / 1e3, half / 1e3
+    return LaunchEstimate(middle, middle - half, middle + half, 3, "t")
+
+
+def test_growth_is_told_by_ranks_and_size_with_intervals_of_the_sync_cost(monkeypatch):
+    monkeypatch.setattr(cost, "_cores", lambda: 2)
+    points = [
+        cost.Point(arm, ranks, 80.2, launch_estimate(step, 1.0), sync)
+        for ranks in (4, 2)
+        for arm, step, sync in (
+            ("mpi", 480.04, launch_estimate(312.4, 20.0)),
+            ("none", 167.6, None),
+        )
+    ]
+    lines = cost._table(points, figure=None).splitlines()
+    assert lines[:4] == [
+        "| ms a step, of it sync | `none` | `mpi` |",
+        "| --- | ---: | ---: |",
+        "| 2 × 80.2 MB | 167.6 | 480, 312 [292, 332] |",
+        "| 4 × 80.2 MB\\* | 167.6 | 480, 312 [292, 332] |",
+    ]
+
+
+# ---- what is kept ----
+
+
+def a_section(title, ratio=1.0):
+    return Section(title, "How.", [Row("what", Estimate(ratio, 0.9, 1.1, 5), at_most(2.0))], ["quiet"])
+
+
+def test_sections_of_other_runs_on_the_same_machine_are_kept(tmp_path):
+    output, order = tmp_path / "bench.md", ["first", "second"]
+    record.write(output, "second", a_section("Second", 1.25), "bench --only second", order=order)
+    record.write(output, "first", a_section("First"), "bench --only first", order=order)
+    text = output.read_text()
+    assert text.index("## First") < text.index("`bench --only first`") < text.index("## Second")
+    assert "`bench --only second`" in text
+    assert "| what | 1.250 | 0.900 – 1.100 | 5 | ≤ 2.00 | holds |" in text
+    record.write(output, "second", a_section("Second", 1.5), "bench", order=order)
+    assert "1.250" not in output.read_text()
+    assert "## First" in output.read_text()
+
+
+def test_a_section_that_fails_does_not_replace_what_was_measured(tmp_path):
+    output, order = tmp_path / "bench.md", ["first"]
+    failed = Section("first", "Could not be measured.", [], [], failed=True)
+    record.write(output, "first", failed, "bench", order=order)
+    assert "Could not be measured" in output.read_text()
+    record.write(output, "first", a_section("First", 1.25), "bench", order=order)
+    record.write(output, "first", failed, "bench", order=order)
+    assert "| 1.250 |" in output.read_text()
+    assert "Could not be measured" not in output.read_text()
+
+
+def test_sections_that_another_machine_measured_are_not(tmp_path, monkeypatch):
+    output, order = tmp_path / "bench.md", ["first", "second"]
+    record.write(output, "first", a_section("First"), "bench", order=order)
+    monkeypatch.setattr(report, "describe", lambda: "another machine")
+    record.write(output, "second", a_section("Second"), "bench", order=order)
+    assert "## First" not in output.read_text()
+    assert "- another machine" in output.read_text()

@@ -1,0 +1,635 @@
+"""The command line: every mistake ends in three lines and the documented exit code, never in a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends import BACKENDS
+from compare import data, errors
+from compare.analysis.parity import Gate
+from compare.cli import main as cli
+from compare.data import mnist
+from compare.data.catalogue import FILES, TRAIN_IMAGES
+from compare.doctor import availability
+from compare.doctor import examine as doctor
+from compare.doctor.availability import Availability, Found, Survey
+from compare.errors import (
+    DataError,
+    LaunchError,
+    OutputError,
+    ParityError,
+    StalledError,
+    UnavailableError,
+    UsageError,
+)
+from compare.experiment import run
+from compare.experiment import verify as verification
+from compare.experiment.verify import ArmVerification, Verification
+from compare.launch import arm as launching
+from compare.launch.engines.fanout import Reach
+from compare.report import RENDERERS
+from compare.schema.results import RESULTS_FILE, read_json, write_json
+from tests.unit.factories import MNIST, a_run
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib"}
+
+USAGE, DATA, UNAVAILABLE, OUTPUT, LAUNCH, STALLED, PARITY, HOST, INTERRUPTED = 2, 3, 4, 5, 6, 7, 8, 9, 130
+
+RESOLVE = data.resolve
+SURVEY = Survey(
+    {
+        name: Availability(
+            backend=name,
+            launcher=backend.launcher,
+            problem="mpi4py is not installed" if name == "mpi" else "",
+            remedy=backend.install if name == "mpi" else "",
+        )
+        for name, backend in BACKENDS.items()
+    },
+    {"torch": Found(facts={"gpus": 0}), "horovod": Found(facts={"controllers": ["gloo"]}), "mpi4py": Found()},
+)
+
+
+class Ended:
+    """How a call of the program ended."""
+
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def parts(self):
+        """What an error said: what failed, what was found, what to do."""
+        first, *rest = self.err.splitlines()
+        assert first.startswith("error: "), self.err
+        assert rest, self.err
+        assert all(line.startswith("  ") for line in rest), self.err
+        return [first.removeprefix("error: "), *(line.removeprefix("  ") for line in rest)]
+
+
+@pytest.fixture
+def compare(monkeypatch, capfd, tmp_path):
+    """Call the program, in an empty folder, on a machine without GPUs and without mpi4py."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # what reads from a pipe is no terminal of some width
+    monkeypatch.setattr(availability, "survey", lambda _wanted=(): SURVEY)
+    monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
+    monkeypatch.setattr(data, "resolve", lambda *_arguments, **_options: MNIST)
+    terminate = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return Ended(ended.value.code or 0, out, err)
+
+    yield call
+    signal.signal(signal.SIGTERM, terminate)
+
+
+@pytest.fixture
+def carried_out(monkeypatch):
+    """Let a run end at once, in a result or in an error."""
+
+    def end_in(result):
+        def carry_out(*_arguments):
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        monkeypatch.setattr(run, "carry_out", carry_out)
+
+    return end_in
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("--backend dpp", USAGE, ["'dpp'", "Did you mean ddp?", "none, ddp, manual, horovod, mpi"]),
+        ("--backend ddp:bucket=1", USAGE, ["'bucket'", "ddp:bucket=1", "bucket_cap_mb"]),
+        ("--backend ddp:process_group=mpi", USAGE, ["'mpi'", "auto or nccl or gloo"]),
+        ("--backend ddp,ddp", USAGE, ["named twice", "--repeats"]),
+        ("--backend ddp --backend ddp", USAGE, ["named twice"]),
+        ("--backend ddp --baseline horovod", USAGE, ["--baseline cannot be horovod", "none or ddp"]),
+        (
+            "--backend ddp --steps 10 --warmup 30",
+            USAGE,
+            ["nothing left to time", "10 training steps", "--warmup"],
+        ),
+        ("--backend ddp --steps 0", USAGE, ["--steps cannot be 0"]),
+        ("--backend ddp --steps 100000000000000000000", USAGE, ["--steps cannot be 1"]),
+        ("--backend ddp --epochs 0", USAGE, ["--epochs cannot be 0"]),
+        ("--backend ddp --repeats 0", USAGE, ["--repeats cannot be 0"]),
+        ("--backend ddp --max-reruns -1", USAGE, ["--max-reruns cannot be -1"]),
+        ("--backend ddp --batch-size 0", USAGE, ["--batch-size cannot be 0"]),
+        ("--backend ddp --batch-size 60000", USAGE, ["--batch-size cannot be 60000"]),
+        ("--backend ddp --lr 0", USAGE, ["--lr cannot be 0"]),
+        ("--backend ddp --lr nan", USAGE, ["--lr cannot be nan"]),
+        ("--backend ddp --timeout inf", USAGE, ["--timeout cannot be inf"]),
+        ("--backend ddp --seed -1", USAGE, ["--seed cannot be -1"]),
+        ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
+        ("--backend ddp --optimizer lion", USAGE, ["--optimizer cannot be lion", "sgd or adam or adamw"]),
+        ("--backend ddp --device tpu", USAGE, ["--device cannot be tpu", "cpu or cuda"]),
+        ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "mnist or digits"]),
+        ("--backend ,", USAGE, ["--backend names no arm"]),
+        ("--backend ddp --threads 0", USAGE, ["--threads cannot be 0"]),
+        ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read", "No such file"]),
+        ("--hostfile .", USAGE, ["the hostfile cannot be read", "Is a directory"]),
+        ("--backend mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed", "pip install"]),
+        (
+            "--backend horovod:controller=mpi",
+            UNAVAILABLE,
+            ["without its mpi controller", "compare install horovod"],
+        ),
+        ("--backend ddp --device cuda", UNAVAILABLE, ["2 ranks on localhost need 2 GPUs", "--device cpu"]),
+        ("--backend ddp --export-json gone/run.json", OUTPUT, ["gone/run.json could not be written"]),
+        ("--backend ddp --export-json .", OUTPUT, ["is a folder"]),
+    ],
+)
+def test_a_mistake_is_answered_in_three_parts_before_anything_is_started(
+    compare, carried_out, arguments, code, says
+):
+    carried_out(AssertionError("nothing may be started"))
+    ended = compare("run", *shlex.split(arguments))
+    assert ended.code == code
+    for part in says:
+        assert part in " ".join(ended.parts)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", ["-np 0", "-np -1", "-np two", "--num-proc 0", "--no-such-flag", "--batch-size x"]
+)
+def test_what_is_not_even_a_number_is_answered_with_the_flag(compare, arguments):
+    ended = compare("run", *arguments.split())
+    assert ended.code == USAGE
+    assert arguments.split()[0] in ended.err
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were():
+    """What was interrupted ignores further interrupts: in these tests it shares its process with others."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_command_that_there_is_not_is_an_error(compare):
+    ended = compare("rnu")
+    assert ended.code == USAGE
+    assert "rnu" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "says"),
+    [
+        ("localhost slots=two\n", 2, ["hosts:1"]),
+        ("localhost slots=2\n\nlocalhost slots=3\n", 2, ["hosts:3"]),
+        ("localhost slots=1\n", 2, ["2 ranks do not fit", "-np 1"]),
+        ("far.example slots=2\n", 3, ["3 ranks do not fit"]),
+    ],
+)
+def test_a_wrong_hostfile_is_answered_with_its_line(compare, text, ranks, says):
+    Path("hosts").write_text(text)
+    ended = compare("run", "--hostfile", "hosts", "-np", ranks)
+    assert ended.code == USAGE
+    for part in says:
+        assert part in " ".join(ended.parts)
+    assert [path.name for path in Path.cwd().iterdir()] == ["hosts"]
+
+
+def test_an_output_folder_that_cannot_be_made_is_an_error(compare, carried_out):
+    carried_out(AssertionError("nothing may be started"))
+    Path("file").touch()
+    ended = compare("run", "--backend", "ddp", "--output", "file/run")
+    assert ended.code == OUTPUT
+    assert "file/run" in ended.parts[0]
+    assert "--output" in ended.parts[-1]
+
+
+def test_an_output_folder_that_holds_anything_is_left_as_it_is(compare, carried_out):
+    carried_out(AssertionError("nothing may be started"))
+    Path("old").mkdir()
+    Path("old/notes").write_text("mine")
+    ended = compare("run", "--backend", "ddp", "--output", "old")
+    assert ended.code == OUTPUT
+    assert "old is not empty" in ended.parts[0]
+    assert [path.name for path in Path("old").iterdir()] == ["notes"]
+
+
+def test_damaged_data_is_an_error(compare, carried_out, monkeypatch):
+    carried_out(AssertionError("nothing may be started"))
+    monkeypatch.setattr(data, "resolve", RESOLVE)
+    monkeypatch.setenv(mnist.MIRRORS_VARIABLE, "http://127.0.0.1:9/")
+    Path("data/MNIST/raw").mkdir(parents=True)
+    for name in FILES:
+        (Path("data/MNIST/raw") / name).write_bytes(b"damaged")
+    ended = compare("run", "--backend", "ddp", "--dataset", "mnist", "--data-dir", "data")
+    assert ended.code == DATA
+    assert TRAIN_IMAGES in " ".join(ended.parts)
+    assert compare("data", "status", "--data-dir", "data").code == DATA
+
+
+def test_a_format_that_there_is_not_is_an_error(compare):
+    write_json(Path(RESULTS_FILE), a_run())
+    ended = compare("report", ".", "--format", "pdf")
+    assert ended.code == USAGE
+    assert "'pdf'" in ended.parts[0]
+    assert all(form in ended.parts[-1] for form in RENDERERS)
+
+
+@pytest.mark.parametrize("path", ["gone", ".", "gone/results.json"])
+def test_a_run_that_there_is_not_is_an_error(compare, path):
+    ended = compare("report", path)
+    assert ended.code == OUTPUT
+    assert "no run" in ended.parts[0]
+    assert "compare run" in ended.parts[-1]
+
+
+def test_a_run_that_was_cut_short_on_disk_is_an_error(compare):
+    Path(RESULTS_FILE).write_text('{"schema_version": 1, "laun')
+    ended = compare("report", ".")
+    assert ended.code == OUTPUT
+    assert RESULTS_FILE in ended.parts[0]
+
+
+def test_a_report_says_where_the_cost_goes_where_it_is_asked_to(compare):
+    write_json(Path(RESULTS_FILE), a_run())
+    assert "Where the cost goes" not in compare("report", ".").out
+    assert "Where the cost goes" in compare("report", ".", "--detail").out
+    assert "Where the cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
+
+
+def test_a_report_that_cannot_be_written_is_an_error(compare):
+    write_json(Path(RESULTS_FILE), a_run())
+    ended = compare("report", ".", "--output", "gone/table.txt")
+    assert ended.code == OUTPUT
+    assert "gone/table.txt" in ended.parts[0]
+
+
+# ---- how a run ends ----
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("what", remedy="remedy"), USAGE),
+        (DataError("what", remedy="remedy"), DATA),
+        (UnavailableError("what", remedy="remedy"), UNAVAILABLE),
+        (OutputError("what", remedy="remedy"), OUTPUT),
+        (LaunchError("what", remedy="remedy"), LAUNCH),
+        (StalledError("what", remedy="remedy"), STALLED),
+        (ParityError("what", remedy="remedy"), PARITY),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_run_that_fails_ends_with_the_code_of_its_failure_and_says_what_is_kept(
+    compare, carried_out, error, code
+):
+    carried_out(error)
+    ended = compare("run", "--backend", "ddp", "--output", "out")
+    assert ended.code == code
+    assert f"compare report {Path('out').absolute()}" in " ".join(ended.err.split())
+    assert "error: what\n  remedy\n" in ended.err
+
+
+def test_an_interrupted_run_says_what_is_kept(compare, carried_out):
+    carried_out(KeyboardInterrupt())
+    ended = compare("run", "--backend", "ddp", "--output", "out")
+    assert ended.code == INTERRUPTED
+    assert "Interrupted" in ended.err
+    assert "compare report" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("--backend dpp", USAGE, "Did you mean ddp?"),
+        ("--backend ,", USAGE, "--backend names no arm"),
+        ("--backend mpi", UNAVAILABLE, "mpi4py is not installed"),
+        ("--backend ddp --model resnet", USAGE, "--model cannot be resnet"),
+        ("--backend ddp --export-json gone/out.json", OUTPUT, "gone/out.json"),
+    ],
+)
+def test_a_verification_refuses_what_a_run_refuses(compare, arguments, code, says):
+    ended = compare("verify", *arguments.split())
+    assert ended.code == code
+    assert says in " ".join(ended.parts)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("passed", 0), ("failed", PARITY)])
+def test_a_verification_shows_its_table_and_ends_with_its_code(compare, monkeypatch, outcome, code):
+    asked = []
+
+    def verify(run, directory, *_):
+        asked.append(run.config)
+        gates = [Gate(name="ranks", outcome=outcome)]
+        return Verification(run=run, arms=[ArmVerification(arm="ddp", gates=gates, seconds=1.0)])
+
+    monkeypatch.setattr(verification, "verify", verify)
+    ended = compare(*("verify", "--backend", "ddp", "-np", 3, "--output", "out", "--export-json", "v.json"))
+    assert ended.code == code
+    assert "the same training" in ended.out.replace("NOT ", "")
+    assert ("NOT" in ended.out) == (outcome == "failed")
+    assert str(Path("out").absolute()) in ended.out
+    assert read_json(Path("v.json"), Verification).arms[0].gates[0].outcome == outcome
+    (config,) = asked
+    assert (config.ranks, config.total_steps, [arm.label for arm in config.arms]) == (3, 20, ["ddp"])
+
+
+def test_an_interrupted_verification_says_where_the_finished_part_is(compare, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verification, "verify", interrupt)
+    ended = compare("verify", "--backend", "ddp", "--output", "out")
+    assert ended.code == INTERRUPTED
+    assert str(Path("out").absolute()) in ended.err
+
+
+def test_an_interrupt_before_the_first_launch_ends_likewise(compare, monkeypatch):
+    asked = []
+
+    def interrupt(wanted):
+        asked.append([*wanted])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(availability, "survey", interrupt)
+    assert compare("run", "--backend", "ddp").code == INTERRUPTED
+    assert asked == [["ddp"]], "nothing is loaded for backends that were not named"
+
+
+@pytest.mark.parametrize("folder", ["out", "out [bold]", "out [/]"])
+def test_a_run_that_ends_well_shows_its_table_and_where_everything_is(compare, carried_out, folder):
+    carried_out(a_run())
+    ended = compare("run", "--backend", "ddp", "--output", folder, "--export-json", "run.json")
+    assert ended.code == 0
+    assert "mlp on MNIST" in ended.out
+    assert str(Path(folder).absolute()) in ended.out
+    assert json.loads(Path("run.json").read_text())["run"]["complete"] is True
+
+
+def test_a_defect_of_ours_keeps_its_traceback(compare, carried_out, monkeypatch):
+    carried_out(ZeroDivisionError("ours"))
+    monkeypatch.setattr(sys, "argv", ["compare", "run", "--backend", "ddp", "--output", "out"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+# ---- what is printed ----
+
+
+def dry_run(compare, *arguments):
+    ended = compare("run", "--dry-run", *arguments)
+    assert ended.code == 0, ended.err
+    assert list(Path.cwd().iterdir()) == []
+    lines = ended.out.splitlines()
+    return dict(
+        zip((line.removeprefix("# ") for line in lines[::2]), map(shlex.split, lines[1::2]), strict=True)
+    )
+
+
+def test_a_dry_run_prints_one_command_an_arm_and_does_nothing(compare):
+    commands = dry_run(compare, "--backend", "ddp,manual:mode=overlap,horovod", "--output", "out")
+    assert set(commands) == {"none", "ddp", "manual:mode=overlap", "horovod"}
+    assert "/opt/env/bin/torchrun" in commands["ddp"]
+    assert "/opt/env/bin/horovodrun" in commands["horovod"]
+    assert "GLOO_SOCKET_IFNAME=lo" in commands["ddp"]
+
+
+def test_what_a_dry_run_prints_can_be_pasted_into_a_shell(compare, monkeypatch):
+    monkeypatch.setenv("PATH", "/opt/my programs:/bin")
+    ended = compare("run", "--dry-run", "--backend", "ddp", "--no-control", "--output", "my runs")
+    _, line = ended.out.splitlines()
+    # A quote before the name would make the shell take the whole word for a program.
+    assignment = r"[A-Z_]+=('[^']*'|[^' ]*)"
+    assert re.fullmatch(rf"({assignment} )+/opt/env/bin/torchrun .* '[^']*/job.json'", line)
+
+
+def test_without_a_backend_all_that_can_run_are_taken(compare):
+    expected = {"none", "ddp", "manual", "manual:mode=shared_memory", "horovod"}
+    assert set(dry_run(compare)) == expected
+    assert set(dry_run(compare, "-H", "localhost:2")) == expected
+
+
+@pytest.mark.parametrize(
+    "spelling", [["-np", "3"], ["--num-proc", "3"], ["--num_proc", "3"], ["--num_proc=3"], ["--num-proc=3"]]
+)
+def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
+    (command,) = dry_run(
+        compare, "--backend", "ddp", "--no_control", "--batch_size", "32", *spelling
+    ).values()
+    assert "--nproc_per_node=3" in command
+
+
+def test_the_hostfile_says_how_many_ranks_there_are(compare, tmp_path_factory):
+    hostfile = tmp_path_factory.mktemp("hosts") / "hosts"
+    hostfile.write_text("localhost slots=5\n")
+    (command,) = dry_run(compare, "--backend", "ddp", "--no-control", "--hostfile", hostfile).values()
+    assert "--nproc_per_node=5" in command
+
+
+@pytest.mark.parametrize("form", RENDERERS)
+def test_a_run_is_shown_again_in_every_format(compare, form):
+    write_json(Path(RESULTS_FILE), a_run(complete=False))
+    printed = compare("report", ".", "--format", form)
+    assert printed.code == 0
+    assert "ddp" in printed.out
+    written = compare("report", RESULTS_FILE, "--format", form, "--output", "shown")
+    assert (written.code, written.out) == (0, "")
+    assert Path("shown").read_text().endswith("\n")
+    assert "ddp" in Path("shown").read_text()
+    if form != "table":  # which is as wide as the terminal
+        assert Path("shown").read_text() == printed.out
+
+
+def test_the_backends_are_listed_with_their_options_and_the_reason_why_one_is_not_here(compare):
+    ended = compare("backends")
+    assert ended.code == 0
+    said = " ".join(ended.out.split())
+    for backend in BACKENDS.values():
+        assert backend.name in said
+        for option in backend.options:
+            assert f"{backend.name}:{option.name}=" in said
+    assert "mpi4py is not installed" in said
+    assert "env.NCCL_ALGO=Ring" in said
+
+
+# ---- help ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("-H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
+        ("-H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
+        ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read"]),
+        ("--export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
+        ("--export-markdown .", OUTPUT, ["is a folder"]),
+    ],
+)
+def test_a_doctor_called_wrongly_examines_nobody(compare, monkeypatch, arguments, code, says):
+    monkeypatch.setattr(doctor, "examine", lambda *_, **__: pytest.fail("nobody may be examined"))
+    ended = compare("doctor", *arguments.split())
+    assert ended.code == code
+    for part in says:
+        assert part in " ".join(ended.parts)
+
+
+def test_a_doctor_told_of_no_hosts_examines_this_machine(compare):
+    ended = compare("doctor", "--quick", "--export-json", "found.json", "--export-markdown", "found.md")
+    found = json.loads(Path("found.json").read_text())
+    assert ended.code == (HOST if any(f["level"] == "problem" for f in found["findings"]) else 0)
+    assert [host["host"]["name"] for host in found["hosts"]] == ["localhost"]
+    assert "1 host examined" in ended.out
+    assert "| localhost |" in Path("found.md").read_text()
+
+
+def test_a_problem_that_the_doctor_finds_is_an_exit_code(compare):
+    ended = compare("doctor", "--quick", "--python", "/no/such/python")
+    assert ended.code == HOST
+    assert "There is no /no/such/python." in ended.out
+    assert ended.err == "Examining 1 host\n"
+
+
+def test_a_doctor_that_is_interrupted_says_so(compare, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupt)
+    ended = compare("doctor")
+    assert ended.code == INTERRUPTED
+    assert ended.err.endswith("Interrupted.\n")
+
+
+def test_a_doctor_logs_in_as_it_is_told(compare, monkeypatch):
+    Path("key").touch()
+    asked = {}
+    shown = doctor.Examination(
+        here=doctor.Here(version="", sources=""), examined_at="", hosts=[], findings=[]
+    )
+    monkeypatch.setattr(
+        doctor, "examine", lambda hosts, **options: asked.update(options, hosts=hosts) or shown
+    )
+    ended = compare(
+        "doctor",
+        *["-H", "a:2,b", "--ssh-user", "me", "--ssh-port", "22022"],
+        "--ssh-identity",
+        "key",
+        "--ports",
+    )
+    assert ended.code == 0
+    assert [(host.name, host.slots) for host in asked["hosts"]] == [("a", 2), ("b", 1)]
+    assert asked["reach"] == Reach(user="me", port=22022, identity="key")
+    assert (asked["ports"], asked["quick"], asked["python"]) == (True, False, sys.executable)
+
+
+def test_help_and_every_commands_help_work_and_load_no_library():
+    script = f"""
+import sys
+from compare.cli.main import main
+for arguments in (["--help"], ["-h"], ["run", "--help"], ["report", "--help"], ["backends", "--help"],
+                  ["data", "--help"], ["data", "fetch", "--help"], ["data", "status", "--help"],
+                  ["install", "--help"], ["install", "horovod", "--help"]):
+    sys.argv = ["compare", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, arguments
+    loaded = sorted(set(sys.modules) & {HEAVY!r})
+    assert not loaded, (arguments, loaded)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for flag in ("--backend", "--num-proc", "--hostfile", "--format", "--data-dir", "--force"):
+        assert flag in done.stdout
+
+
+def print_to(stdout, arguments):
+    """Start the program with an output of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "compare", *arguments],
+        cwd=ROOT,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
+def test_what_cannot_be_printed_is_an_error_of_output(arguments):
+    with Path("/dev/full").open("w") as full:
+        done = print_to(full, arguments)
+    assert done.returncode == errors.OutputError.exit_code
+    assert done.stderr == f"error: What is printed cannot be written.\n  {os.strerror(errno.ENOSPC)}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
+def test_a_reader_that_has_seen_enough_is_told_nothing(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = print_to(writer, arguments)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (errors.OutputError.exit_code, "")
+
+
+def test_every_exit_code_is_documented_and_no_two_errors_share_one():
+    def branches(kind):
+        return [kind, *(leaf for branch in kind.__subclasses__() for leaf in branches(branch))]
+
+    known = [kind for kind in branches(errors.RingsideError) if kind.__module__ == errors.__name__]
+    codes = {kind.__name__: kind.exit_code for kind in known}
+    assert len(set(codes.values())) == len(codes)
+    for name, code in codes.items():
+        assert name == "RingsideError" or f"{code} " in cli.app.info.epilog
+    assert "130 " in cli.app.info.epilog
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "--backend", "dpp"], USAGE, "Did you mean ddp?"),
+        (["report", "gone"], OUTPUT, "There is no run at gone."),
+    ],
+)
+def test_as_a_program_of_its_own_it_answers_the_same(tmp_path, arguments, code, says):
+    done = subprocess.run(
+        [sys.executable, "-m", "compare", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,367 @@
+"""The order of launches: every arm once a round, shuffled, the same for the same seed, and then an end.
+
+And which rounds are taken again: whole ones alone, those that others disturbed, and not for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compare.analysis.summary import summarise
+from compare.analysis.verdict import FIRST_LOOK
+from compare.errors import BudgetError, OutputError
+from compare.experiment.run import carry_out
+from compare.experiment.schedule import next_launch, order_of, set_aside_disturbed, total_launches
+from compare.launch.arm import Observer
+from compare.schema import results
+from compare.schema.results import MachineUse, read_run
+from tests.unit.factories import a_config, a_launch, a_rank, a_run
+
+ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
+
+CONFIGS = st.builds(
+    lambda arms, rounds, seed: a_config(",".join(arms), rounds=rounds, seed=seed),
+    st.lists(st.sampled_from(ARMS), min_size=1, unique=True),
+    st.integers(1, 5),
+    st.integers(0, 2**32 - 1),
+)
+
+
+def a_beginning(config):
+    return msgspec.structs.replace(a_run(), config=config, launches=[], complete=False)
+
+
+def launched(planned, *, disturbed=False):
+    """What came of a planned launch: during a second, others used a third of three CPUs or nothing."""
+    busy = 10**9 if disturbed else 0
+    machine = MachineUse(wall_ns=10**9, cpus=3, busy_ns=busy, stolen_ns=0)
+    return a_launch(
+        planned.arm.label,
+        planned.round,
+        number=planned.number,
+        ranks=[a_rank(0, cpu_ns=0, machine=machine), a_rank(1, cpu_ns=0)],
+    )
+
+
+def carried_out(config, is_disturbed=lambda planned: False):
+    """Launch to the end; return the run, and everything that was planned, in the order of time."""
+    run, history = a_beginning(config), []
+    while planned := next_launch(run):
+        history.append(planned)
+        assert len(history) < 1000
+        launch = launched(planned, disturbed=is_disturbed(planned))
+        run = set_aside_disturbed(msgspec.structs.replace(run, launches=[*run.launches, launch]))
+    return run, history
+
+
+def all_launches(config):
+    return carried_out(config)[1]
+
+
+@settings(deadline=None)
+@given(CONFIGS)
+def test_every_round_launches_every_arm_once(config):
+    planned = all_launches(config)
+    assert len(planned) == total_launches(config) == config.rounds * len(config.arms)
+    assert Counter((p.round, p.arm.label) for p in planned) == {
+        (round_, arm.label): 1 for round_ in range(1, config.rounds + 1) for arm in config.arms
+    }
+    assert [p.round for p in planned] == sorted(p.round for p in planned)
+
+
+@settings(deadline=None)
+@given(CONFIGS)
+def test_launches_are_numbered_from_one(config):
+    assert [p.number for p in all_launches(config)] == list(range(1, total_launches(config) + 1))
+
+
+@settings(deadline=None)
+@given(CONFIGS)
+def test_the_same_config_gives_the_same_order_even_after_a_journey_as_json(config):
+    again = msgspec.json.decode(msgspec.json.encode(config), type=type(config))
+    assert all_launches(again) == all_launches(config)
+
+
+@settings(deadline=None)
+@given(CONFIGS)
+def test_a_round_is_launched_in_its_order(config):
+    planned = all_launches(config)
+    for round_ in range(1, config.rounds + 1):
+        assert tuple(p.arm for p in planned if p.round == round_) == order_of(config, round_)
+
+
+@settings(deadline=None)
+@given(CONFIGS)
+def test_after_the_last_launch_there_is_none(config):
+    run, _ = carried_out(config)
+    assert next_launch(run) is None
+    assert next_launch(msgspec.structs.replace(run, launches=run.launches[:-1])) is not None
+
+
+def test_rounds_are_shuffled_apart():
+    config = a_config("none,ddp,manual,mpi", rounds=20)
+    orders = {tuple(arm.label for arm in order_of(config, round_)) for round_ in range(1, 21)}
+    assert len(orders) > 5
+
+
+@settings(deadline=None)
+@given(CONFIGS, st.integers(0, 50))
+def test_every_second_round_is_the_one_before_in_reverse(config, pair):
+    first, second = (order_of(config, round_) for round_ in (2 * pair + 1, 2 * pair + 2))
+    assert second == first[::-1]
+
+
+def test_every_arm_comes_first_now_and_then():
+    config = a_config("none,ddp,manual,mpi", rounds=100)
+    first = Counter(order_of(config, round_)[0].label for round_ in range(1, 101))
+    assert min(first[arm.label] for arm in config.arms) > 10
+
+
+def test_seeds_shuffle_differently():
+    orders = {
+        tuple(arm.label for arm in order_of(a_config("none,ddp,manual,mpi", seed=seed), 1))
+        for seed in range(20)
+    }
+    assert len(orders) > 5
+
+
+def test_the_order_of_a_seed_never_changes():
+    # Written down: a run from last year, repeated with its seed, launches in the same order.
+    config = a_config("none,ddp,manual,mpi", seed=0)
+    assert [[arm.label for arm in order_of(config, round_)] for round_ in (1, 2, 3)] == [
+        ["none", "mpi", "ddp", "manual"],
+        ["manual", "ddp", "mpi", "none"],
+        ["none", "ddp", "manual", "mpi"],
+    ]
+
+
+# ---- rounds that are taken again ----
+
+
+def numbers(launches):
+    return [launch.number for launch in launches]
+
+
+def test_a_disturbed_round_is_set_aside_whole_and_taken_again():
+    config = a_config("none,ddp,mpi", rounds=3)
+    # One launch of the second round, once.
+    run, history = carried_out(config, lambda planned: planned.number == 5)
+    assert numbers(run.set_aside) == [4, 5, 6]
+    assert {launch.round for launch in run.set_aside} == {2}
+    assert numbers(run.launches) == [1, 2, 3, 7, 8, 9, 10, 11, 12]
+    assert [launch.round for launch in run.launches] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [planned.number for planned in history] == list(range(1, 13))
+
+
+def test_a_round_is_not_set_aside_before_it_is_complete():
+    config = a_config("none,ddp,mpi", rounds=1)
+    run = a_beginning(config)
+    for _ in range(2):
+        launch = launched(next_launch(run), disturbed=True)
+        run = msgspec.structs.replace(run, launches=[*run.launches, launch])
+        assert set_aside_disturbed(run) is run
+
+
+def test_a_round_that_nobody_disturbed_is_kept():
+    run, _ = carried_out(a_config("none,ddp", rounds=2))
+    assert run.set_aside == []
+    assert set_aside_disturbed(run) is run
+
+
+def test_a_run_without_a_launch_is_left_alone():
+    run = a_beginning(a_config())
+    assert set_aside_disturbed(run) is run
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most):
+    config = a_config("none,ddp", rounds=2, max_reruns=most)
+    run, history = carried_out(config, lambda planned: True)
+    assert len(run.set_aside) == 2 * most
+    assert len(run.launches) == total_launches(config)
+    assert len(history) == total_launches(config) + 2 * most
+    # All of them were used up by the first round; the last attempt counts.
+    assert {launch.round for launch in run.set_aside} <= {1}
+
+
+def test_reruns_are_counted_over_the_whole_run():
+    config = a_config("none,ddp", rounds=3, max_reruns=2)
+    run, _ = carried_out(config, lambda planned: planned.number in {1, 5, 9})
+    assert [launch.round for launch in run.set_aside] == [1, 1, 2, 2]
+    assert numbers(run.launches)[-2:] == [9, 10]
+
+
+def test_only_the_last_round_is_looked_at():
+    """An older one that was disturbed counts by now: there had been no reruns left for it."""
+    run, _ = carried_out(a_config("none,ddp", rounds=2, max_reruns=0), lambda planned: planned.round == 1)
+    assert set_aside_disturbed(msgspec.structs.replace(run, config=a_config("none,ddp", max_reruns=3))) == (
+        msgspec.structs.replace(run, config=a_config("none,ddp", max_reruns=3))
+    )
+
+
+@settings(deadline=None)
+@given(CONFIGS, st.sets(st.integers(1, 40)), st.integers(0, 3))
+def test_whatever_is_disturbed_every_round_is_whole_in_the_end(config, disturbed, most):
+    config = msgspec.structs.replace(config, max_reruns=most)
+    run, history = carried_out(config, lambda planned: planned.number in disturbed)
+    assert Counter((launch.round, launch.arm) for launch in run.launches) == {
+        (round_, arm.label): 1 for round_ in range(1, config.rounds + 1) for arm in config.arms
+    }
+    width = len(config.arms)
+    assert len(run.set_aside) % width == 0
+    assert len(run.set_aside) <= width * most
+    for first in range(0, len(run.set_aside), width):
+        attempt = run.set_aside[first : first + width]
+        assert {launch.arm for launch in attempt} == {arm.label for arm in config.arms}
+        assert len({launch.round for launch in attempt}) == 1
+        assert disturbed & {launch.number for launch in attempt}
+    everything = sorted(numbers([*run.launches, *run.set_aside]))
+    assert everything == [planned.number for planned in history] == list(range(1, len(history) + 1))
+
+
+def test_a_round_is_taken_again_in_its_own_order():
+    """Or it would not be the reverse of its neighbour any more."""
+    config = a_config("none,ddp,manual,mpi", rounds=2, max_reruns=2)
+    _, history = carried_out(config, lambda planned: planned.number in {2, 7})
+    taken = [planned.arm for planned in history]
+    orders = [*[order_of(config, 1)] * 3, order_of(config, 2)]
+    assert taken == [arm for order in orders for arm in order]
+
+
+# ---- carried out ----
+
+
+class Listening(Observer):
+    """Writes down which rounds were taken again, and how busy others were."""
+
+    def __init__(self):
+        self.repeated = []
+
+    def round_repeats(self, round_, foreign):
+        self.repeated.append((round_, foreign))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OutputError("Nobody reads")])
+def test_a_launch_that_ended_well_is_kept_although_it_cannot_be_told(monkeypatch, tmp_path, error):
+    class Deaf(Observer):
+        def launch_ended(self, *_):
+            raise error
+
+    monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(9))
+    with pytest.raises(type(error)):
+        carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, [0, 1], Deaf())
+    kept = read_run(tmp_path)
+    assert (numbers(kept.launches), kept.failure.kind) == ([1], type(error).__name__)
+
+
+def test_a_launch_that_ended_well_is_kept_although_saving_it_was_interrupted(monkeypatch, tmp_path):
+    write, written = results.write_json, []
+
+    def interrupted_once(path, value):
+        written.append(path)
+        if len(written) == 4:  # after the config, the run's beginning and its first launch
+            raise KeyboardInterrupt
+        write(path, value)
+
+    monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(9))
+    monkeypatch.setattr("compare.experiment.run.write_json", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, [0, 1], Listening())
+    assert numbers(read_run(tmp_path).launches) == [1, 2]
+
+
+def over_after(launches):
+    """A launch that finds the budget over after so many others."""
+
+    def launch(run, planned, directory, affinity, observer):
+        if planned.number > launches:
+            raise BudgetError("over")
+        return launched(planned, disturbed=False)
+
+    return launch
+
+
+@pytest.mark.parametrize(("done", "counted"), [(2, [1, 2]), (3, [1, 2]), (4, [1, 2, 3, 4])])
+def test_a_round_that_a_budget_cuts_short_is_set_aside(monkeypatch, tmp_path, done, counted):
+    monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(done))
+    config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
+    run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
+    assert run.complete
+    assert (numbers(run.launches), numbers(run.set_aside)) == (counted, [3] if done == 3 else [])
+    assert read_run(tmp_path) == run
+
+
+@pytest.mark.parametrize(("cores", "rounds"), [(2, 9), (1, FIRST_LOOK)])
+def test_a_budget_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds):
+    """The arms differ in turns: where ranks have cores of their own, that is never settled."""
+    times = {"ddp": [5.0, 9.0, 3.0, 8.0, 4.0] * 2, "mpi": [9.0, 5.0, 8.0, 3.0, 6.0] * 2}
+    for done in range(1, 10):
+        run = a_run(
+            {arm: own[:done] for arm, own in times.items()},
+            config={"rounds": 9, "budget_seconds": 1e6},
+            cores=cores,
+            complete=False,
+        )
+        assert (next_launch(run) is None) is (done >= rounds)
+
+
+def test_a_disturbed_round_counts_after_all_where_its_second_attempt_is_cut_short(monkeypatch, tmp_path):
+    def launch(run, planned, directory, affinity, observer):
+        if planned.number > 5:
+            raise BudgetError("over")
+        return launched(planned, disturbed=planned.number == 4)
+
+    monkeypatch.setattr("compare.experiment.run.launch_arm", launch)
+    config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
+    run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
+    assert (numbers(run.launches), numbers(run.set_aside)) == ([1, 2, 3, 4], [5])
+    assert summarise(run).disturbed_rounds == [2]
+
+
+@pytest.mark.parametrize(("done", "said"), [(0, "None had"), (1, "1 of 2 had")])
+def test_a_budget_that_ends_in_the_first_round_is_an_error_that_loses_nothing(
+    monkeypatch, tmp_path, done, said
+):
+    monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(done))
+    with pytest.raises(BudgetError, match="--budget 3 was over before every arm had run once") as caught:
+        carry_out(
+            a_beginning(a_config("none,ddp", rounds=9, budget_seconds=3)), tmp_path, [0, 1], Listening()
+        )
+    assert said in caught.value.found
+    kept = read_run(tmp_path)
+    assert not kept.complete
+    assert kept.failure.kind == "BudgetError"
+    assert len(kept.launches) == done
+
+
+def test_a_run_saves_what_it_sets_aside_and_tells_of_it(monkeypatch, tmp_path):
+    saved = []
+
+    def launch(run, planned, directory, affinity, observer):
+        saved.append(read_run(directory))
+        return launched(planned, disturbed=planned.number in {2, 5})
+
+    monkeypatch.setattr("compare.experiment.run.launch_arm", launch)
+    observer = Listening()
+    config = a_config("none,ddp", rounds=2)
+    done = carry_out(a_beginning(config), tmp_path, [0, 1], observer)
+    assert observer.repeated == [(1, pytest.approx(1 / 3)), (2, pytest.approx(1 / 3))]
+    assert done.complete
+    assert read_run(tmp_path) == done
+    # After every launch the file holds all there is, each launch in one of the two lists.
+    assert [(numbers(run.set_aside), numbers(run.launches)) for run in [*saved, done]] == [
+        ([], []),
+        ([], [1]),
+        ([1, 2], []),
+        ([1, 2], [3]),
+        ([1, 2], [3, 4]),
+        ([1, 2], [3, 4, 5]),
+        ([1, 2, 5, 6], [3, 4]),
+        ([1, 2, 5, 6], [3, 4, 7]),
+        ([1, 2, 5, 6], [3, 4, 7, 8]),
+    ]

@@ -1,0 +1,145 @@
+"""What `compare verify` says and with which code it ends; the launches themselves are in tests/e2e."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from compare.analysis.parity import Gate
+from compare.errors import LaunchError, OutputError
+from compare.experiment.verify import VERIFICATION_FILE, ArmVerification, Verification, verify
+from compare.report.verification import renderable
+from compare.schema.results import Failure, read_json
+from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
+
+
+def an_arm(arm="ddp", outcome="passed", figure=2e-16, **changes):
+    gates = [
+        Gate(
+            name="float64", outcome=outcome, figure=figure, limit=1e-12, what=f"{arm} is wrong.", found="Why."
+        ),
+        Gate(name="float32", outcome=outcome, figure=3e-8, limit=1e-6),
+        Gate(name="ranks", outcome="passed"),
+    ]
+    return ArmVerification(**{"arm": arm, "gates": gates, "curve": [1e-8] * 20, "seconds": 5.0} | changes)
+
+
+def exempt(arm="none"):
+    gates = [Gate(name=name, outcome="exempt") for name in ("float64", "float32", "ranks")]
+    return ArmVerification(arm=arm, gates=gates, seconds=5.0)
+
+
+def did_not_run(kind="LaunchError"):
+    failure = Failure(arm="mpi", round=1, kind=kind, message="mpi, round 1: rank 1 died.")
+    return ArmVerification(arm="mpi", failure=failure, seconds=5.0)
+
+
+def shown(*arms, **changes):
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(renderable(Verification(run=a_run(**changes), arms=list(arms))))
+    return capture.get()
+
+
+def row(text, arm):
+    return next(line for line in text.splitlines() if line.strip().startswith(arm))
+
+
+@pytest.mark.parametrize(
+    ("arms", "code"),
+    [
+        ([], 0),
+        ([an_arm(), exempt()], 0),
+        ([an_arm(), an_arm(outcome="failed")], 8),
+        ([did_not_run(), an_arm()], 6),
+        ([did_not_run(), did_not_run("StalledError")], 7),
+        ([did_not_run(), an_arm(outcome="failed")], 8),
+    ],
+)
+def test_it_ends_with_the_code_of_the_gravest(arms, code):
+    assert Verification(run=a_run(), arms=arms).exit_code == code
+
+
+def test_every_gate_has_its_figure_and_every_arm_its_verdict():
+    text = shown(an_arm(), an_arm("manual", "failed", 0.5), exempt(), did_not_run())
+    assert row(text, "ddp").split()[1:4] == ["alike", "2e-16", "3e-08"]
+    assert "the same training" in row(text, "ddp")
+    assert "5e-01 FAILED" in row(text, "manual")
+    assert "NOT the same training" in row(text, "manual")
+    assert row(text, "none").split() == ["none", *["exempt"] * 3, *"––––", "exempt"]
+    assert "did not run" in row(text, "mpi")
+
+
+def test_what_failed_is_told_under_the_table_with_the_limits():
+    text = shown(an_arm("manual", "failed", 0.5), did_not_run(), dataset=DIGITS)
+    text = " ".join(text.split())
+    assert "manual is wrong. Why." in text
+    assert "rank 1 died" in text
+    assert "1e-12 in float64 and 1e-06 in float32" in text
+    assert DIGITS.note in text
+
+
+def test_figures_that_are_no_numbers_are_called_so():
+    text = shown(an_arm("manual", "failed", None, curve=[None] * 20))
+    assert row(text, "manual").count("FAILED") == 2
+    assert row(text, "manual").count("no number") == 4
+
+
+def test_an_arm_that_rounds_and_ends_too_far_off_has_failed():
+    gate = Gate(name="float64", outcome="failed", figure=0.3, what="It ends farther off.", found="1.2 times.")
+    text = shown(an_arm(), an_arm("ddp:comm_hook=fp16", gates=[gate]))
+    assert "3e-01 FAILED" in row(text, "ddp:comm_hook=fp16")
+    assert "It ends farther off. 1.2 times." in text
+    assert "allowed are 1e-12 in float64" in text
+
+
+class Silent:
+    def __init__(self):
+        self.heard = []
+
+    def __getattr__(self, name):
+        return lambda *said: self.heard.append((name, *said))
+
+
+def pretend(monkeypatch, outcomes):
+    """Let arms be launched in no time: each ends as ``outcomes`` has it."""
+
+    def launch_arm(run, planned, directory, affinity, observer, *, proof):
+        assert proof == "whole"
+        outcome = outcomes[planned.arm.label]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return a_launch(planned.arm.label, ranks=outcome)
+
+    monkeypatch.setattr("compare.experiment.verify.launch_arm", launch_arm)
+
+
+def right(rank):
+    kinds = ("float64", "float32", "as run")
+    return a_rank(rank, parity=[a_pass(kind=kind, differences=[1e-16] * 20) for kind in kinds])
+
+
+def test_an_arm_that_fails_stops_no_other(tmp_path, monkeypatch):
+    wrong = [a_rank(0, parity=[]), a_rank(1, parity=[])]
+    dead = LaunchError("ddp: rank 0 died.")
+    pretend(monkeypatch, {"ddp": dead, "manual": wrong, "mpi": [right(0), right(1)]})
+    observer = Silent()
+    run = a_run({"ddp": [], "manual": [], "mpi": []}, launches=[], complete=False)
+    verification = verify(run, tmp_path, [0, 1], observer)
+    assert [arm.proven for arm in verification.arms] == [False, False, True]
+    assert verification.arms[0].failure.message == "ddp: rank 0 died."
+    assert verification.arms[2].curve == [1e-16] * 20
+    assert [launch.arm for launch in verification.run.launches] == ["manual", "mpi"]
+    assert verification.run.complete
+    assert read_json(tmp_path / VERIFICATION_FILE, Verification) == verification
+    assert [said[1].arm for said in observer.heard if said[0] == "arm_verified"] == ["ddp", "manual", "mpi"]
+
+
+def test_what_would_fail_every_arm_ends_it_and_keeps_what_is_finished(tmp_path, monkeypatch):
+    pretend(monkeypatch, {"ddp": [right(0)], "manual": OutputError("The disk is full.")})
+    with pytest.raises(OutputError):
+        verify(a_run({"ddp": [], "manual": []}, launches=[], complete=False), tmp_path, [0], Silent())
+    kept = read_json(tmp_path / VERIFICATION_FILE, Verification)
+    assert [arm.arm for arm in kept.arms] == ["ddp"]
+    assert not kept.run.complete
+    assert "INCOMPLETE" in shown(an_arm(), complete=False)

@@ -1,0 +1,419 @@
+"""The agent on a host and the parent's link to it, here without ssh; real hosts are in tests/lab."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from backends.launchers.request import MARKER
+from compare import __version__
+from compare.errors import HostError
+from compare.launch.agent import __main__ as agent
+from compare.launch.agent import connection as linking
+from compare.launch.agent.connection import Link, close_all
+from compare.launch.agent.protocol import Alive, Begin, Channel, ChannelError, End, Piece, Whole
+from compare.launch.engines.fanout import Reach
+from compare.launch.processes import descendants, end_all
+from compare.schema.hosts import Host
+from compare.schema.job import LaunchFiles
+from compare.worker.watchdog import LEASE_SECONDS
+
+HERE = Host(name="localhost", slots=1)
+RANK = Path(__file__).resolve().parents[2] / "lab" / "rank.py"
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """The name of a launch of which nothing is left in the end."""
+    name = str(tmp_path / "launch")
+    yield name
+    left = [process.cmdline() for process in descendants(name)]
+    end_all(name)
+    assert left == []
+
+
+@pytest.fixture
+def link():
+    with Link(HERE, python=sys.executable, reach=Reach()) as made:
+        yield made
+
+
+@pytest.fixture
+def files(tmp_path):
+    mirrored = LaunchFiles(tmp_path / "mirrored")
+    mirrored.directory.mkdir()
+    return mirrored
+
+
+def a_launch(mark, *rank, **changes):
+    directory = f"{mark}-on-the-host"
+    argv = (sys.executable, str(RANK), directory, *rank) if rank else ()
+    defaults = {
+        "mark": mark,
+        "directory": directory,
+        "files": {"job.json": b'{"seed": 1}'},
+        "argv": argv,
+        "environment": {"PYTHONPATH": str(RANK.parents[2]), "SECRET": "hunter2"},
+        "deadline_seconds": 60.0,
+    }
+    return Begin(**defaults | changes)
+
+
+def tick_until(link, condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        link.tick()
+        time.sleep(0.02)
+
+
+def test_an_agent_says_what_it_is(link):
+    tick_until(link, lambda: link.ready)
+    assert link.ready.version == __version__
+    assert link.ready.python == sys.version.split()[0]
+    tick_until(link, lambda: link._ahead_seconds is not None)
+    assert abs(link.clock_ahead_seconds) < 0.5
+
+
+def test_an_agent_says_its_addresses_and_cpus(link):
+    tick_until(link, lambda: link.ready)
+    assert "127.0.0.1/8" in link.ready.addresses["lo"]
+    assert link.ready.cpus == sorted(os.sched_getaffinity(0))
+
+
+def test_an_agent_finds_a_free_port(link):
+    for _ in range(2):
+        link.find_port()
+        assert link.port is None
+        tick_until(link, lambda: link.port)
+        with closing(socket.socket()) as probe:
+            probe.bind(("", link.port))
+
+
+def test_ranks_may_start_once_their_files_are_there(link, mark, files):
+    link.begin(a_launch(mark), files)
+    assert not link.begun
+    tick_until(link, lambda: link.begun)
+    assert (Path(f"{mark}-on-the-host") / "job.json").is_file()
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert not Path(f"{mark}-on-the-host").exists()
+
+
+def test_another_version_is_refused(link, monkeypatch):
+    monkeypatch.setattr(linking, "__version__", "99.0")
+    with pytest.raises(HostError, match="another version") as raised:
+        tick_until(link, lambda: False)
+    assert raised.value.found == f"{__version__} there, 99.0 here."
+
+
+def test_many_links_are_opened_and_closed_together():
+    hosts = [HERE] * 8
+    with linking.linked(hosts, python=sys.executable, reach=Reach()) as links:
+        for link in links:
+            tick_until(link, lambda link=link: link.ready)
+    assert [link._process.returncode for link in links] == [0] * 8
+
+
+def test_everything_comes_back_and_nothing_stays(link, mark, files):
+    link.begin(a_launch(mark, "0", "3"), files)
+    seen = set()
+    tick_until(link, lambda: seen.add(progress_of(files)) or link.ended)
+    assert link.ended.status == 0
+    assert len(seen) > 3, "progress comes while it is made"
+    result = json.loads(files.result(0).read_text())
+    assert result["secret"] == "hunter2"  # noqa: S105 -- it is none
+    assert result["job"] == '{"seed": 1}'
+    assert result["modes"] == ["0o700", "0o600"]
+    assert files.log(0).read_text().splitlines() == [f"step {n}" for n in range(30)]
+    assert (files.directory / "launcher-localhost.log").read_text() == "all is done\n"
+    assert not files.job.exists(), "what came from here is not sent back"
+    assert not Path(f"{mark}-on-the-host").exists()
+
+
+def progress_of(files):
+    progress = files.read_progress(0)
+    return progress.step if progress else -1
+
+
+def test_launches_follow_each_other_on_one_link(link, mark, files):
+    for rank in ("0", "1"):
+        link.begin(a_launch(mark, rank, "0.1"), files)
+        tick_until(link, lambda: link.ended)
+    assert files.result(0).exists()
+    assert files.result(1).exists()
+
+
+def test_a_failure_comes_back_with_the_status(link, mark, files):
+    link.begin(a_launch(mark, "0", "0.1", "failure"), files)
+    tick_until(link, lambda: link.ended)
+    assert link.ended.status == 1
+    assert json.loads(files.failure(0).read_text())["message"] == "on purpose"
+
+
+def test_a_rank_that_dies_without_a_word_is_told(link, mark, files):
+    waits = ("sh", "-c", '"$@"; sleep 60', "sh")
+    begin = a_launch(mark, "3", "0.2", "die")
+    link.begin(a_launch(mark, argv=(*waits, *begin.argv)), files)
+    tick_until(link, lambda: link.gone)
+    assert list(link.gone) == [3]
+    assert abs(link.gone[3] - time.time()) < 10
+    assert link.ended is None
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert link.ended.status is None
+
+
+def test_a_rank_that_is_gone_before_its_first_word_is_told_where_another_of_its_host_has_begun(
+    link, mark, files
+):
+    starts = "RANK=4 LOCAL_RANK=0 WORLD_SIZE=6 LOCAL_WORLD_SIZE=2 "
+    argv = ("sh", "-c", f'{starts} "$@"; true', "sh", *a_launch(mark, "4", "60").argv)
+    link.begin(a_launch(mark, argv=argv, launcher="torchrun", ranks=(4, 5)), files)
+    tick_until(link, lambda: link.gone)
+    assert list(link.gone) == [5]
+    assert 3 < time.time() - link.gone[5] < 13, "since the other has begun"
+    assert link.ended is None
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert list(link.gone) == [5]
+
+
+def test_a_launch_is_ended_when_asked_or_too_long(link, mark, files):
+    link.begin(a_launch(mark, "0", "60"), files)
+    tick_until(link, lambda: files.read_progress(0))
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert (link.ended.status, link.ended.timed_out) == (None, False)
+    link.begin(a_launch(mark, "0", "60", deadline_seconds=1.0), files)
+    tick_until(link, lambda: link.ended)
+    assert link.ended.timed_out
+
+
+def test_an_agent_without_a_command_watches_ranks_that_others_start(link, mark, files):
+    link.begin(a_launch(mark), files)
+    directory = Path(f"{mark}-on-the-host")
+    tick_until(link, (directory / "lease").exists)
+    environment = os.environ | {"PYTHONPATH": str(RANK.parents[2]), MARKER: mark}
+    rank = psutil.Popen([sys.executable, str(RANK), directory, "0", "60"], env=environment)
+    tick_until(link, lambda: files.read_progress(0))
+    before = (directory / "lease").stat().st_mtime_ns
+    tick_until(link, lambda: (directory / "lease").stat().st_mtime_ns > before)
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert rank.wait(5) != 0
+
+
+def test_scratch_folders_are_made_and_removed(link, mark, files, tmp_path):
+    scratch = (str(tmp_path / "a" / "scratch"), str(tmp_path / "b"))
+    launch = a_launch(mark, argv=("sleep", "60"), folders=scratch)
+    link.begin(launch, files)
+    tick_until(link, lambda: all(Path(folder).is_dir() for folder in scratch))
+    assert stat.S_IMODE(Path(scratch[0]).stat().st_mode) == 0o700
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert not any(Path(folder).exists() for folder in scratch)
+
+
+def test_a_folder_that_is_there_already_is_refused_and_kept(link, mark, files):
+    folder = Path(f"{mark}-on-the-host")
+    folder.mkdir()
+    link.begin(a_launch(mark, "0", "0"), files)
+    with pytest.raises(HostError, match=r"Host localhost: .* could not be used") as raised:
+        tick_until(link, lambda: link.ended)
+    assert "File exists" in raised.value.found
+    assert folder.is_dir()
+
+
+def test_a_command_that_is_not_there_is_refused(link, mark, files):
+    link.begin(a_launch(mark, argv=("/no/such/launcher",)), files)
+    with pytest.raises(HostError, match="/no/such/launcher could not be executed"):
+        tick_until(link, lambda: link.ended)
+
+
+def test_what_is_large_comes_whole(link, mark, files):
+    code = "import sys; sys.stdout.write('0123456789' * 1_000_000)"
+    link.begin(a_launch(mark, argv=(sys.executable, "-c", code)), files)
+    tick_until(link, lambda: link.ended)
+    assert (files.directory / "launcher-localhost.log").read_text() == "0123456789" * 1_000_000
+
+
+def test_secrets_are_in_no_arguments(link, mark, files):
+    link.begin(a_launch(mark, "0", "60"), files)
+    tick_until(link, lambda: files.read_progress(0))
+    arguments = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            arguments += process.cmdline()
+    assert any("rank.py" in argument for argument in arguments)
+    assert not [argument for argument in arguments if "hunter2" in argument and "rank.py" not in argument]
+    link.end()
+    tick_until(link, lambda: link.ended)
+
+
+@pytest.mark.timed
+def test_hanging_up_ends_everything_at_once(mark, files):
+    link = Link(HERE, python=sys.executable, reach=Reach())
+    link.begin(a_launch(mark, "0", "60"), files)
+    tick_until(link, lambda: files.read_progress(0))
+    began = time.monotonic()
+    link.close()
+    while list(descendants(mark)) or Path(f"{mark}-on-the-host").exists():
+        assert time.monotonic() - began < 5
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_parent_that_says_nothing_is_given_up(mark, files):
+    link = Link(HERE, python=sys.executable, reach=Reach())
+    link.begin(a_launch(mark, "0", "60"), files)
+    tick_until(link, lambda: files.read_progress(0))
+    began = time.monotonic()
+    while list(descendants(mark)) or Path(f"{mark}-on-the-host").exists():
+        assert time.monotonic() - began < LEASE_SECONDS + 6
+        time.sleep(0.1)
+    assert time.monotonic() - began > LEASE_SECONDS - 2
+    link.close()
+
+
+def test_an_agent_that_is_killed_is_told(mark, files):
+    link = Link(HERE, python=sys.executable, reach=Reach())
+    tick_until(link, lambda: link.ready)
+    os.kill(link._process.pid, signal.SIGKILL)
+    with pytest.raises(HostError, match="Host localhost"):
+        tick_until(link, lambda: False, seconds=10)
+    link.close()
+
+
+def test_a_wrong_interpreter_is_told():
+    with (
+        Link(HERE, python="/no/such/python", reach=Reach()) as link,
+        pytest.raises(HostError, match="cannot execute what it should") as raised,
+    ):
+        tick_until(link, lambda: link.ready)
+    assert "/no/such/python" in raised.value.found
+
+
+def test_a_host_that_is_silent_is_given_up(monkeypatch):
+    link = Link(HERE, python=sys.executable, reach=Reach())
+    tick_until(link, lambda: link.ready)
+    os.kill(link._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(linking, "SILENT_SECONDS", 1.0)
+    began = time.monotonic()
+    with pytest.raises(HostError, match="did not answer within"):
+        tick_until(link, lambda: False, seconds=10)
+    link.hang_up()
+    close_all([link])
+    assert time.monotonic() - began < 8
+
+
+# ---- the channel ----
+
+
+@pytest.fixture
+def ends():
+    """Both ends of a channel, over pipes."""
+    to_b, from_a = os.pipe()
+    to_a, from_b = os.pipe()
+    yield Channel(to_a, from_a), Channel(to_b, from_b)
+    for descriptor in (to_b, from_a, to_a, from_b):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def test_messages_arrive_as_they_were_sent(ends):
+    one, other = ends
+    sent = [Piece("x", 7, bytes(range(256))), Whole("y.json", b""), End(), Alive(1.5)]
+    for message in sent:
+        one.send(message)
+    assert list(other.receive()) == sent
+    assert list(other.receive()) == []
+
+
+def test_what_a_login_shell_says_first_is_skipped(ends):
+    one, other = ends
+    os.write(one._write, b"Welcome to n1!\nYou have mail.\n")
+    one.send(End())
+    assert list(other.receive()) == [End()]
+
+
+def test_something_else_is_not_taken_for_an_agent(ends):
+    one, other = ends
+    one.flush()
+    os.write(one._write, b"\xff\xff\xff\xff" + b"spam")
+    with pytest.raises(ChannelError, match="bytes was announced"):
+        list(other.receive())
+
+
+def test_a_message_of_no_known_kind_is_an_error(ends):
+    one, other = ends
+    one.flush()
+    os.write(one._write, b"\x00\x00\x00\x01\x2a")
+    with pytest.raises(ChannelError):
+        list(other.receive())
+
+
+@pytest.mark.timed
+def test_nobody_waits_for_an_end_that_does_not_read(ends):
+    one, other = ends
+    began = time.monotonic()
+    one.send(Whole("x.json", bytes(1 << 22)))
+    assert time.monotonic() - began < 2
+    assert one.backlog_bytes > 1 << 20
+    got = []
+    while one.backlog_bytes or not got:
+        got += other.receive()
+        one.flush()
+    assert got == [Whole("x.json", bytes(1 << 22))]
+
+
+def test_the_end_of_the_other_end_is_noticed(ends):
+    one, other = ends
+    os.close(one._write)
+    assert list(other.receive()) == []
+    assert other.closed
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", "", "a/b"])
+def test_a_host_can_write_nowhere_else(link, files, name):
+    tick_until(link, lambda: link.ready)
+    link._files = files
+    with pytest.raises(ChannelError):
+        link._write(Whole(name, b""))
+    assert list(files.directory.iterdir()) == []
+
+
+def test_the_mirror_sends_only_what_is_finished_or_appended(tmp_path, ends):
+    one, other = ends
+    mirror = agent.Mirror(tmp_path, {"known"})
+    for name in ("known", ".being-written", "log", "x.json"):
+        (tmp_path / name).write_text("1")
+    (tmp_path / "folder").mkdir()
+    assert mirror.send(one)
+    assert list(other.receive()) == [Piece("log", 0, b"1"), Whole("x.json", b"1")]
+    with (tmp_path / "log").open("a") as log:
+        log.write("2")
+    assert mirror.send(one)
+    assert list(other.receive()) == [Piece("log", 1, b"2")]
+
+
+@pytest.mark.parametrize(
+    ("visible", "counted"), [(None, 2), ("", 0), ("1", 1), ("0,1,2", 2), ("-1", 0), ("0, -1,1", 1)]
+)
+def test_gpus_are_counted_without_torch(tmp_path, monkeypatch, visible, counted):
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert agent.count_gpus(tmp_path) == counted
+    assert agent.count_gpus(tmp_path / "no driver") == 0

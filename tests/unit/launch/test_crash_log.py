@@ -1,0 +1,104 @@
+"""A rank that died is told of by what its log says last, and not by what surrounds such words."""
+
+import pytest
+
+from compare.launch.crash_log import LastWords, find_last_words
+
+STACKS = (
+    '\n\nThread 0x02 (most recent call first):\n  File "/x/guard.py", line 1 in watch\n\n'
+    'Current thread 0x01 (most recent call first):\n  File "/x/a.py", line 9 in f\n'
+    '  File "/x/b.py", line 1 in g\n'
+)
+
+
+def printed(log):
+    return find_last_words(log).printed
+
+
+def test_an_empty_log_says_nothing():
+    assert find_last_words("") == LastWords(crash="", printed="", where="")
+
+
+@pytest.mark.parametrize("before", ["", "loading\n", "loading ... "])
+def test_a_crash_is_found_even_where_a_line_was_not_ended_before_it(before):
+    found = find_last_words(f"{before}Fatal Python error: Segmentation fault{STACKS}")
+    assert found == ("Fatal Python error: Segmentation fault", before.strip(), "/x/a.py:9")
+
+
+def test_the_interpreters_state_may_stand_between_a_crash_and_its_stacks():
+    state = "\nPython runtime state: initialized\nSystemError: NULL without an error"
+    assert find_last_words(f"Fatal Python error: f: bad call{state}{STACKS}").where == "/x/a.py:9"
+
+
+def test_a_mention_of_a_crash_is_none():
+    found = find_last_words("caught: Fatal Python error: not mine\nFatal Python error: nor this\n\n")
+    assert found == ("", "Fatal Python error: nor this", "")
+
+
+def test_of_several_crashes_the_last_one_counts():
+    found = find_last_words(f"said: Fatal Python error: no\nFatal Python error: Aborted{STACKS}")
+    assert (found.crash, found.printed) == ("Fatal Python error: Aborted", "said: Fatal Python error: no")
+
+
+@pytest.mark.parametrize(
+    "current", ["", "Current thread 0x01 (most recent call first):\n  <no Python frame>\n\n"]
+)
+def test_another_threads_place_is_not_where_it_crashed(current):
+    other = 'Thread 0x02 (most recent call first):\n  File "/x/guard.py", line 1 in watch\n'
+    found = find_last_words(f"Fatal Python error: Aborted\n\n{current}{other}")
+    assert (found.crash, found.where) == ("Fatal Python error: Aborted", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "terminate called: what(): no such device",
+        "*** stack smashing detected ***: terminated",
+        "*** buffer overflow detected ***",
+        "*** The MPI_Allreduce() function was called before MPI_INIT was invoked.",
+        "2 of 4 GPUs have fallen off the bus",
+        "#2 gave up",
+        "/x/y.py:12: UserWarning: the device is busy",
+        "[2024-05-01 12:00:00 +0000] [7] [ERROR] out of memory",
+        "[h:1] *** MPI_ERR_TRUNCATE: message truncated",
+        "キューが空です",
+    ],
+)
+@pytest.mark.parametrize(
+    "after",
+    [
+        "",
+        "\n   \n\x07\x1b\n",
+        "==== backtrace (tid:   1234) ====\n 0  /x/libucs.so(f+0x2) [0x7f]\n 1: 0x7e\n=======\n",
+        "frame #1: <unknown function> + 0x29d90 (0x7f in /lib/libc.so.6)\n#1 /x/libc.so [0x7e]\n",
+        "    @     0x7f12 main\n------------\n",
+        "[h:12] *** Process received signal ***\n",
+        "Exception raised from f at /x/c.cpp:3 (most recent call first):\n#9 clone3 from ??:0\n",
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+        "[h:1] *** MPI_ERRORS_ARE_FATAL (ranks will now abort,\n[h:1] ***    and potentially your MPI job)\n",
+        "h:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[0]\n",
+        "[h:12] [ 0] /lib/libc.so.6(+0x3c)[0x7f]\n[h:12] *** End of error message ***\n",
+    ],
+)
+def test_rules_and_stacks_of_libraries_are_not_what_was_printed_last(words, after):
+    assert printed(f"connected\n{words}\n{after}") == words
+
+
+def test_the_line_of_code_that_a_warning_is_shown_with_is_not_what_was_printed_last():
+    assert (
+        printed("/x/y.py:3: FutureWarning: soon gone\n  warnings.warn(\n")
+        == "/x/y.py:3: FutureWarning: soon gone"
+    )
+
+
+def test_all_of_it_is_one_line_that_does_no_harm_to_a_terminal():
+    found = find_last_words(
+        f"\x1b[31mgiving up\x07\x1b[0m\r\nFatal Python error: a\x1b[2Jb{'x' * 999}{STACKS}"
+    )
+    assert found.printed == "giving up"
+    assert found.crash.startswith("Fatal Python error: abxxx")
+    assert len(found.crash) == 300
+
+
+def test_what_a_library_says_after_a_warning_is_told():
+    assert printed("/x/y.py:3: UserWarning: w\n  what():  no such device\n") == "what():  no such device"

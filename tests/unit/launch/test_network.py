@@ -1,0 +1,61 @@
+"""Which interface the arms take: one that every host has, and where each has an address of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare.errors import UsageError
+from compare.launch.network import Network, choose_network, in_network
+
+N1 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "docker0": ["172.17.0.1/16"]}
+N2 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.2/24"], "docker0": ["172.17.0.1/16"]}
+
+
+def chosen(*hosts, asked=None, reached_at=None):
+    addresses = {f"n{number}": its for number, its in enumerate(hosts, 1)}
+    return choose_network(addresses, asked=asked, reached_at=reached_at or [""] * len(hosts))
+
+
+def test_what_leads_nowhere_is_not_taken():
+    expected = Network(interface="eth0", network="10.0.0.0/24", addresses=("10.0.0.1", "10.0.0.2"))
+    assert chosen(N1, N2) == expected
+
+
+def test_of_two_networks_the_one_over_which_hosts_are_reached_is_taken():
+    first, second = N1 | {"ib0": ["10.1.0.1/16"]}, N2 | {"ib0": ["10.1.0.2/16"]}
+    assert chosen(first, second, reached_at=["10.1.0.1", "10.1.0.2"]).interface == "ib0"
+    assert chosen(first, second, reached_at=["10.0.0.1", "10.0.0.2"]).interface == "eth0"
+    assert chosen(first, second, asked="ib0", reached_at=["10.0.0.1", "10.0.0.2"]).interface == "ib0"
+
+
+def test_where_it_cannot_be_told_the_user_is_asked():
+    first, second = N1 | {"ib0": ["10.1.0.1/16"]}, N2 | {"ib0": ["10.1.0.2/16"]}
+    with pytest.raises(UsageError, match="more than one network") as caught:
+        chosen(first, second)
+    assert "eth0" in caught.value.found
+    assert "ib0" in caught.value.found
+    assert "--interface" in caught.value.remedy
+
+
+@pytest.mark.parametrize("asked", ["lo", "docker0", "eth7"])
+def test_an_interface_that_hosts_do_not_share_is_refused(asked):
+    with pytest.raises(UsageError, match=f"{asked} is no interface that all hosts share") as caught:
+        chosen(N1, N2, asked=asked)
+    assert "n2: " in caught.value.found
+
+
+def test_hosts_whose_interfaces_have_other_names_share_none():
+    with pytest.raises(UsageError, match="share no network"):
+        chosen(N1, {"ens3": ["10.0.0.2/24"]})
+
+
+def test_hosts_without_a_network_in_common_are_routed_to_each_other():
+    cloud = chosen({"ens4": ["10.128.0.2/32"]}, {"ens4": ["10.128.0.3/32"]})
+    expected = Network(interface="ens4", network="ens4", addresses=("10.128.0.2", "10.128.0.3"))
+    assert cloud == expected
+    assert in_network("10.128.0.9/32", cloud)
+
+
+def test_an_address_is_in_its_network_and_in_no_other():
+    assert in_network("10.0.0.9/24", chosen(N1, N2))
+    assert not in_network("10.0.1.9/24", chosen(N1, N2))

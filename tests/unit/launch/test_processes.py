@@ -1,0 +1,399 @@
+"""Supervision with real processes: however a launch ends, nothing of it is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from backends.launchers.request import MARKER, Command
+from compare.errors import OutputError, RingsideError, UnavailableError
+from compare.experiment import run
+from compare.launch import arm as launching
+from compare.launch import local as site
+from compare.launch import processes as module
+from tests.unit.factories import a_run
+
+SLEEP = "import time; time.sleep(60)"
+
+# Writes its process id once it stands as the test wants it, and stays.
+STAY = "import os, pathlib, time; pathlib.Path({file!r}).write_text(str(os.getpid())); time.sleep(60)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STAY
+# Starts somebody in a session of its own, as launchers do, and ends or stays.
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True)
+{rest}
+"""
+
+
+class Launch:
+    """One launch under test."""
+
+    def __init__(self, folder):
+        self.name = f"test/{uuid.uuid4()}"
+        self.folder = folder
+        self.log = folder / "launcher.log"
+
+    def pid_file(self, name):
+        return str(self.folder / f"{name}.pid")
+
+    def pids(self):
+        return [int(file.read_text()) for file in self.folder.glob("*.pid")]
+
+    def supervise(self, *codes, deadline=30.0, on_tick=lambda: None):
+        commands = [Command((sys.executable, "-c", code), {}) for code in codes]
+        return self.supervise_commands(*commands, deadline=deadline, on_tick=on_tick).status
+
+    def supervise_commands(self, *commands, deadline=30.0, on_tick=lambda: None):
+        return module.supervise(
+            commands,
+            name=self.name,
+            log=self.log,
+            deadline_seconds=deadline,
+            on_tick=lambda: on_tick() is not False,
+        )
+
+    def is_gone(self):
+        """Say whether nothing is left; what is ending loses its mark a moment before it has ended."""
+        patience = time.monotonic() + 1
+        while any(map(alive, self.pids())) and time.monotonic() < patience:
+            time.sleep(0.01)
+        return not list(module.descendants(self.name)) and not any(map(alive, self.pids()))
+
+    def when_there(self, names, then):
+        """Return an ``on_tick`` that does ``then`` once all of these processes have written their files."""
+
+        def tick():
+            # A file is there a moment before its content is.
+            if all(
+                Path(self.pid_file(name)).exists() and Path(self.pid_file(name)).read_text() for name in names
+            ):
+                then()
+
+        return tick
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 1.0)
+    launch = Launch(tmp_path)
+    yield launch
+    left = [pid for pid in {*launch.pids(), *(p.pid for p in module.descendants(launch.name))} if alive(pid)]
+    for pid in left:
+        psutil.Process(pid).kill()
+    assert not left
+
+
+# ---- how a launch ends ----
+
+
+def test_a_launch_that_ends_well(launch):
+    assert launch.supervise("print('a')", "print('b')") == 0
+    assert launch.is_gone()
+
+
+def test_stdout_and_stderr_go_to_the_log(launch):
+    launch.supervise("import sys; print('out', flush=True); print('err', file=sys.stderr)")
+    assert launch.log.read_text().splitlines() == ["out", "err"]
+
+
+def test_the_first_failure_is_returned_and_ends_the_others(launch):
+    began = time.monotonic()
+    assert launch.supervise(SLEEP, "raise SystemExit(3)", SLEEP) == 3
+    assert launch.is_gone()
+    assert time.monotonic() - began < 30
+
+
+def test_a_failure_after_the_others_ended_well_counts(launch):
+    assert launch.supervise("", "import time; time.sleep(0.4); raise SystemExit(4)") == 4
+
+
+def test_death_by_a_signal_is_a_failure(launch):
+    assert launch.supervise("import os, signal; os.kill(os.getpid(), signal.SIGKILL)") == -9
+
+
+def test_a_launch_beyond_its_deadline_is_ended(launch):
+    began = time.monotonic()
+    commands = [Command((sys.executable, "-c", SLEEP), {})] * 2
+    ending = launch.supervise_commands(*commands, deadline=0.5)
+    assert time.monotonic() - began < 30
+    assert ending.timed_out
+    assert ending.status is None
+    assert launch.is_gone()
+
+
+def test_a_launch_without_hope_is_ended_at_once(launch):
+    began = time.monotonic()
+    assert launch.supervise(SLEEP, on_tick=lambda: False) is None
+    assert time.monotonic() - began < 10
+    assert launch.is_gone()
+
+
+def test_ticks_come_as_long_as_it_runs(launch):
+    ticks = []
+    launch.supervise("import time; time.sleep(1.5)", on_tick=lambda: ticks.append(time.monotonic()))
+    assert len(ticks) >= 2
+
+
+def test_an_end_is_not_waited_for_until_the_next_tick(launch, monkeypatch):
+    monkeypatch.setattr(module, "_TICK_SECONDS", 20.0)
+    began = time.monotonic()
+    assert launch.supervise("import time; time.sleep(0.5)") == 0
+    assert time.monotonic() - began < 10
+
+
+def test_there_is_a_look_after_the_end_and_before_the_others_are_ended(launch):
+    """Who died right before its launcher is told from whoever is ended for it."""
+    alive_at_ticks = []
+    file = launch.pid_file("other")
+    wait = f"""
+import pathlib
+while not pathlib.Path({file!r}).exists():
+    time.sleep(0.01)
+raise SystemExit(5)
+"""
+    ended = launch.supervise(
+        PARENT.format(child=STAY.format(file=file), rest=wait),
+        on_tick=lambda: alive_at_ticks.append(len(list(module.descendants(launch.name)))),
+    )
+    assert ended == 5
+    assert alive_at_ticks[-1] == 1, "the launcher has ended, and what it started has not"
+    assert launch.is_gone()
+
+
+def test_where_the_kernel_does_not_tell_an_end_is_seen_at_the_next_tick(launch, monkeypatch):
+    def refuse(_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert launch.supervise("raise SystemExit(3)") == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_whatever_is_raised_meanwhile_leaves_nothing_behind(launch, error):
+    def fail():
+        raise error
+
+    with pytest.raises(error):
+        launch.supervise(
+            STAY.format(file=launch.pid_file("a")),
+            STAY.format(file=launch.pid_file("b")),
+            on_tick=launch.when_there("ab", fail),
+        )
+    assert len(launch.pids()) == 2
+    assert launch.is_gone()
+
+
+# ---- what is left behind ----
+
+
+def test_a_child_that_ignores_sigterm_is_killed(launch):
+    with pytest.raises(KeyboardInterrupt):
+        launch.supervise(
+            STUBBORN.format(file=launch.pid_file("stubborn")),
+            on_tick=launch.when_there(["stubborn"], interrupt),
+        )
+    assert len(launch.pids()) == 1
+    assert launch.is_gone()
+
+
+def test_a_child_may_leave_in_good_order(launch):
+    farewell = launch.folder / "farewell"
+    polite = (
+        f"import pathlib, signal, sys\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(farewell)!r}).touch(), sys.exit()))\n"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        launch.supervise(
+            polite + STAY.format(file=launch.pid_file("polite")),
+            on_tick=launch.when_there(["polite"], interrupt),
+        )
+    assert farewell.exists()
+
+
+# Interrupted in the middle of a look at a process, psutil leaves its file to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_second_ctrl_c_ends_the_politeness_and_still_leaves_nothing_behind(launch, monkeypatch):
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 60.0)
+    # Whoever runs the tests in the background may have had it ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    again = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+
+    def twice():
+        again.start()
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch.supervise(
+                STUBBORN.format(file=launch.pid_file("stubborn")),
+                on_tick=launch.when_there(["stubborn"], twice),
+            )
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert time.monotonic() - began < 30
+    assert len(launch.pids()) == 1
+    assert launch.is_gone()
+
+
+def test_nobody_waits_for_orphans_that_have_ended(launch, monkeypatch):
+    """Where nothing collects orphans, as in a container, they stay as zombies for ever."""
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 60.0)
+    code = PARENT.format(child=STAY.format(file=launch.pid_file("grandchild")), rest=SLEEP)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch.supervise(code, on_tick=launch.when_there(["grandchild"], interrupt))
+    assert time.monotonic() - began < 30
+    assert launch.is_gone()
+
+
+@pytest.mark.parametrize("child", [STAY, STUBBORN], ids=["gentle", "stubborn"])
+def test_grandchildren_in_sessions_of_their_own_are_found_and_ended(launch, child):
+    code = PARENT.format(child=child.format(file=launch.pid_file("grandchild")), rest=SLEEP)
+    with pytest.raises(KeyboardInterrupt):
+        launch.supervise(code, on_tick=launch.when_there(["grandchild"], interrupt))
+    assert len(launch.pids()) == 1
+    assert launch.is_gone()
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_orphans_of_a_launcher_that_has_ended_are_found_and_ended(launch, status):
+    file = launch.pid_file("orphan")
+    wait = f"""
+import pathlib
+while not (pathlib.Path({file!r}).exists() and pathlib.Path({file!r}).read_text()):
+    time.sleep(0.01)
+raise SystemExit({status})
+"""
+    assert launch.supervise(PARENT.format(child=STAY.format(file=file), rest=wait)) == status
+    assert len(launch.pids()) == 1
+    assert launch.is_gone()
+
+
+def test_other_launches_are_left_alone(launch):
+    other = subprocess.Popen([sys.executable, "-c", SLEEP], env=os.environ | {MARKER: launch.name + "0"})
+    unmarked = subprocess.Popen([sys.executable, "-c", SLEEP])
+    try:
+        assert launch.supervise("raise SystemExit(1)") == 1
+        assert (other.poll(), unmarked.poll()) == (None, None)
+    finally:
+        for process in (other, unmarked):
+            process.kill()
+            process.wait()
+
+
+def test_runs_whose_folders_have_one_name_are_not_taken_for_each_other(tmp_path, monkeypatch):
+    """Two people write to their own ``results``: neither may end the other's ranks."""
+    names = []
+    monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/bin") / name)
+    monkeypatch.setattr(
+        site,
+        "supervise",
+        lambda _commands, *, name, **_rest: names.append(name) or module.Ending(1, 0.0),
+    )
+    for who in ("alice", "bob"):
+        (tmp_path / who / "results").mkdir(parents=True)
+        planned = a_run(config={"ranks": 2}, launches=[], complete=False)
+        here = site.ThisMachine(tuple(planned.hosts), [0])
+        with pytest.raises(RingsideError):
+            run.carry_out(planned, tmp_path / who / "results", here, Silent())
+    assert len(names) == 2
+    assert names[0] != names[1]
+
+
+class Silent:
+    def launch_starts(self, planned, commands): ...
+
+    def launch_begins(self, planned): ...
+
+    def steps_done(self, planned, steps): ...
+
+    def launch_ended(self, planned, launch): ...
+
+
+# ---- what a launch starts from ----
+
+
+@pytest.fixture
+def typed_ahead():
+    """Something waits on our own stdin."""
+    ours, (reading, writing) = os.dup(0), os.pipe()
+    os.write(writing, b"meant for the shell")
+    os.dup2(reading, 0)
+    yield
+    os.dup2(ours, 0)
+    for handle in (ours, reading, writing):
+        os.close(handle)
+
+
+def test_there_is_nothing_to_read_from_stdin(launch, typed_ahead):
+    code = "import os; raise SystemExit(9 if os.read(0, 1) else 0)"
+    assert launch.supervise(code, deadline=10) == 0
+
+
+def test_a_child_sees_what_was_set_and_no_secret(launch, monkeypatch):
+    monkeypatch.setenv("FOO_TOKEN", "secret")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    code = f"""
+import os
+assert os.environ[{MARKER!r}] == {launch.name!r}
+assert os.environ["OMP_NUM_THREADS"] == "3"
+assert os.environ["NCCL_DEBUG"] == "INFO"
+assert "FOO_TOKEN" not in os.environ
+"""
+    command = Command((sys.executable, "-c", code), {"OMP_NUM_THREADS": "3"})
+    assert launch.supervise_commands(command).status == 0, launch.log.read_text()
+
+
+def test_a_command_that_cannot_be_executed_is_named_and_the_others_are_ended(launch):
+    missing = str(launch.folder / "no-such-launcher")
+    stay = Command((sys.executable, "-c", SLEEP), {})
+    with pytest.raises(UnavailableError) as caught:
+        launch.supervise_commands(stay, Command((missing,), {}))
+    assert caught.value.exit_code == 4
+    assert missing in caught.value.what
+    assert "No such file" in caught.value.found
+    assert "compare backends" in caught.value.remedy
+    assert launch.is_gone()
+
+
+def test_a_file_that_is_no_program_is_named(launch):
+    text = launch.folder / "notes.txt"
+    text.write_text("no program")
+    with pytest.raises(UnavailableError, match=r"notes\.txt"):
+        launch.supervise_commands(Command((str(text),), {}))
+
+
+def test_a_log_that_cannot_be_written_is_named(launch):
+    launch.log = launch.folder / "gone" / "launcher.log"
+    with pytest.raises(OutputError, match=r"launcher\.log"):
+        launch.supervise(SLEEP)
+    assert launch.is_gone()
+
+
+def test_nothing_is_read_by_a_shell(launch):
+    command = Command((sys.executable, "-c", "import sys; print(sys.argv[1])", "$HOME; touch x `id`"), {})
+    assert launch.supervise_commands(command).status == 0
+    assert launch.log.read_text() == "$HOME; touch x `id`\n"

@@ -1,0 +1,481 @@
+"""The grammar of arms: what a user may write, and what every slip is answered with."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from backends import BACKENDS, load
+from backends.strategies.averaging import AveragingReplica
+from compare.errors import UsageError
+from compare.schema.arms import Arm, parse_arm, parse_arms
+
+# Nothing here is about time, and a busy machine is no failure.
+untimed = settings(deadline=None)
+
+# Whatever can be printed, and most of what has a meaning in the grammar.
+VALUES = (
+    st.text(st.sampled_from("aZ0 =:,{}\\²") | st.characters(categories=["L", "N", "P", "S"]), min_size=1)
+    .map(str.strip)
+    .filter(bool)
+)
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
+
+
+def values_of(option):
+    return {
+        "choice": st.sampled_from(option.choices or ("",)),
+        "switch": st.booleans(),
+        "number": POSITIVE,
+        "count": st.integers(option.least, 10**9 - 1),
+    }[option.kind]
+
+
+@st.composite
+def arms_of(draw):
+    backend = draw(st.sampled_from(list(BACKENDS.values())))
+    options = draw(st.permutations(backend.options))[: draw(st.integers(0, len(backend.options)))]
+    given_ = {option.name: draw(values_of(option)) for option in options}
+    needs = {option.name: option.needs for option in backend.options if option.needs}
+    given_ |= dict(needs[name] for name in given_ if name in needs)
+    # Two of them may have needed what cannot both be.
+    kept = {
+        name: value for name, value in given_.items() if name not in needs or needs[name] in given_.items()
+    }
+    if backend.synchronises:
+        variables = draw(
+            st.dictionaries(st.sampled_from(["NCCL_ALGO", "OMPI_MCA_coll", "X"]), VALUES, max_size=2)
+        )
+        kept |= {f"env.{name}": value for name, value in variables.items()}
+    return Arm(backend.name, kept)
+
+
+def refusal(text):
+    with pytest.raises(UsageError) as caught:
+        parse_arms([text])
+    return str(caught.value)
+
+
+# ---- what may be written ----
+
+
+def test_the_four_backends_of_a_first_comparison():
+    assert parse_arms(["ddp,manual,horovod,mpi"]) == (
+        Arm("ddp"),
+        Arm("manual"),
+        Arm("horovod"),
+        Arm("mpi"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "given_"),
+    [
+        ("ddp", "ddp", {}),
+        ("ddp:bucket_cap_mb=1", "ddp", {"bucket_cap_mb": 1.0}),
+        ("ddp:bucket-cap-mb=0.5", "ddp", {"bucket_cap_mb": 0.5}),
+        ("ddp:process_group=auto", "ddp", {"process_group": "auto"}),
+        ("ddp:process_group=nccl", "ddp", {"process_group": "nccl"}),
+        ("ddp:process-group=gloo", "ddp", {"process_group": "gloo"}),
+        ("ddp:static_graph=true", "ddp", {"static_graph": True}),
+        ("ddp:static_graph=No", "ddp", {"static_graph": False}),
+        ("ddp:static_graph=1:bucket_cap_mb=2", "ddp", {"static_graph": True, "bucket_cap_mb": 2.0}),
+        ("manual:mode=per_parameter", "manual", {"mode": "per_parameter"}),
+        ("manual:mode=per-parameter", "manual", {"mode": "per_parameter"}),
+        ("manual:mode=flat", "manual", {"mode": "flat"}),
+        ("manual:mode=overlap", "manual", {"mode": "overlap"}),
+        ("horovod:controller=gloo", "horovod", {"controller": "gloo"}),
+        ("horovod:controller=mpi", "horovod", {"controller": "mpi"}),
+        ("horovod:mode=flat", "horovod", {"mode": "flat"}),
+        ("mpi:mode=overlap", "mpi", {"mode": "overlap"}),
+        (" mpi : mode = flat ", "mpi", {"mode": "flat"}),
+    ],
+)
+def test_an_arm_is_read(text, backend, given_):
+    arm = parse_arm(text)
+    assert (arm.backend, arm.given) == (backend, given_)
+
+
+def test_what_was_not_given_is_the_default():
+    arm = parse_arm("manual:mode=overlap")
+    assert arm.options == {"mode": "overlap", "bucket_mb": 1.0, "process_group": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("text", "tolerance"),
+    [
+        ("ddp", 0),
+        ("none", 0),
+        ("ddp:comm_hook=none", 0),
+        ("ddp:comm_hook=fp16", 2**-8),
+        ("ddp:comm_hook=bf16", 2**-5),
+        ("ddp:comm_hook=powersgd:powersgd_rank=4", 2),
+        ("horovod:compression=none", 0),
+        ("horovod:compression=fp16", 2**-8),
+    ],
+)
+def test_an_arm_says_how_far_from_the_mean_its_gradients_may_be(text, tolerance):
+    arm = parse_arm(text)
+    assert arm.gradient_tolerance == tolerance
+    assert arm.exact is (tolerance == 0)
+
+
+def test_what_an_option_puts_off_is_not_put_off_while_the_arm_is_proven():
+    arm = parse_arm("ddp:comm_hook=powersgd:powersgd_rank=4:powersgd_start=25")
+    assert arm.options["powersgd_start"] == 25
+    assert arm.options_while_proven == arm.options | {"powersgd_start": 2}
+    assert parse_arm("horovod").options_while_proven == parse_arm("horovod").options
+
+
+def test_only_the_control_does_not_synchronise():
+    assert [name for name in BACKENDS if not Arm(name).synchronises] == ["none"]
+
+
+def test_blanks_and_empty_places_between_commas_are_nothing():
+    assert parse_arms([" ddp , ,mpi,", "", "manual"]) == (Arm("ddp"), Arm("mpi"), Arm("manual"))
+
+
+def test_no_arms_are_no_error_here():
+    assert parse_arms([]) == ()
+
+
+# ---- sweeps ----
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("ddp:bucket_cap_mb={1,5}", ["ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=5"]),
+        ("mpi,ddp:bucket_cap_mb={1, 5},none", ["mpi", "ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=5", "none"]),
+        ("ddp:bucket_cap_mb={7}", ["ddp:bucket_cap_mb=7"]),
+        (
+            "ddp:bucket_cap_mb={1,5}:static_graph={false,true}",
+            [
+                "ddp:bucket_cap_mb=1:static_graph=false",
+                "ddp:bucket_cap_mb=1:static_graph=true",
+                "ddp:bucket_cap_mb=5:static_graph=false",
+                "ddp:bucket_cap_mb=5:static_graph=true",
+            ],
+        ),
+        ("{manual,mpi}:mode={flat,per-parameter}", [
+            "manual:mode=flat", "manual:mode=per_parameter", "mpi:mode=flat", "mpi:mode=per_parameter",
+        ]),
+        ("ddp:bucket_cap_mb=1{0,5}", ["ddp:bucket_cap_mb=10", "ddp:bucket_cap_mb=15"]),
+    ],
+)  # fmt: skip
+def test_braces_are_a_sweep(text, labels):
+    assert [arm.label for arm in parse_arms([text])] == labels
+
+
+@pytest.mark.parametrize(
+    "text", ["ddp:bucket_cap_mb={1,5", "ddp:bucket_cap_mb=1}", "ddp:bucket_cap_mb={1,{5,6}}", "}ddp{", "{"]
+)
+def test_braces_that_do_not_fit_are_shown_whole(text):
+    assert f"{text}: the braces do not fit." in refusal(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["ddp:bucket_cap_mb={}", "ddp:bucket_cap_mb={1,,5}", "ddp:bucket_cap_mb={1, }"]
+)
+def test_a_sweep_with_a_hole_is_refused(text):
+    assert "a value of the sweep is empty" in refusal(text)
+
+
+def test_a_wrong_value_in_a_sweep_is_named_alone():
+    assert "ddp:bucket_cap_mb=big: bucket_cap_mb cannot be 'big'." in refusal("ddp:bucket_cap_mb={1,big}")
+
+
+def test_a_value_twice_in_a_sweep_is_an_arm_named_twice():
+    assert "named twice" in refusal("ddp:bucket_cap_mb={1,1.0}")
+
+
+def test_a_sweep_nobody_will_wait_for_is_refused_before_it_is_written_out():
+    assert "is 10000000000 arms" in refusal("ddp:bucket_cap_mb=" + "{0,1,2,3,4,5,6,7,8,9}" * 10)
+
+
+def test_the_baseline_is_one_arm_and_no_sweep():
+    with pytest.raises(UsageError, match=r"cannot be '\{1,5\}'"):
+        parse_arm("ddp:bucket_cap_mb={1,5}")
+
+
+# ---- an environment of its own ----
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "label"),
+    [
+        ("ddp:env.NCCL_ALGO=Ring", {"NCCL_ALGO": "Ring"}, "ddp:env.NCCL_ALGO=Ring"),
+        (
+            r"mpi:mode=flat:env.UCX_NET_DEVICES=mlx5_0\:1\,mlx5_1\:1",
+            {"UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1"},
+            r"mpi:mode=flat:env.UCX_NET_DEVICES=mlx5_0\:1\,mlx5_1\:1",
+        ),
+        ("mpi:env.OMPI_MCA_coll_tuned_priority= 90", {"OMPI_MCA_coll_tuned_priority": "90"}, None),
+        ("ddp:env.A=x=y:env.B_2=true", {"A": "x=y", "B_2": "true"}, "ddp:env.A=x=y:env.B_2=true"),
+        (r"ddp:env.A=\{1\}\\", {"A": "{1}\\"}, r"ddp:env.A=\{1\}\\"),
+    ],
+)
+def test_an_arm_may_set_variables_of_its_own(text, environment, label):
+    (arm,) = parse_arms([text])
+    assert arm.environment == environment
+    assert not {name for name in arm.options if "env" in name}, "a backend is not told of them"
+    assert arm.label == label or label is None
+    assert parse_arms([arm.label]) == (arm,)
+
+
+def test_a_sweep_goes_over_variables_too():
+    arms = parse_arms(["ddp:env.NCCL_ALGO={Ring,Tree}"])
+    assert [arm.environment for arm in arms] == [{"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "capital letters") for name in ("nccl_algo", "1A", "_A", "A-B", "", "A B", "É")),
+        *((name, "secret") for name in ("HF_TOKEN", "NVIDIA_API_KEY", "SLURM_JWT", "MY_PASSWORD")),
+        *(
+            (name, "alike for every arm")
+            for name in (
+                *("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "PATH", "PYTHONPATH", "GLOO_SOCKET_IFNAME"),
+                *("HOROVOD_CONTROLLER", "OMP_PROC_BIND", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"),
+                *("RINGSIDE_LAUNCH", "RINGSIDE_SCRATCH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PMIX_RANK"),
+                *("OMPI_COMM_WORLD_RANK", "OMPI_MCA_btl_vader_backing_directory", "TORCHELASTIC_RUN_ID"),
+            )
+        ),
+    ],
+)
+def test_a_variable_that_is_not_the_arms_to_set_is_refused(name, reason):
+    said = refusal(f"ddp:env.{name}=1")
+    assert f"an arm cannot set {name or 'a variable without a name'}." in said
+    assert reason in said
+
+
+def test_the_control_has_no_environment_of_its_own():
+    assert "one and the same for every arm" in refusal("none:env.NCCL_ALGO=Ring")
+
+
+@pytest.mark.parametrize("value", ["", " ", "a\nb", "\x1b[0m"])
+def test_a_value_that_cannot_be_printed_is_refused(value):
+    assert "no value that can be printed" in refusal(
+        f"ddp:env.A={value}x"[: -1 if not value.strip() else None]
+    )
+
+
+def test_a_variable_set_twice_is_refused():
+    assert "env.A is set twice" in refusal("ddp:env.A=1:env.A=2")
+
+
+# ---- what a slip is answered with ----
+
+
+@pytest.mark.parametrize(
+    ("text", "suggested", "listed"),
+    [
+        ("dpp", "ddp", "none, ddp, manual, horovod, mpi"),
+        ("horvod", "horovod", "none, ddp, manual, horovod, mpi"),
+        ("DDP", None, "none, ddp, manual, horovod, mpi"),
+        ("", None, "none, ddp, manual, horovod, mpi"),
+        ("ddp:bucket_cap=1", "bucket_cap_mb", "process_group, bucket_cap_mb"),
+        ("manual:mod=flat", "mode", "mode, bucket_mb, process_group"),
+        ("horovod:controler=mpi", "controller", "controller"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(text, suggested, listed):
+    with pytest.raises(UsageError) as caught:
+        parse_arm(text)
+    assert repr(text.partition(":")[2].partition("=")[0] or text) in caught.value.what
+    assert caught.value.found == (f"Did you mean {suggested}?" if suggested else "")
+    assert listed in caught.value.remedy
+
+
+def test_a_wrong_option_is_shown_in_its_arm():
+    assert "ddp:bucket_cap=1" in refusal("mpi,ddp:bucket_cap=1")
+
+
+def test_a_backend_without_options_says_so():
+    assert "takes no options" in refusal("none:mode=flat")
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("ddp:process_group=mpi", "auto or nccl or gloo"),
+        ("manual:mode=fast", "per_parameter or flat or overlap or shared_memory"),
+        ("mpi:mode=shared_memory", "per_parameter or flat or overlap"),
+        ("horovod:controller=nccl", "gloo or mpi"),
+        ("ddp:static_graph=maybe", "true or false"),
+        ("ddp:bucket_cap_mb=big", "a number above 0"),
+        ("ddp:bucket_cap_mb=0", "a number above 0"),
+        ("ddp:bucket_cap_mb=-1", "a number above 0"),
+        ("ddp:bucket_cap_mb=nan", "a number above 0"),
+        ("ddp:bucket_cap_mb=inf", "a number above 0"),
+        ("ddp:comm_hook=fp8", "none or fp16 or bf16 or powersgd"),
+        ("ddp:powersgd_rank=0", "a whole number from 1"),
+        ("ddp:powersgd_rank=1.5", "a whole number from 1"),
+        ("ddp:powersgd_rank=²", "a whole number from 1"),
+        ("ddp:powersgd_start=1", "a whole number from 2"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_the_right_ones(text, right):
+    with pytest.raises(UsageError) as caught:
+        parse_arm(text)
+    assert text in caught.value.what
+    assert repr(text.partition("=")[2]) in caught.value.what
+    assert caught.value.remedy == f"Use {right}."
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("manual:mode", "mode=flat"),
+        ("manual:mode=", "mode=flat"),
+        ("manual:mode= ", "mode=flat"),
+        ("ddp:bucket_cap_mb", "bucket_cap_mb=25"),
+        ("ddp:static_graph", "static_graph=false"),
+    ],
+)
+def test_an_option_without_a_value_is_answered_with_an_example(text, right):
+    assert f"Write {right}." in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "other", "has"),
+    [
+        ("manual:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=flat"),
+        ("manual:bucket_mb=4:mode=per_parameter", "bucket_mb", "mode=overlap", "mode=per_parameter"),
+        ("horovod:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=optimizer"),
+        ("horovod:mode=flat:compression=fp16", "compression", "mode=optimizer", "mode=flat"),
+        ("ddp:powersgd_rank=2", "powersgd_rank", "comm_hook=powersgd", "comm_hook=none"),
+        ("ddp:comm_hook=fp16:powersgd_start=2", "powersgd_start", "comm_hook=powersgd", "comm_hook=fp16"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(text, option, other, has):
+    said = refusal(text)
+    assert f"{text}: {option} does nothing here." in said
+    assert f"It belongs to {other}, and this arm has {has}." in said
+
+
+def test_every_option_that_needs_another_names_a_choice_that_there_is():
+    for backend in BACKENDS.values():
+        choices = {option.name: option.choices for option in backend.options}
+        for option in backend.options:
+            assert option.needs is None or option.needs[1] in choices[option.needs[0]]
+            assert {*option.strategies, *option.lossy, *option.cuda_only} <= set(option.choices)
+
+
+@pytest.mark.parametrize("arm", ["manual", "manual:mode=overlap"])
+def test_without_a_choice_of_its_own_the_strategy_is_the_backends(arm):
+    assert load("manual", parse_arm(arm).options)[1] is AveragingReplica
+
+
+@pytest.mark.parametrize("text", ["manual:mode=flat:mode=overlap", "ddp:bucket-cap-mb=1:bucket_cap_mb=1"])
+def test_an_option_given_twice_is_refused(text):
+    assert "set twice" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ddp,ddp",
+        "ddp,mpi,ddp",
+        "ddp:bucket_cap_mb=1,ddp:bucket-cap-mb=1.0",
+        "manual:mode=overlap:bucket_mb=2,manual:bucket_mb=2:mode=overlap",
+    ],
+)
+def test_an_arm_named_twice_is_refused(text):
+    said = refusal(text)
+    assert "named twice" in said
+    assert "--repeats" in said
+
+
+def test_an_arm_repeated_in_another_flag_is_refused():
+    with pytest.raises(UsageError, match="named twice"):
+        parse_arms(["ddp,mpi", "ddp"])
+
+
+# ---- for any text ----
+
+
+@untimed
+@given(arms_of())
+@example(Arm("ddp", {"bucket_cap_mb": 0.1234567891}))
+@example(Arm("ddp", {"bucket_cap_mb": 1e22}))
+@example(Arm("ddp", {"env.A": "\\"}))
+def test_a_label_reads_back_as_its_arm(arm):
+    read = parse_arm(arm.label)
+    assert read == arm
+    assert read.label == arm.label
+
+
+@untimed
+@given(st.lists(arms_of(), max_size=6, unique_by=lambda arm: (arm.backend, frozenset(arm.given.items()))))
+def test_different_arms_have_different_labels(arms):
+    assert len({arm.label for arm in arms}) == len(arms)
+    assert parse_arms([arm.label for arm in arms]) == tuple(arms)
+
+
+@untimed
+@given(
+    st.lists(arms_of(), max_size=6, unique_by=lambda arm: (arm.backend, frozenset(arm.given.items()))),
+    st.integers(0, 6),
+)
+def test_commas_and_repeated_flags_mean_the_same(arms, cut):
+    labels = [arm.label for arm in arms]
+    repeated = parse_arms(labels)
+    assert parse_arms([",".join(labels)]) == repeated
+    assert parse_arms([",".join(labels[:cut]), ",".join(labels[cut:])]) == repeated
+
+
+@untimed
+@given(
+    st.lists(POSITIVE, min_size=1, max_size=5, unique=True),
+    st.permutations([False, True]),
+    st.lists(st.sampled_from(["mpi", "manual", "horovod"]), max_size=3, unique=True),
+)
+def test_a_sweep_is_every_combination_in_the_order_written(sizes, switches, others):
+    swept = (
+        f"ddp:bucket_cap_mb={{{','.join(map(repr, sizes))}}}"
+        f":static_graph={{{','.join(str(on).lower() for on in switches)}}}"
+    )
+    arms = parse_arms([",".join([*others, swept])])
+    combinations = [{"bucket_cap_mb": size, "static_graph": on} for size in sizes for on in switches]
+    assert [arm.backend for arm in arms[: len(others)]] == others
+    assert [arm.given for arm in arms[len(others) :]] == combinations
+
+
+PIECES = (
+    "bucket_cap_mb",
+    "mode",
+    "static-graph",
+    "flat",
+    "true",
+    "1e400",
+    "²",
+    ":",
+    "=",
+    ",",
+    " ",
+    "-",
+    "_",
+    "{",
+    "}",
+    "\\",
+)
+NEARLY = st.lists(st.sampled_from([*BACKENDS, *PIECES]), max_size=10).map("".join)
+
+
+@untimed
+@given(st.lists(st.text(max_size=40) | NEARLY, max_size=4))
+@example(["ddp:bucket_cap_mb=1_0"])
+@example(["ddp:=", "::", "="])
+def test_whatever_is_written_ends_in_arms_or_in_a_usage_error(texts):
+    try:
+        arms = parse_arms(texts)
+    except UsageError as error:
+        refused = error
+    else:
+        assert parse_arms([arm.label for arm in arms]) == arms
+        return
+    assert refused.what
+    assert refused.remedy

@@ -1,0 +1,215 @@
+"""The run's config: validated once, named by its flags, the same after a journey as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from compare.errors import UsageError
+from compare.schema.arms import Arm
+from compare.schema.config import RunConfig
+from tests.unit.factories import a_config
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def refusal(**changes):
+    with pytest.raises(UsageError) as caught:
+        a_config(**changes)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("flag", "field", "value"),
+    [
+        ("-np", "ranks", 0),
+        ("-np", "ranks", -1),
+        ("--batch-size", "batch_size_per_rank", 0),
+        ("--batch-size", "batch_size_per_rank", 60_001),
+        ("--repeats", "rounds", 0),
+        ("--threads", "threads_per_rank", 0),
+        ("--epochs", "epochs", 0),
+        ("--steps", "steps", 0),
+        ("--steps", "steps", -5),
+        ("--warmup", "warmup_steps", -1),
+        ("--timeout", "launch_timeout_seconds", 0.0),
+        ("--timeout", "launch_timeout_seconds", NAN),
+        ("--timeout", "launch_timeout_seconds", INFINITE),
+        ("--stall", "stall_seconds", -1.0),
+        ("--stall", "stall_seconds", NAN),
+        ("--stall", "stall_seconds", INFINITE),
+        ("--lr", "learning_rate", 0.0),
+        ("--lr", "learning_rate", -0.1),
+        ("--lr", "learning_rate", NAN),
+        ("--lr", "learning_rate", INFINITE),
+        ("--model", "model", "resnet"),
+        ("--model", "model", ""),
+        ("--optimizer", "optimizer", "lion"),
+        ("--device", "device", "tpu"),
+        ("--baseline", "baseline", "mpi"),
+        ("--seed", "seed", -1),
+        ("--max-reruns", "max_reruns", -1),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_flag(flag, field, value):
+    error = refusal(**{field: value})
+    assert flag in error.what
+    assert str(value) in error.what
+    assert error.remedy
+
+
+# What JSON, the watchdog and torch's generators can hold is less than what Python can.
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--repeats", "rounds"),
+        ("--threads", "threads_per_rank"),
+        ("--epochs", "epochs"),
+        ("--accumulate", "accumulate"),
+        ("--steps", "steps"),
+        ("--seed", "seed"),
+        ("--max-reruns", "max_reruns"),
+        ("--timeout", "launch_timeout_seconds"),
+        ("--stall", "stall_seconds"),
+    ],
+)
+def test_a_number_that_no_library_could_hold_is_refused_by_its_flag(flag, field):
+    assert flag in refusal(**{field: 10**30}).what
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "right"),
+    [
+        ("model", "resnet", "mlp or wide or convnet, or widths of your own: mlp:784-4096-10"),
+        ("optimizer", "lion", "sgd or adam or adamw"),
+        ("device", "tpu", "auto or cpu or cuda"),
+        ("baseline", "mpi", "none or ddp"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(field, value, right):
+    assert refusal(**{field: value}).remedy == f"Use {right}."
+
+
+@pytest.mark.parametrize("model", ["mlp:784-10", "mlp:784-4096-10", "mlp:784-1-2-3-10"])
+def test_a_model_may_have_widths_of_its_own(model):
+    assert a_config(model=model).model == model
+
+
+@pytest.mark.parametrize(
+    ("model", "right"),
+    [
+        ("mlp:", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784-0-10", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784--10", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784-1e3-10", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784-²-10", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:784-256-10\n", "mlp:784-4096-10: whole numbers above 0"),
+        ("mlp:256-10", "784 as the first width and 10 as the last"),
+        ("mlp:784-256", "784 as the first width and 10 as the last"),
+        ("mlp:784-1000000-1000000-10", "these make 1000794000000"),
+        ("wide:784-10", "mlp or wide or convnet"),
+    ],
+)
+def test_widths_that_make_no_model_are_answered_with_the_right_ones(model, right):
+    error = refusal(model=model)
+    assert error.what == f"--model cannot be {model}."
+    assert right in error.remedy
+
+
+def test_a_draft_has_no_arms_yet_and_so_no_baseline():
+    assert RunConfig(arms=()).baseline == ""
+    with pytest.raises(UsageError, match="--baseline"):
+        RunConfig(arms=(), baseline="ddp")
+
+
+def test_a_global_batch_must_fit_into_the_training_set():
+    assert a_config(ranks=2, batch_size_per_rank=30_000, steps=20).steps_per_epoch == 1
+    assert "60000" in refusal(ranks=2, batch_size_per_rank=30_001).remedy
+
+
+def test_a_step_of_several_passes_has_a_batch_so_many_times_as_large():
+    config = a_config(ranks=2, batch_size_per_rank=16, accumulate=4, epochs=1, steps=None)
+    assert config.global_batch_size == 128
+    assert config.total_steps == 468
+    assert "4 each" in refusal(ranks=2, batch_size_per_rank=10_000, accumulate=4).remedy
+
+
+def test_ddp_with_a_static_graph_does_not_accumulate():
+    assert a_config("none,ddp:static_graph=false", accumulate=2).accumulate == 2
+    assert a_config("none,ddp:static_graph=true", accumulate=1).accumulate == 1
+    with pytest.raises(UsageError) as caught:
+        a_config("none,ddp:static_graph=true", accumulate=2)
+    assert caught.value.what == "ddp:static_graph=true cannot accumulate gradients."
+    assert "static_graph=true" in caught.value.found
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 30), (10, 10), (1, 1), (1, 0)])
+def test_there_must_be_something_left_to_time(steps, warmup):
+    # The first step is never timed: libraries build their buffers in it.
+    error = refusal(steps=steps, warmup_steps=warmup)
+    assert "time" in error.what
+    assert str(steps) in error.found
+    assert "--steps" in error.remedy
+    assert "--warmup" in error.remedy
+
+
+def test_one_step_beyond_the_warm_up_is_enough():
+    assert a_config(steps=11, warmup_steps=10).total_steps == 11
+    assert a_config(steps=2, warmup_steps=0).total_steps == 2
+
+
+def test_epochs_count_whole_global_batches():
+    config = a_config(ranks=2, batch_size_per_rank=64, epochs=3, steps=None)
+    assert config.global_batch_size == 128
+    assert config.steps_per_epoch == 468  # 60,000 / 128 = 468.75
+    assert config.total_steps == 3 * 468
+
+
+def test_steps_stand_instead_of_epochs():
+    assert a_config(epochs=3, steps=77).total_steps == 77
+
+
+def test_no_round_need_be_taken_again():
+    assert a_config(max_reruns=0).max_reruns == 0
+
+
+def test_the_control_is_found_where_there_is_one():
+    assert a_config("none,ddp").control == Arm("none")
+    assert a_config("ddp,mpi").control is None
+
+
+def test_a_config_is_the_same_after_a_journey_as_json():
+    config = a_config(
+        "none,ddp:bucket_cap_mb=0.1:gradient_as_bucket_view=true,manual:mode=overlap,horovod:controller=mpi",
+        ranks=3,
+        model="convnet",
+        optimizer="adamw",
+        learning_rate=3e-4,
+        batch_size_per_rank=17,
+        accumulate=3,
+        epochs=2,
+        steps=None,
+        warmup_steps=5,
+        rounds=4,
+        budget_seconds=60.0,
+        comparisons=2,
+        max_reruns=7,
+        seed=2**32 - 1,
+        device="cuda",
+        threads_per_rank=2,
+        launch_timeout_seconds=12.5,
+        stall_seconds=1.25,
+    )
+    left_alone = [
+        name for name in RunConfig.__struct_fields__ if getattr(config, name) == getattr(a_config(), name)
+    ]
+    assert not left_alone
+    back = msgspec.json.decode(msgspec.json.encode(config), type=RunConfig)
+    assert back == config
+    assert [arm.label for arm in back.arms] == [arm.label for arm in config.arms]
+
+
+def test_a_config_cannot_be_changed_afterwards():
+    with pytest.raises(AttributeError):
+        a_config().ranks = 3

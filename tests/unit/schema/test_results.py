@@ -1,0 +1,493 @@
+"""Results on disk: whole or not at all, the same after reading, and refused with the reason otherwise."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import stat
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from compare.analysis.parity import Gate
+from compare.analysis.summary import summarise
+from compare.errors import OutputError
+from compare.experiment.verify import ArmVerification, Verification
+from compare.launch.local import ThisMachine
+from compare.report import render
+from compare.schema.hosts import Host
+from compare.schema.job import LaunchFiles
+from compare.schema.results import (
+    RESULTS_FILE,
+    SCHEMA_VERSION,
+    Failure,
+    MachineUse,
+    RankResult,
+    make_temporary_folder,
+    read_json,
+    read_run,
+    temporary_file,
+    temporary_folder,
+    write_json,
+    write_text,
+)
+from tests.unit.factories import DIGITS, a_block, a_launch, a_phased_block, a_rank, a_run
+
+
+def refusal(path):
+    with pytest.raises(OutputError) as caught:
+        read_run(path)
+    assert caught.value.exit_code == 5
+    return caught.value
+
+
+@contextmanager
+def full_disk():
+    """No file may grow beyond a few bytes: the kernel refuses every write, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# ---- round trips ----
+
+
+def test_a_run_is_the_same_after_reading(tmp_path):
+    run = a_run(
+        {"none": [4.0, 4.5], "ddp:bucket_cap_mb=0.1": [5.0, 5.5], "horovod:controller=mpi": [6.0]},
+        dataset=DIGITS,
+        left_out={"mpi": "mpi4py is not installed"},
+        complete=False,
+        failure=Failure(arm="horovod", round=2, kind="LaunchError", message="rank 1 failed\nits reason"),
+    )
+    run = msgspec.structs.replace(run, set_aside=a_run({"none": [9.0], "ddp": [9.5]}).launches)
+    write_json(tmp_path / RESULTS_FILE, run)
+    assert read_run(tmp_path) == run
+    assert read_run(tmp_path / RESULTS_FILE) == run
+
+
+def test_a_ranks_result_is_the_same_after_reading(tmp_path):
+    result = a_rank(
+        3,
+        blocks=[a_block(5), a_block(4, mode="reference"), a_phased_block(forward=[1, 2], sync=[3, 4])],
+        peak_device_memory_bytes=7,
+        message_bytes=[4, 12],
+        collective_ns=[],
+        machine=MachineUse(wall_ns=10, cpus=3, busy_ns=20, stolen_ns=1),
+        attestation={"group": {"transport": "NCCL"}, "ü": [1, None]},
+    )
+    write_json(tmp_path / "rank-3.json", result)
+    assert read_json(tmp_path / "rank-3.json", RankResult) == result
+
+
+def test_the_file_is_json_that_anybody_can_read(tmp_path):
+    write_json(tmp_path / RESULTS_FILE, a_run({"ddp": [5.0]}))
+    read = json.loads((tmp_path / RESULTS_FILE).read_text())
+    assert read["schema_version"] == SCHEMA_VERSION == 2
+    assert read["config"]["arms"] == [{"backend": "ddp", "given": {}, "twin": 0}]
+    assert read["launches"][0]["ranks"][0]["blocks"] == [
+        {"mode": "training", "steps": 30, "wall_ns": 150_000_000, "cpu_ns": 150_000_000, "phases": {}}
+    ]
+    assert read["launches"][0]["ranks"][0]["machine"] is None
+
+
+def test_launches_are_found_by_their_arm():
+    run = a_run({"none": [4.0, 4.0], "ddp": [5.0]})
+    control, ddp = run.config.arms
+    assert [(launch.arm, launch.round) for launch in run.of(control)] == [("none", 1), ("none", 2)]
+    assert [(launch.arm, launch.round) for launch in run.of(ddp)] == [("ddp", 1)]
+
+
+# ---- whole or not at all ----
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / RESULTS_FILE
+    write_json(path, a_run({"ddp": [5.0]}))
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(OutputError) as caught:
+        write_json(path, a_run({"ddp": [5.0, 6.0]}))
+    assert str(path) in caught.value.what
+    assert caught.value.found == os.strerror(errno.EFBIG)
+    assert "--output" in caught.value.remedy
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / RESULTS_FILE
+    write_text(path, "old")
+
+    def interrupt(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fdopen", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_interrupted_when_it_is_done_is_no_error_of_output(tmp_path, monkeypatch):
+    path = tmp_path / RESULTS_FILE
+    replace = Path.replace
+
+    def interrupt_after(source, target):
+        replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt_after)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):
+    path = tmp_path / RESULTS_FILE
+    short, long = a_run({"ddp": [5.0]}), a_run({"ddp": [5.0] * 50})
+    write_json(path, short)
+    done = threading.Event()
+
+    def keep_writing():
+        while not done.is_set():
+            write_json(path, long)
+            write_json(path, short)
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    try:
+        seen = {len(read_run(tmp_path).launches) for _ in range(200)}
+    finally:
+        done.set()
+        writer.join()
+    assert seen <= {1, 50}
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    path = tmp_path / "gone" / RESULTS_FILE
+    with pytest.raises(OutputError) as caught:
+        write_json(path, a_run())
+    assert str(path) in caught.value.what
+    assert "No such file" in caught.value.found
+
+
+def refuse_folders_under(monkeypatch, *parents):
+    """Let no folder be made there, as on a disk that is full."""
+    make = tempfile.mkdtemp
+
+    def refusing(prefix, dir=None):  # noqa: A002 -- as the library has it
+        if dir in parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{dir}/{prefix}")
+        return make(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refusing)
+
+
+def test_a_lack_of_room_for_temporary_files_is_an_error_of_output_with_its_place(monkeypatch):
+    refuse_folders_under(monkeypatch, None)
+    with pytest.raises(OutputError) as caught, temporary_folder("ringside-test-"):
+        pass
+    assert "No space left on device" in caught.value.found
+    assert "TMPDIR" in caught.value.remedy
+
+
+def test_where_there_is_no_place_for_temporary_files_that_is_said(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    for make in (temporary_file, lambda: make_temporary_folder("ringside-test-")):
+        with pytest.raises(OutputError, match="/proc/nowhere"):
+            make()
+
+
+def test_of_the_two_folders_of_a_launch_the_first_goes_when_the_second_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    refuse_folders_under(monkeypatch, Path("/dev/shm"))  # noqa: S108 -- nothing is written there
+    here = ThisMachine((Host("localhost", 1),), [0])
+    with pytest.raises(OutputError), here.spot(LaunchFiles(tmp_path)):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_not_written_over(tmp_path):
+    (tmp_path / "table.md").mkdir()
+    with pytest.raises(OutputError, match=r"table\.md"):
+        write_text(tmp_path / "table.md", "text")
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "table.md", "text")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "table.md").stat().st_mode) == 0o640
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "table.md", tmp_path / "latest.md"
+    link.symlink_to(target)
+    for text in ("first", "second"):
+        write_text(link, text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    """``--output /dev/stdout``: renaming a file over it would take it from the whole machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_text(pipe, "text")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    reader.join(timeout=10)
+    assert read == ["text"]
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("path", ["nowhere", ".", "nowhere/results.json"])
+def test_where_there_is_no_run_it_says_so(tmp_path, path):
+    error = refusal(tmp_path / path)
+    assert "no run" in error.what
+    assert error.found.endswith("does not exist.")
+    assert "compare run" in error.remedy
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_refused(tmp_path, share):
+    write_json(tmp_path / RESULTS_FILE, a_run())
+    whole = (tmp_path / RESULTS_FILE).read_bytes()
+    (tmp_path / RESULTS_FILE).write_bytes(whole[: int(len(whole) * share)])
+    error = refusal(tmp_path)
+    assert str(tmp_path / RESULTS_FILE) in error.what
+    assert error.found
+    assert "cut short" in error.remedy
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"[]", b"7", b"\xff\xfe", b"\x00" * 10, b"not json", b"{}"]
+)
+def test_what_is_no_run_at_all_is_refused(tmp_path, content):
+    (tmp_path / RESULTS_FILE).write_bytes(content)
+    assert str(tmp_path / RESULTS_FILE) in refusal(tmp_path).what
+
+
+def edited(tmp_path, **changes):
+    write_json(tmp_path / RESULTS_FILE, a_run())
+    content = json.loads((tmp_path / RESULTS_FILE).read_text()) | changes
+    (tmp_path / RESULTS_FILE).write_text(json.dumps(content))
+    return tmp_path
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 99])
+def test_another_schema_version_is_refused_and_not_guessed_at(tmp_path, version):
+    error = refusal(edited(tmp_path, schema_version=version))
+    assert f"schema version {version}" in error.what
+    assert "schema version 2" in error.found
+
+
+def test_another_schema_version_is_recognised_whatever_else_it_holds(tmp_path):
+    (tmp_path / RESULTS_FILE).write_text('{"schema_version": 3, "launches": {"a": 1}, "config": null}')
+    assert "schema version 3" in refusal(tmp_path).what
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"launches": [{"round": 1}]}, "launches[0]"),
+        ({"complete": "yes"}, "complete"),
+        ({"hosts": [{"name": "a b", "slots": 2}]}, "hosts[0]"),
+        (
+            {"config": {"arms": [{"backend": "carrier-pigeon"}], "baseline": "carrier-pigeon"}},
+            "carrier-pigeon",
+        ),
+    ],
+    ids=["launch", "flag", "host", "backend"],
+)
+def test_a_file_that_was_changed_is_refused_where_it_is_wrong(tmp_path, changes, named):
+    assert named in refusal(edited(tmp_path, **changes)).found
+
+
+def test_fields_of_a_later_version_are_passed_over(tmp_path):
+    assert read_run(edited(tmp_path, weather="fine")) == a_run()
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / RESULTS_FILE).mkdir()
+    assert "Is a directory" in refusal(tmp_path).found
+
+
+# ---- well-formed, and yet no run ----
+
+
+PHASED = {"forward": [1.0] * 3, "backward": [2.0] * 3, "sync": [1.0] * 3, "step": [0.5] * 3}
+
+
+def a_full_run(**changes):
+    """A run with everything that is derived from: reference, phases, collectives."""
+
+    def ranks():
+        blocks = [a_block(5), a_block(4, mode="reference"), a_phased_block(**PHASED)]
+        blocks.append(a_phased_block("reference", **PHASED))
+        use = MachineUse(wall_ns=10, cpus=2, busy_ns=5, stolen_ns=0)
+        return [a_rank(rank, blocks=blocks, machine=use) for rank in (0, 1)]
+
+    order = [(arm, round_) for round_ in (1, 2, 3) for arm in ("none", "ddp")]
+    launches = [a_launch(arm, r, ranks=ranks(), number=n) for n, (arm, r) in enumerate(order, start=1)]
+    return a_run({"none": [1.0], "ddp": [1.0]}, launches=launches, **changes)
+
+
+def broken(tmp_path, edit):
+    """The results of a run after ``edit`` was done to them as JSON."""
+    write_json(tmp_path / RESULTS_FILE, a_full_run())
+    content = json.loads((tmp_path / RESULTS_FILE).read_text())
+    edit(content)
+    (tmp_path / RESULTS_FILE).write_text(json.dumps(content))
+    return tmp_path
+
+
+LAST = -1  # every edit is made in the last launch and on its last rank: a check of the first alone finds none
+
+
+def rank_of(run):
+    return run["launches"][LAST]["ranks"][LAST]
+
+
+OF_A_LAUNCH = {
+    "a rank removed": lambda run: run["launches"][LAST]["ranks"].pop(),
+    "no ranks": lambda run: run["launches"][LAST].update(ranks=[]),
+    "a rank twice": lambda run: rank_of(run).update(rank=0),
+    "no blocks": lambda run: [rank.update(blocks=[]) for rank in run["launches"][LAST]["ranks"]],
+    "one rank's blocks missing": lambda run: rank_of(run).update(blocks=[]),
+    "one rank's block missing": lambda run: rank_of(run)["blocks"].pop(),
+    "another mode": lambda run: rank_of(run)["blocks"][1].update(mode="training"),
+    "other steps": lambda run: rank_of(run)["blocks"][0].update(steps=29),
+    "no headline": lambda run: [rank["blocks"].pop(0) for rank in run["launches"][LAST]["ranks"]],
+    "steps 0": lambda run: [rank["blocks"][0].update(steps=0) for rank in run["launches"][LAST]["ranks"]],
+    "wall_ns 0": lambda run: rank_of(run)["blocks"][0].update(wall_ns=0),
+    "negative time": lambda run: rank_of(run)["blocks"][0].update(wall_ns=-1),
+    "a phase removed": lambda run: [
+        r["blocks"][2]["phases"].pop("sync") for r in run["launches"][LAST]["ranks"]
+    ],
+    "one rank's phases gone": lambda run: rank_of(run)["blocks"][2].update(phases={}),
+    "a phase without times": lambda run: rank_of(run)["blocks"][2]["phases"].update(sync=[]),
+    "a collective less": lambda run: rank_of(run)["collective_ns"].pop(),
+    "a collective in no time": lambda run: rank_of(run)["collective_ns"].append(0),
+    "a sweep of one rank": lambda run: rank_of(run).update(sweep=[{"message_bytes": 4, "ns": [1]}]),
+    "a sweep never timed": lambda run: rank_of(run).update(sweep=[{"message_bytes": 4, "ns": []}]),
+    "no test samples": lambda run: [
+        rank["evaluation"].update(samples=0) for rank in run["launches"][LAST]["ranks"]
+    ],
+    "no CPUs": lambda run: rank_of(run)["machine"].update(cpus=0),
+    "no attestation": lambda run: rank_of(run).update(attestation={}),
+    "no transport": lambda run: rank_of(run)["attestation"]["group"].pop("transport"),
+    "a group that is none": lambda run: rank_of(run)["attestation"].update(group="gloo"),
+    "a replica that is none": lambda run: rank_of(run)["attestation"].update(replica=7),
+    "no time at all": lambda run: run["launches"][LAST].update(seconds=0),
+    "an arm of no run": lambda run: run["launches"][LAST].update(arm="mpi"),
+    "a round twice": lambda run: run["launches"][LAST].update(round=1),
+}
+OF_THE_RUN = {
+    "no arms": lambda run: run["config"].update(arms=[], baseline="", comparisons=None),
+    "no baseline": lambda run: run["config"].update(baseline=""),
+    "an arm twice": lambda run: run["config"]["arms"].append(run["config"]["arms"][0]),
+    "comparisons 0": lambda run: run["config"].update(comparisons=0),
+    "more comparisons than rounds": lambda run: run["config"].update(comparisons=4, rounds=3),
+    "comparisons of three arms": lambda run: [
+        run["config"].update(comparisons=1),
+        run["config"]["arms"].append({"backend": "mpi"}),
+    ],
+    "no hosts": lambda run: run.update(hosts=[]),
+}
+
+
+@pytest.mark.parametrize("edit", OF_A_LAUNCH)
+def test_an_edited_launch_is_refused_by_its_name(tmp_path, edit):
+    error = refusal(broken(tmp_path, OF_A_LAUNCH[edit]))
+    assert str(tmp_path / RESULTS_FILE) in error.what
+    assert "Launch 6 (" in error.found
+    assert "edited" in error.remedy
+
+
+@pytest.mark.parametrize("edit", OF_THE_RUN)
+def test_an_edited_config_is_refused(tmp_path, edit):
+    error = refusal(broken(tmp_path, OF_THE_RUN[edit]))
+    assert str(tmp_path / RESULTS_FILE) in error.what
+    assert error.found
+    assert "edited" in error.remedy
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        a_run(),
+        a_full_run(),
+        a_run({"ddp": [5.0]}),
+        a_run({"none": [4.0]}),
+        a_run(launches=[], complete=False),
+    ],
+    ids=["plain", "full", "one arm", "control", "not begun"],
+)
+def test_what_is_accepted_can_be_shown_in_every_format(tmp_path, run):
+    write_json(tmp_path / RESULTS_FILE, run)
+    read = read_run(tmp_path)
+    assert read == run
+    for form in ("markdown", "csv", "json"):
+        assert render(read, summarise(read), form, detail=True)
+
+
+# ---- other files of ours ----
+
+
+def test_an_export_is_read_by_its_run(tmp_path):
+    run = a_full_run()
+    write_text(tmp_path / "export.json", render(run, summarise(run), "json"))
+    assert read_run(tmp_path / "export.json") == run
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (lambda run: run.update(schema_version=1), "schema version 1"),
+        (lambda run: run.pop("schema_version"), "schema version 0"),
+        (lambda run: run["launches"][0]["ranks"].pop(), "as Ringside writes it"),
+    ],
+    ids=["version", "no version", "contradiction"],
+)
+def test_an_exported_run_is_held_to_the_same(tmp_path, edit, named):
+    run = a_full_run()
+    content = json.loads(render(run, summarise(run), "json"))
+    edit(content["run"])
+    (tmp_path / "export.json").write_text(json.dumps(content))
+    assert named in refusal(tmp_path / "export.json").what
+
+
+@pytest.mark.parametrize("value", [7, None, [], "text"])
+def test_an_export_whose_run_is_none_is_refused(tmp_path, value):
+    (tmp_path / "export.json").write_text(json.dumps({"summary": {}, "run": value}))
+    assert str(tmp_path / "export.json") in refusal(tmp_path / "export.json").what
+
+
+@pytest.mark.parametrize("given", [".", "verification.json"])
+def test_a_verification_is_told_for_what_it_is(tmp_path, given):
+    gate = Gate(name="ranks", outcome="passed")
+    arms = [ArmVerification(arm="ddp", gates=[gate], seconds=1.0)]
+    write_json(tmp_path / "verification.json", Verification(run=a_run(), arms=arms))
+    error = refusal(tmp_path / given)
+    assert "is a verification" in error.what
+    assert "compare verify" in error.found
+    assert "compare run" in error.remedy

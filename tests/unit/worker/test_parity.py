@@ -1,0 +1,265 @@
+"""The passes beside a single process, in this process: one rank, plain replicas, no launcher."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from backends.strategies.ddp import DDPReplica
+from compare.analysis.parity import LIMITS, STEPS, judge
+from compare.schema.arms import Arm, parse_arm
+from compare.schema.config import RunConfig
+from compare.worker import parity as oracle
+from compare.worker import rank
+from compare.worker.parity import Data, hash_parameters, prove, relative_difference
+from tests.unit.factories import a_rank
+
+CPU = torch.device("cpu")
+
+
+class Replica:
+    """What a tutorial would write, behind the seam."""
+
+    shard = (0, 1)
+    passes_per_step = 1
+
+    def accumulate(self, passes):
+        self.passes_per_step = passes
+
+    def __init__(self, model, make_optimizer):
+        self.model = model
+        self.optimizer = make_optimizer(model.parameters())
+
+    def forward(self, inputs):
+        return self.model(inputs)
+
+    def backward(self, loss):
+        loss.backward()
+
+    def sync(self):
+        pass
+
+    def step(self):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Doubles(Replica):
+    def sync(self):
+        for parameter in self.model.parameters():
+            parameter.grad.mul_(2)
+
+
+class NeverSteps(Replica):
+    def step(self):
+        self.optimizer.zero_grad()
+
+
+class Accumulates(Replica):
+    def step(self):
+        self.optimizer.step()
+
+
+class ForgetsTheBias(Replica):
+    def sync(self):
+        list(self.model.parameters())[1].grad.zero_()
+
+
+class SeesOtherSamples(Replica):
+    shard = (1, 2)
+
+
+class Diverges(Replica):
+    def step(self):
+        super().step()
+        with torch.no_grad():
+            next(self.model.parameters()).fill_(float("nan"))
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(5)
+    return Data(torch.randn(200, 784, generator=generator), torch.randint(10, (200,), generator=generator))
+
+
+@pytest.fixture
+def alone():
+    """A group of this process alone, in which torch's DDP can be made."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield SimpleNamespace(rank=0, world_size=1, device=CPU)
+    distributed.destroy_process_group()
+
+
+def a_config(**changes):
+    return RunConfig(**{"arms": (Arm("ddp"),), "ranks": 1, "seed": 3} | changes)
+
+
+def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, note=lambda _: None, **changes):
+    return prove(replica, data, a_config(**changes), kind, note, leads=leads, brief=brief)
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+def test_a_right_replica_is_where_the_oracle_is(data, kind):
+    taken = proof(data, kind=kind)
+    assert taken.kind == kind
+    assert taken.steps == len(taken.differences) == STEPS
+    assert max(taken.differences) <= LIMITS[kind]
+    assert taken.share_of_first_update == pytest.approx(1, abs=1e-6)
+    assert taken.error_of_first_update == pytest.approx(0, abs=1e-5)
+    assert taken.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("replica", "share"), [(Doubles, 2), (NeverSteps, 0), (SeesOtherSamples, None), (ForgetsTheBias, None)]
+)
+def test_a_wrong_update_shows_in_the_first_step(data, replica, share):
+    taken = proof(data, replica)
+    assert taken.differences[0] > 1e6 * LIMITS["float64"]
+    assert taken.differences[-1] > 1e6 * LIMITS["float64"]
+    if share is not None:
+        assert taken.share_of_first_update == pytest.approx(share, abs=1e-9)
+        assert taken.error_of_first_update == pytest.approx(1, abs=1e-9)
+
+
+def test_what_a_step_leaves_over_shows_in_the_next(data):
+    taken = proof(data, Accumulates)
+    assert taken.differences[0] <= LIMITS["float64"]
+    assert taken.differences[1] > 1e6 * LIMITS["float64"]
+
+
+def test_how_far_all_steps_together_have_led_is_told_by_the_rank_that_leads(data):
+    right, doubled, stands = (proof(data, replica) for replica in (Replica, Doubles, NeverSteps))
+    assert right.error_of_whole_update == pytest.approx(0, abs=1e-9)
+    assert doubled.error_of_whole_update > 0.5
+    assert stands.error_of_whole_update == pytest.approx(1, abs=1e-9)
+    assert proof(data, leads=False).error_of_whole_update is None
+
+
+class ForgetsGradients(DDPReplica):
+    def step(self):
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("arm", ["ddp:comm_hook=fp16", "ddp:comm_hook=powersgd"])
+def test_what_is_lossy_stays_apart_from_what_is_wrong(data, monkeypatch, alone, arm, large):
+    """The limit lies between them, whatever the length of the pass."""
+    if large:
+        monkeypatch.setattr(oracle, "_LARGE", 1000)
+    options = parse_arm(arm).options_while_proven
+
+    def gate_of(strategy):
+        def make(model, make_optimizer):
+            return strategy(model, make_optimizer, alone, options)
+
+        taken = proof(data, make, brief=True, model="mlp:784-256-10")
+        gates = judge(parse_arm(arm), [a_rank(0, parity=[taken])])
+        return gates[0].outcome
+
+    assert gate_of(DDPReplica) == "exempt"
+    assert gate_of(ForgetsGradients) == "failed"
+
+
+def test_numbers_that_are_none_are_none(data):
+    taken = proof(data, Diverges)
+    assert taken.differences == [None] * STEPS
+    assert taken.share_of_first_update is None
+    assert taken.error_of_first_update is None
+    assert taken.error_of_whole_update is None
+
+
+def test_the_learning_rate_of_the_run_can_neither_hide_a_fault_nor_cause_one(data):
+    assert proof(data, Doubles, learning_rate=1e-30).differences[-1] > 1e6 * LIMITS["float64"]
+    assert proof(data, learning_rate=1e30).differences[-1] <= LIMITS["float64"]
+
+
+def test_plain_sgd_is_taken_for_the_gates_and_the_runs_own_optimizer_for_the_curve(data):
+    gate, curve = (
+        proof(data, kind=kind, optimizer="adam", learning_rate=0.5) for kind in ("float64", "as run")
+    )
+    assert (gate.optimizer, gate.learning_rate) == ("sgd", 0.01)
+    assert (curve.optimizer, curve.learning_rate) == ("adam", 0.5)
+
+
+def test_a_rank_that_does_not_lead_follows_the_first_step_alone(data):
+    leads, follows = proof(data), proof(data, leads=False)
+    assert len(follows.differences) == 1
+    assert follows.hash == leads.hash
+
+
+@pytest.mark.parametrize(("brief", "steps"), [(True, 5), (False, STEPS)])
+def test_a_large_model_takes_fewer_steps_only_where_it_may_be_brief(data, monkeypatch, brief, steps):
+    monkeypatch.setattr(oracle, "_LARGE", 1000)
+    assert proof(data, brief=brief).steps == steps
+
+
+def test_even_the_fewest_steps_show_what_an_arm_compresses_from_a_later_step_on(data, monkeypatch, alone):
+    monkeypatch.setattr(oracle, "_LARGE", 1000)
+    arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
+    job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
+    guard = SimpleNamespace(note=lambda *_, **__: None)
+    (taken,) = rank._prove(job, rank._Joined(DDPReplica, alone, data), guard)
+    assert taken.steps == 5
+    assert max(taken.differences[:2]) <= LIMITS["float64"]
+    assert min(taken.differences[2:]) > 1e-3
+
+
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])
+def test_all_ranks_together_take_few_samples(data, ranks, samples):
+    assert oracle._shortened(a_config(ranks=ranks, steps=50), "float64").batch_size_per_rank == samples
+
+
+def test_no_more_samples_are_taken_than_in_the_run(data):
+    assert proof(data, batch_size_per_rank=3).samples_per_rank == 3
+
+
+def test_the_training_after_it_does_not_notice(data):
+    torch.manual_seed(1)
+    before = (torch.get_rng_state(), data.images.clone(), torch.get_default_dtype(), torch.get_num_threads())
+    taken = proof(data, model="convnet")
+    assert taken.differences[-1] == 0, "with dropout the two would part"
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(data.images, before[1])
+    assert (torch.get_default_dtype(), torch.get_num_threads()) == before[2:]
+
+
+def test_before_every_step_it_says_how_long_the_last_one_took(data):
+    noted = []
+    proof(data, note=noted.append)
+    assert len(noted) == STEPS
+    assert noted[0] == 0
+    assert all(0 < seconds < 60 for seconds in noted[1:])
+
+
+def test_the_difference_is_relative_to_each_parameter_and_the_worst_one_counts():
+    found, expected = nn.Linear(2, 1), nn.Linear(2, 1)
+    with torch.no_grad():
+        expected.weight.copy_(torch.tensor([[100.0, 1.0]]))
+        found.weight.copy_(torch.tensor([[100.0, 2.0]]))
+        expected.bias.fill_(0.001)
+        found.bias.fill_(0.00101)
+    assert relative_difference(found, expected) == pytest.approx(0.01, rel=1e-3)
+    assert relative_difference(expected, expected) == 0
+
+
+def test_parameters_of_noughts_can_be_compared():
+    found, expected = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        expected.weight.zero_()
+        found.weight.zero_()
+        assert relative_difference(found, expected) == 0
+        found.weight.fill_(1e-9)
+        assert relative_difference(found, expected) == 1
+
+
+def test_the_hash_is_over_every_bit_of_the_parameters_and_not_of_buffers():
+    model = nn.BatchNorm1d(3)
+    before = hash_parameters(model)
+    model.running_mean.add_(1)
+    assert hash_parameters(model) == before
+    with torch.no_grad():
+        model.weight[0] = torch.nextafter(model.weight[0], torch.tensor(2.0))
+    assert hash_parameters(model) != before
