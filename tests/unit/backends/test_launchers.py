@@ -357,7 +357,7 @@ def test_threads_and_the_interface_are_set_for_every_library():
     assert (set_["OMP_NUM_THREADS"], set_["MKL_NUM_THREADS"]) == ("3", "3")
     assert (set_["GLOO_SOCKET_IFNAME"], set_["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
     first = set_["PYTHONPATH"].split(os.pathsep)[0]
-    assert (Path(first) / "compare" / "worker.py").is_file()
+    assert (Path(first) / "compare" / "worker" / "__main__.py").is_file()
     assert set_["PYTHONSAFEPATH"] == "1"
     assert set_["PATH"].split(os.pathsep)[0] == "/opt/env/bin"
 
