@@ -8,12 +8,11 @@ strategies were found at 4e-16 and 3e-7.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Literal
 
 from compare.errors import ParityError
-from compare.schema.results import PassKind
+from compare.schema.job import PASSES, Proof
+from compare.schema.results import Gate, PassKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,15 +20,7 @@ if TYPE_CHECKING:
     from compare.schema.arms import Arm
     from compare.schema.results import ParityPass, RankResult
 
-Proof: TypeAlias = Literal["brief", "whole"]
-"""What comes before the training of every launch of a run, and what ``compare verify`` asks for."""
 
-PASSES: dict[Proof, tuple[PassKind, ...]] = {
-    "brief": ("float64",),
-    "whole": ("float64", "float32", "as run"),
-}
-STEPS = 20
-"""Of a pass: enough to show what one step leaves over for the next, too few to amplify rounding."""
 LIMITS: dict[PassKind, float] = {"float64": 1e-12, "float32": 1e-6}
 """Relative difference from a single process that a pass may end with; of ``as run`` none is asked."""
 
@@ -44,19 +35,6 @@ _AS_FAR_AS_UNTRAINED = 1.0
 process, over the size of that: no farther than no training would be. Over models of 200 thousand to 6 million
 parameters, after 5 steps and after 20, fp16 is up to 4e-4 away and PowerSGD of rank 1 0.7; with gradients
 that are never set to nought both are 1.2 to 14. The largest relative difference tells these not apart."""
-
-
-class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """One gate, and how an arm fared at it. What failed is told in the words of an error."""
-
-    name: Literal["ranks", "float64", "float32"]
-    outcome: Literal["passed", "failed", "exempt"]
-    figure: float | None = None
-    """The relative difference that was found; None at the ranks' gate, or where it is not a number."""
-    limit: float | None = None
-    what: str = ""
-    found: str = ""
-    remedy: str = ""
 
 
 def judge(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") -> list[Gate]:

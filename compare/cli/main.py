@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from compare.data import DatasetChoice, DatasetSource
-    from compare.experiment.verify import Verification
     from compare.launch.engines.fanout import Reach
     from compare.launch.local import Site
     from compare.schema.arms import Arm
     from compare.schema.config import RunConfig
     from compare.schema.hosts import Host
-    from compare.schema.results import Run
+    from compare.schema.results import Run, Verification
 
 
 _EITHER_SPELLING = {
@@ -233,7 +232,8 @@ def run(
     """Run the same training through every arm, and print them side by side."""
     from compare.doctor.availability import survey
     from compare.experiment import settle as prepare
-    from compare.experiment.run import create_directory
+    from compare.experiment.run import new_run
+    from compare.schema.store import create_directory, default_output, require_writable
 
     console, talk = _console(), _console(stderr=True)
     named = _named(backend)
@@ -243,7 +243,7 @@ def run(
     )
     way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
-        prepare.require_writable(export_json, to_be_made=output)
+        require_writable(export_json, to_be_made=output)
     with way.to(chosen, talk) as site:
         draft = prepare.begin_config(
             site,
@@ -268,16 +268,14 @@ def run(
         config, left_out = prepare.settle(
             draft, survey(draft.backends), site, baseline=baseline, control=control
         )
-        directory = output or prepare.default_output(config)
+        directory = output or default_output(config)
         if dry_run:
             _print_commands(console, config, site, directory)
             return
         source = _find_data(choice, data_dir, talk)
         directory = create_directory(directory)
         site.deliver(source, _teller(talk))
-        result = _carry_out(
-            prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
-        )
+        result = _carry_out(new_run(config, source, site, left_out), directory, site, talk, verbose=verbose)
         _finish(console, result, directory, export_json, detail=detail)
         if strict:
             _require_alike(result)
@@ -331,8 +329,8 @@ class _Way(NamedTuple):
 def _way(
     user: str | None, port: int | None, identity: Path | None, interface: str | None, env: list[str] | None
 ) -> _Way:
-    from compare.experiment.settle import read_exports
     from compare.launch.engines.fanout import Reach
+    from compare.schema.environment import read_exports
 
     if identity and not identity.is_file():
         raise UsageError(f"--ssh-identity {identity} is not a file.", remedy="Name a private key.")
@@ -383,7 +381,7 @@ def _finish(console: Console, run: Run, directory: Path, export_json: Path | Non
     from compare.analysis.summary import summarise
     from compare.report import render
     from compare.report.table import RunTable
-    from compare.schema.results import write_text
+    from compare.schema.files import write_text
 
     summary = summarise(run)
     if export_json:
@@ -412,8 +410,9 @@ def _print_commands(console: Console, config: RunConfig, site: Site, directory: 
 
     import msgspec
 
-    from compare.experiment.schedule import Planned, order_of
+    from compare.experiment.schedule import order_of
     from compare.launch.arm import commands_for, launch_files
+    from compare.schema.job import Planned
 
     def say(*words: str, style: str | None = None) -> None:
         console.print(*words, soft_wrap=True, markup=False, style=style)
@@ -483,8 +482,9 @@ def aa(
     from compare.analysis.aa import twins
     from compare.doctor.availability import survey
     from compare.experiment import settle as prepare
-    from compare.experiment.run import create_directory
+    from compare.experiment.run import new_run
     from compare.schema.arms import parse_arms
+    from compare.schema.store import create_directory, default_output, require_writable
 
     console, talk = _console(), _console(stderr=True)
     arms = parse_arms([backend])
@@ -496,7 +496,7 @@ def aa(
     )
     way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
-        prepare.require_writable(export_json, to_be_made=output)
+        require_writable(export_json, to_be_made=output)
     with way.to(chosen, talk) as site:
         draft = prepare.begin_config(
             site,
@@ -521,11 +521,9 @@ def aa(
         first, second = twins(config.arms[0])
         config = msgspec.structs.replace(config, arms=(first, second), baseline=first.label)
         source = _find_data(choice, data_dir, talk)
-        directory = create_directory(output or prepare.default_output(config, purpose="-aa"))
+        directory = create_directory(output or default_output(config, purpose="-aa"))
         site.deliver(source, _teller(talk))
-        result = _carry_out(
-            prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
-        )
+        result = _carry_out(new_run(config, source, site, left_out), directory, site, talk, verbose=verbose)
         _finish(console, result, directory, export_json, detail=detail)
 
 
@@ -565,12 +563,13 @@ def verify(
     verbose: Verbose = False,
 ) -> None:
     """Prove, launching every arm once, that all train what a single process would."""
-    from compare.analysis import parity
     from compare.doctor.availability import survey
     from compare.experiment import settle as prepare
-    from compare.experiment.run import create_directory
+    from compare.experiment.run import new_run
     from compare.report.verification import renderable
-    from compare.schema.results import write_json
+    from compare.schema.files import write_json
+    from compare.schema.job import STEPS
+    from compare.schema.store import create_directory, default_output, require_writable
 
     console, talk = _console(), _console(stderr=True)
     named = _named(backend)
@@ -580,7 +579,7 @@ def verify(
     )
     way = _way(ssh_user, ssh_port, ssh_identity, interface, env)
     if export_json:
-        prepare.require_writable(export_json, to_be_made=output)
+        require_writable(export_json, to_be_made=output)
     with way.to(chosen, talk) as site:
         draft = prepare.begin_config(
             site,
@@ -590,7 +589,7 @@ def verify(
             learning_rate=lr,
             batch_size_per_rank=batch_size,
             accumulate=accumulate,
-            steps=parity.STEPS,
+            steps=STEPS,
             warmup_steps=0,
             rounds=1,
             seed=seed,
@@ -601,10 +600,10 @@ def verify(
         )
         config, left_out = prepare.settle(draft, survey(draft.backends), site, baseline=None, control=False)
         source = _find_data(choice, data_dir, talk)
-        directory = create_directory(output or prepare.default_output(config, purpose="-verify"))
+        directory = create_directory(output or default_output(config, purpose="-verify"))
         site.deliver(source, _teller(talk))
         verification = _verify(
-            prepare.new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
+            new_run(config, source, site, left_out), directory, site, talk, verbose=verbose
         )
         if export_json:
             write_json(export_json, verification)
@@ -645,7 +644,8 @@ def report(
     from compare.analysis.summary import summarise
     from compare.report import RENDERERS, render
     from compare.report.table import RunTable
-    from compare.schema.results import read_run, results_file, write_text
+    from compare.schema.files import write_text
+    from compare.schema.store import read_run, results_file
 
     if form not in RENDERERS:
         raise UsageError(
@@ -698,12 +698,12 @@ def doctor(
     """
     from compare.doctor.examine import examine, exit_code
     from compare.doctor.report import DoctorReport, markdown
-    from compare.experiment import settle as prepare
     from compare.launch.engines.fanout import Reach
-    from compare.schema.results import write_json, write_text
+    from compare.schema.files import write_json, write_text
+    from compare.schema.store import require_writable
 
     for path in filter(None, (export_json, export_markdown)):
-        prepare.require_writable(path, to_be_made=None)
+        require_writable(path, to_be_made=None)
     named = _hosts_to_examine(hostfile, hosts)
     talk = _console(stderr=True)
     talk.print(f"Examining {len(named)} {'host' if len(named) == 1 else 'hosts'}", style="dim")

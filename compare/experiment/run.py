@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from compare import __version__
 from compare.analysis.parity import check_launch
 from compare.analysis.summary import foreign_share
-from compare.errors import BudgetError, OutputError, RingsideError, system_reason
+from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import end_for_want_of_time, next_launch, set_aside_disturbed
 from compare.launch.arm import Observer, launch_arm
-from compare.schema.hosts import normalise
-from compare.schema.results import RESULTS_FILE, Failure, Run, write_json, write_text
+from compare.schema.config import RunConfig
+from compare.schema.environment import masked
+from compare.schema.files import write_json
+from compare.schema.results import Failure, Run
+from compare.schema.store import RESULTS_FILE, write_request
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from compare.experiment.schedule import Planned
+    from compare.data import DatasetSource
     from compare.launch.local import Site
-
-
-CONFIG_FILE = "config.json"
-
-
-def create_directory(path: Path) -> Path:
-    """Make the folder that a run writes into.
-
-    Raises:
-        OutputError: it cannot be made or written, or something lies in it already.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise OutputError(
-                f"{path} is not empty.",
-                found="A run never writes over what is there.",
-                remedy="Choose another folder with --output.",
-            )
-        # Claimed, so that another run which starts at the same moment finds it taken.
-        (path / CONFIG_FILE).touch(exist_ok=False)
-    except OSError as error:
-        raise OutputError(
-            f"Results cannot be written to {path}.",
-            found=system_reason(error),
-            remedy="Choose another folder with --output.",
-        ) from None
-    return path.resolve()
-
-
-def write_request(run: Run, directory: Path) -> None:
-    """Write what was asked for into a run's folder: its config, and its hosts as a hostfile.
-
-    Raises:
-        OutputError: the folder takes no more writing.
-    """
-    write_json(directory / CONFIG_FILE, run.config)
-    write_text(directory / "hostfile", normalise(run.hosts))
+    from compare.schema.job import Planned
 
 
 def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
@@ -125,4 +95,21 @@ def _too_small_a_budget(run: Run) -> BudgetError:
         f"--budget {run.config.budget_seconds:g} was over before every arm had run once.",
         found=f"{done} of {arms} had." if done else "None had.",
         remedy="Give it longer, name fewer arms, or train fewer --steps.",
+    )
+
+
+def new_run(config: RunConfig, dataset: DatasetSource, site: Site, left_out: dict[str, str]) -> Run:
+    """Begin the record of a run."""
+    return Run(
+        ringside_version=__version__,
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        # A path may hold bytes that are no text; they are shown, not lost.
+        command=["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))],
+        config=config,
+        dataset=dataset,
+        hosts=list(site.hosts),
+        network=site.network,
+        cores=min(map(len, site.cpus())),
+        cores_by_host=[len(cpus) for cpus in site.cpus()],
+        left_out=left_out,
     )

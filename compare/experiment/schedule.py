@@ -8,27 +8,18 @@ number of times: never one arm of it alone, or its rival would keep the disturbe
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from compare.analysis.summary import has_time_left, is_disturbed, is_oversubscribed, verdicts
 from compare.analysis.verdict import FIRST_LOOK
+from compare.schema.job import Planned
 
 if TYPE_CHECKING:
     from compare.schema.arms import Arm
     from compare.schema.config import RunConfig
     from compare.schema.results import Run
-
-
-class Planned(NamedTuple):
-    """One launch to come."""
-
-    number: int
-    """Counts from 1 over the whole run."""
-    round: int
-    """Counts from 1."""
-    arm: Arm
 
 
 def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
@@ -42,11 +33,6 @@ def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
     arms = list(config.arms)
     random.Random(f"{config.seed}/{pair}").shuffle(arms)
     return tuple(reversed(arms) if second else arms)
-
-
-def total_launches(config: RunConfig) -> int:
-    """Count the launches of a whole run in which no round is taken again."""
-    return config.rounds * len(config.arms)
 
 
 def next_launch(run: Run) -> Planned | None:

@@ -5,34 +5,36 @@ Whatever was asked for by name is taken or refused, never replaced.
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import socket
 import sys
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from backends import BACKENDS
-from compare import __version__
-from compare.errors import OutputError, UnavailableError, UsageError
+from compare.errors import UnavailableError, UsageError
 from compare.launch.local import ThisMachine
-from compare.launch.network import LOOPBACK
 from compare.schema.arms import CONTROL, Arm, parse_arm
 from compare.schema.config import DEFAULT_ROUNDS, OPTIMIZERS, RunConfig
-from compare.schema.environment import MASK, refusal_of
-from compare.schema.hosts import Host, is_local, local_host, parse_hosts, place, read_hostfile, select
-from compare.schema.results import RESULTS_FILE, Run
+from compare.schema.hosts import (
+    LOOPBACK,
+    Host,
+    is_local,
+    local_host,
+    parse_hosts,
+    place,
+    read_hostfile,
+    select,
+)
 from compare.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from compare.data import DatasetChoice, DatasetSource
+    from compare.data import DatasetChoice
     from compare.doctor.availability import Survey
     from compare.launch.engines.fanout import Reach
     from compare.launch.local import Site
@@ -277,12 +279,6 @@ def choose_hosts(
     return place(hosts, ranks)
 
 
-# Short flags may come together, -vx NAME=VALUE or -vxNAME=VALUE, and a long one may be cut: --en NAME=VALUE.
-_READ_AT_START = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
-_EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
-_EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
-
-
 @contextmanager
 def open_site(
     hosts: tuple[Host, ...], *, reach: Reach, interface: str | None, exported: Mapping[str, str]
@@ -326,96 +322,6 @@ def topology(site: Site) -> list[str]:
     return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
 
 
-def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Read ``-x NAME=VALUE`` and ``-x NAME``, whose value is taken from the environment.
-
-    Raises:
-        UsageError: it names nothing that can be set, or that is not set here.
-    """
-    exported = {}
-    for text in asked:
-        name, given, value = text.partition("=")
-        if reason := refusal_of(name, may_be_secret=True):
-            raise UsageError(f"-x {name} cannot be set.", found=f"{reason[:1].upper()}{reason[1:]}.")
-        if name.startswith(_READ_AT_START):
-            raise UsageError(
-                f"-x {name} cannot be set.",
-                found="It is read as a process starts, and what -x sets reaches a rank only after that.",
-                remedy=f"Set it for an arm, which is shown and kept: --backend ddp:env.{name}=VALUE",
-            )
-        if not given and name not in environ:
-            raise UsageError(
-                f"-x {name}: there is no such variable here.",
-                remedy=f"Set it, or give its value: -x {name}=VALUE",
-            )
-        exported[name] = value if given else environ[name]
-    return exported
-
-
-def masked(words: Sequence[str]) -> list[str]:
-    """Return a command line without the values that ``-x`` gives to the ranks, however it is spelled."""
-    shown = []
-    for before, word in itertools.pairwise(["", *words]):
-        flag, value = _EXPORT_IN_ONE_WORD.fullmatch(word), _EXPORT.fullmatch(before)
-        name, given, _ = (flag[2] if flag else word).partition("=")
-        own = (flag or value) and given
-        shown.append(f"{flag[1] if flag else ''}{name}={MASK}" if own else word)
-    return shown
-
-
 def allowed_cpus() -> list[int]:
     """CPUs that this process, and so every rank, may use."""
     return sorted(os.sched_getaffinity(0))
-
-
-def default_output(config: RunConfig, *, purpose: str = "") -> Path:
-    """Name a folder for a run, by its time and what it is."""
-    model = config.model.replace(":", "-")  # scp and rsync take what stands before a colon for a host
-    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{model}-np{config.ranks}{purpose}"
-    names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
-    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
-
-
-def require_writable(path: Path, *, to_be_made: Path | None) -> None:
-    """See to it that a file can be written later on, before anything is started.
-
-    Args:
-        path: the file.
-        to_be_made: a folder that will be there by then.
-
-    Raises:
-        OutputError: its folder is missing or read-only, or it is a folder itself.
-    """
-    folder = path.absolute().parent
-    if to_be_made and folder == to_be_made.absolute():
-        if path.name in {RESULTS_FILE, "config.json", "hostfile"}:
-            raise UsageError(f"{path} is where the run itself is saved.", remedy="Choose another name.")
-        return
-    problem = (
-        f"{path} is a folder."
-        if path.is_dir()
-        else f"{folder} is not a folder."
-        if not folder.is_dir()
-        else f"{path if path.exists() else folder} is read-only."
-        if not os.access(path if path.exists() else folder, os.W_OK)
-        else ""
-    )
-    if problem:
-        raise OutputError(f"{path} could not be written.", found=problem, remedy="Choose another file.")
-
-
-def new_run(config: RunConfig, dataset: DatasetSource, site: Site, left_out: dict[str, str]) -> Run:
-    """Begin the record of a run."""
-    return Run(
-        ringside_version=__version__,
-        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        # A path may hold bytes that are no text; they are shown, not lost.
-        command=["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))],
-        config=config,
-        dataset=dataset,
-        hosts=list(site.hosts),
-        network=site.network,
-        cores=min(map(len, site.cpus())),
-        cores_by_host=[len(cpus) for cpus in site.cpus()],
-        left_out=left_out,
-    )

@@ -7,53 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from compare.analysis.parity import Gate, judge, pass_of
-from compare.errors import LaunchError, ParityError, StalledError
-from compare.experiment.run import write_request
-from compare.experiment.schedule import Planned
+from compare.analysis.parity import judge, pass_of
+from compare.errors import LaunchError
 from compare.launch.arm import Observer, launch_arm
-from compare.schema.results import VERIFICATION_FILE, Failure, Run, write_json
+from compare.schema.files import write_json
+from compare.schema.job import Planned
+from compare.schema.results import ArmVerification, Failure, Run, Verification
+from compare.schema.store import VERIFICATION_FILE, write_request
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from compare.launch.local import Site
     from compare.schema.results import Launch
-
-
-class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
-    """How one arm fared."""
-
-    arm: str
-    gates: list[Gate] = []
-    curve: list[float | None] = []
-    """Relative difference from a single process after each float32 step with the run's own optimizer:
-    no gate, for rounding alone may carry it far. Empty in the control."""
-    failure: Failure | None = None
-    """Why there are no gates: its launch failed."""
-    seconds: float
-
-    @property
-    def proven(self) -> bool:
-        """Whether it ran, and failed at nothing."""
-        return self.failure is None and all(gate.outcome != "failed" for gate in self.gates)
-
-
-class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole verification, with the launches that it rests on."""
-
-    run: Run
-    arms: list[ArmVerification] = []
-
-    @property
-    def exit_code(self) -> int:
-        """Return 0 where all is proven; a failed gate counts for more than a failed launch."""
-        if any(gate.outcome == "failed" for arm in self.arms for gate in arm.gates):
-            return ParityError.exit_code
-        kinds = [arm.failure.kind for arm in self.arms if arm.failure]
-        if not kinds:
-            return 0
-        return StalledError.exit_code if StalledError.__name__ in kinds else LaunchError.exit_code
 
 
 class VerificationObserver(Observer, Protocol):

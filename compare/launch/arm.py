@@ -15,18 +15,18 @@ from compare.analysis.summary import seconds_left
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
 from compare.launch.monitor import Watch, tail
 from compare.schema.environment import inherited, library_settings, settings
+from compare.schema.files import write_json
 from compare.schema.job import Job, LaunchFiles
-from compare.schema.results import Launch, RankResult, Run, write_json
+from compare.schema.results import Launch, RankResult, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from backends.launchers.request import Command
-    from compare.analysis.parity import Proof
-    from compare.experiment.schedule import Planned
     from compare.launch.local import Site, Spot
     from compare.schema.arms import Arm
     from compare.schema.config import RunConfig
+    from compare.schema.job import Planned, Proof
 
 _LONGEST_NAME = 100
 """Bytes of an arm's label in a folder's name: a whole name may have 255, and the number makes it unique."""

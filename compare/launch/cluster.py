@@ -32,7 +32,7 @@ from compare.launch.network import choose_network, in_network
 from compare.launch.processes import Ending, supervise
 from compare.launch.staging import deliver
 from compare.schema.environment import EXPORTED, inherited, library_settings
-from compare.schema.results import temporary_folder, write_json
+from compare.schema.files import temporary_folder, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from compare.launch.agent.connection import Link
     from compare.launch.engines.fanout import Reach
     from compare.launch.local import Spot
-    from compare.launch.network import Network
-    from compare.schema.hosts import Host
+    from compare.schema.hosts import Host, Network
     from compare.schema.job import Job, LaunchFiles
 
 _POLL_SECONDS = 0.02

@@ -21,11 +21,11 @@ import msgspec
 from compare.errors import OutputError
 from compare.launch.agent.__main__ import free_port
 from compare.launch.missing_ranks import RollCall
-from compare.launch.network import LOOPBACK, Network
 from compare.launch.processes import Ending, is_alive, supervise
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import EXPORTED, MASK, SCRATCH
-from compare.schema.results import make_temporary_folder, write_json, write_private
+from compare.schema.files import make_temporary_folder, write_json, write_private
+from compare.schema.hosts import LOOPBACK, Network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -11,8 +11,9 @@ import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
 from compare.launch.failures import Cause, Evidence, find_cause, find_unseen
+from compare.schema.files import read_json
 from compare.schema.job import RankFailure
-from compare.schema.results import RankResult, read_json
+from compare.schema.results import RankResult
 
 if TYPE_CHECKING:
     from pathlib import Path

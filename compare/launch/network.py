@@ -5,26 +5,11 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from compare.errors import UsageError
+from compare.schema.hosts import Network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-LOOPBACK = "lo"
-"""The interface of every arm on one machine: no port is open to anybody else."""
-
-
-class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """How the ranks of all arms reach each other."""
-
-    interface: str = LOOPBACK
-    network: str = ""
-    """That all hosts share on the interface, as 10.0.0.0/24; the interface's name where hosts have no
-    network in common but are routed to each other; empty on one machine."""
-    addresses: tuple[str, ...] = ("127.0.0.1",)
-    """Of every host on it, in their order; at the first the ranks meet."""
 
 
 def choose_network(

@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from compare.analysis.summary import step_seconds
-from compare.experiment.schedule import Planned, total_launches
+from compare.schema.config import total_launches
+from compare.schema.job import Planned
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from backends.launchers.request import Command
-    from compare.experiment.verify import ArmVerification
     from compare.schema.config import RunConfig
-    from compare.schema.results import Launch
+    from compare.schema.results import ArmVerification, Launch
 
 
 class LiveProgress:

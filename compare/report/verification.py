@@ -14,8 +14,7 @@ from compare.report.columns import headline
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from compare.analysis.parity import Gate
-    from compare.experiment.verify import ArmVerification, Verification
+    from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
 _FIGURES = ("float64", "float32", *(f"step {step}" for step in _SHOWN_STEPS))

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from itertools import pairwise
-from typing import Any
-
 import msgspec
 
 from compare.data.catalogue import TRAIN_COUNT
 from compare.errors import UsageError
 from compare.schema.arms import CONTROL, Arm
+from compare.schema.workload import LARGEST_NUMBER, require, require_model
 
-PIXELS = 784
-CLASSES = 10
-MLPS = {"mlp": (PIXELS, 256, CLASSES), "wide": (PIXELS, 4096, 4096, CLASSES)}
-"""The multilayer perceptrons that have a name, and the widths of their layers."""
-MODELS = (*MLPS, "convnet")
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """Each optimizer with the learning rate it takes when none is given."""
 DEFAULT_ROUNDS = 5
 """Fewer settle nothing, see ``verdict.FIRST_LOOK``."""
 DEVICES = ("auto", "cpu", "cuda")
-# Far above any real run, and within what JSON, the watchdog and torch's generators can hold.
-_MOST = 10**9
-_WIDTHS = re.compile(r"mlp:([1-9][0-9]{0,9}(?:-[1-9][0-9]{0,9})+)")
 _SEEDS = 2**32
 
 
@@ -78,24 +67,29 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--epochs", self.epochs),
             ("--steps", 1 if self.steps is None else self.steps),
         ):
-            _require(1 <= value <= _MOST, flag, value, f"a whole number from 1 to {_MOST}")
-        _require(0 <= self.max_reruns <= _MOST, "--max-reruns", self.max_reruns, "0 or more rounds")
-        _require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
-        _require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
+            require(1 <= value <= LARGEST_NUMBER, flag, value, f"a whole number from 1 to {LARGEST_NUMBER}")
+        require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, "0 or more rounds")
+        require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
+        require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         for flag, seconds in (
             ("--timeout", self.launch_timeout_seconds),
             ("--stall", self.stall_seconds),
             ("--budget", 1.0 if self.budget_seconds is None else self.budget_seconds),
         ):
-            _require(0 < seconds <= _MOST, flag, seconds, f"a number of seconds above 0, at most {_MOST}")
-        _require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
+            require(
+                0 < seconds <= LARGEST_NUMBER,
+                flag,
+                seconds,
+                f"a number of seconds above 0, at most {LARGEST_NUMBER}",
+            )
+        require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
         for flag, name, known in (
             ("--optimizer", self.optimizer, tuple(OPTIMIZERS)),
             ("--device", self.device, DEVICES),
         ):
-            _require(name in known, flag, name, " or ".join(known))
-        _require_model(self.model)
-        _require(
+            require(name in known, flag, name, " or ".join(known))
+        require_model(self.model)
+        require(
             self.global_batch_size <= TRAIN_COUNT,
             "--batch-size",
             self.batch_size_per_rank,
@@ -109,7 +103,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 remedy="Train more --steps or --epochs, or take fewer --warmup steps.",
             )
         labels = [arm.label for arm in self.arms]
-        _require(
+        require(
             not self.baseline or self.baseline in labels, "--baseline", self.baseline, " or ".join(labels)
         )
 
@@ -157,39 +151,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return next((arm for arm in self.arms if arm.backend == CONTROL), None)
 
 
-def layer_widths(model: str) -> tuple[int, ...]:
-    """Return the widths of a multilayer perceptron's layers, input and output included.
-
-    Args:
-        model: a name in ``MLPS``, or ``mlp:784-4096-10``.
-
-    Raises:
-        ValueError: it is no multilayer perceptron, or not written like one.
-    """
-    if model in MLPS:
-        return MLPS[model]
-    written = _WIDTHS.fullmatch(model)
-    if not written:
-        raise ValueError(model)
-    return tuple(int(width) for width in written[1].split("-"))
-
-
-def _require_model(model: str) -> None:
-    if not model.startswith("mlp:"):
-        right = f"{' or '.join(MODELS)}, or widths of your own: mlp:{PIXELS}-4096-{CLASSES}"
-        _require(model in MODELS, "--model", model, right)
-        return
-    example = f"mlp:{PIXELS}-4096-{CLASSES}: whole numbers above 0, as many as you like"
-    _require(bool(_WIDTHS.fullmatch(model)), "--model", model, example)
-    first, *_, last = widths = layer_widths(model)
-    right = f"{PIXELS} as the first width and {CLASSES} as the last: pixels in, digits out"
-    _require((first, last) == (PIXELS, CLASSES), "--model", model, right)
-    weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
-    _require(
-        weights <= _MOST, "--model", model, f"widths that make at most {_MOST} weights; these make {weights}"
-    )
-
-
-def _require(holds: bool, flag: str, found: Any, right: str) -> None:  # noqa: FBT001 -- reads as a sentence
-    if not holds:
-        raise UsageError(f"{flag} cannot be {found}.", remedy=f"Use {right}.")
+def total_launches(config: RunConfig) -> int:
+    """Count the launches of a whole run in which no round is taken again."""
+    return config.rounds * len(config.arms)

@@ -6,15 +6,17 @@ pass rather than from everything the user has: a token in the shell stays in the
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compare import PACKAGE_ROOT
+from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 MASK = "***"
 """Stands for what is kept from everybody but the ranks."""
@@ -147,3 +149,46 @@ def import_path(environ: Mapping[str, str]) -> str:
     """Return a PYTHONPATH under which this very package is found first, and the user's own after it."""
     root = str(PACKAGE_ROOT)
     return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))
+
+
+# Short flags may come together, -vx NAME=VALUE or -vxNAME=VALUE, and a long one may be cut: --en NAME=VALUE.
+_READ_AT_START = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
+_EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
+_EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
+
+
+def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Read ``-x NAME=VALUE`` and ``-x NAME``, whose value is taken from the environment.
+
+    Raises:
+        UsageError: it names nothing that can be set, or that is not set here.
+    """
+    exported = {}
+    for text in asked:
+        name, given, value = text.partition("=")
+        if reason := refusal_of(name, may_be_secret=True):
+            raise UsageError(f"-x {name} cannot be set.", found=f"{reason[:1].upper()}{reason[1:]}.")
+        if name.startswith(_READ_AT_START):
+            raise UsageError(
+                f"-x {name} cannot be set.",
+                found="It is read as a process starts, and what -x sets reaches a rank only after that.",
+                remedy=f"Set it for an arm, which is shown and kept: --backend ddp:env.{name}=VALUE",
+            )
+        if not given and name not in environ:
+            raise UsageError(
+                f"-x {name}: there is no such variable here.",
+                remedy=f"Set it, or give its value: -x {name}=VALUE",
+            )
+        exported[name] = value if given else environ[name]
+    return exported
+
+
+def masked(words: Sequence[str]) -> list[str]:
+    """Return a command line without the values that ``-x`` gives to the ranks, however it is spelled."""
+    shown = []
+    for before, word in itertools.pairwise(["", *words]):
+        flag, value = _EXPORT_IN_ONE_WORD.fullmatch(word), _EXPORT.fullmatch(before)
+        name, given, _ = (flag[2] if flag else word).partition("=")
+        own = (flag or value) and given
+        shown.append(f"{flag[1] if flag else ''}{name}={MASK}" if own else word)
+    return shown

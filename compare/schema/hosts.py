@@ -502,3 +502,18 @@ def _shown(text: str) -> str:
     if not (line.isascii() and line.isprintable()):
         line = line.encode("unicode_escape").decode("ascii")
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
+
+
+LOOPBACK = "lo"
+"""The interface of every arm on one machine: no port is open to anybody else."""
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ranks of all arms reach each other."""
+
+    interface: str = LOOPBACK
+    network: str = ""
+    """That all hosts share on the interface, as 10.0.0.0/24; the interface's name where hosts have no
+    network in common but are routed to each other; empty on one machine."""
+    addresses: tuple[str, ...] = ("127.0.0.1",)
+    """Of every host on it, in their order; at the first the ranks meet."""

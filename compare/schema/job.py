@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from compare.analysis.parity import Proof
 from compare.data import DatasetSource
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
+from compare.schema.results import PassKind
 
 Stage = Literal[
     "start",
@@ -137,3 +137,29 @@ class LaunchFiles:
 def note_progress(file: BinaryIO, progress: Progress) -> None:
     """Append a line to a rank's progress, at once: a system call, some 10 µs."""
     file.write(msgspec.json.encode(progress) + b"\n")
+
+
+class Planned(NamedTuple):
+    """One launch to come."""
+
+    number: int
+    """Counts from 1 over the whole run."""
+    round: int
+    """Counts from 1."""
+    arm: Arm
+
+
+Proof: TypeAlias = Literal["brief", "whole"]
+"""What comes before the training of every launch of a run, and what ``compare verify`` asks for."""
+
+PASSES: dict[Proof, tuple[PassKind, ...]] = {
+    "brief": ("float64",),
+    "whole": ("float64", "float32", "as run"),
+}
+STEPS = 20
+"""Of a pass: enough to show what one step leaves over for the next, too few to amplify rounding."""
+
+
+LEASE_SECONDS = 6.0
+"""How long a rank lives without a sign of life from its parent, who gives one twice a second: with a look
+every second, and what a rank needs to begin or a launcher to notice, all is over within 10 s."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 from backends.launchers import LAUNCHERS
 from compare.errors import OutputError
 from compare.schema.environment import EXPORTED
+from compare.schema.files import read_json, write_json
 from compare.schema.job import Job, LaunchFiles, RankFailure
-from compare.schema.results import read_json, write_json
 from compare.worker.watchdog import Guard
 
 if TYPE_CHECKING:

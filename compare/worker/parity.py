@@ -26,7 +26,7 @@ import msgspec
 import torch
 from torch import nn
 
-from compare.analysis.parity import STEPS
+from compare.schema.job import STEPS
 from compare.schema.results import ParityPass
 from compare.worker.loop import train
 from compare.worker.workload import Batches, build_model, loss_function, optimizer_maker

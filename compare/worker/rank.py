@@ -15,9 +15,9 @@ import torch
 import backends
 from backends.base import BackendError
 from compare import data
-from compare.analysis.parity import PASSES
 from compare.schema.arms import CONTROL
 from compare.schema.environment import library_settings
+from compare.schema.job import PASSES
 from compare.schema.results import Evaluation, Moments, RankResult, Sweep
 from compare.worker.blocks import FIRST_STEPS, Side, make_reference, take_turns
 from compare.worker.clock import (

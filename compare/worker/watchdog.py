@@ -21,17 +21,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from compare.schema.environment import SCRATCH
-from compare.schema.job import LaunchFiles, Progress, RankFailure, Stage, note_progress
-from compare.schema.results import write_json
+from compare.schema.files import write_json
+from compare.schema.job import LEASE_SECONDS, LaunchFiles, Progress, RankFailure, Stage, note_progress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.base import Placement
 
-LEASE_SECONDS = 6.0
-"""How long a rank lives without a sign of life from its parent, who gives one twice a second: with a look
-every second, and what a rank needs to begin or a launcher to notice, all is over within 10 s."""
 
 SLACK = 3.0
 """What is under way may take so many times as long as it should, where that is more than the stall."""

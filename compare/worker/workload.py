@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from backends.base import BackendError
-from compare.schema.config import CLASSES, PIXELS, layer_widths
+from compare.schema.workload import CLASSES, PIXELS, layer_widths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,7 +25,7 @@ from compare.errors import UsageError
 from compare.schema.arms import parse_arm
 from compare.schema.environment import inherited, settings
 from compare.schema.hosts import local_host
-from compare.schema.results import read_run
+from compare.schema.store import read_run
 from tests.bench.machine import Load, LoadMeter, family_seconds
 
 THREADS = 1

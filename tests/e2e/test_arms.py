@@ -8,7 +8,7 @@ import pytest
 
 from compare.analysis.summary import summarise
 from compare.schema.arms import parse_arm
-from compare.schema.results import read_run
+from compare.schema.store import read_run
 
 LAUNCHED_DIFFERENTLY = ("manual:mode=overlap", "horovod", "horovod:controller=mpi", "mpi")
 ARMS = "ddp:comm_hook={none,fp16},{" + ",".join(LAUNCHED_DIFFERENTLY) + "}:env.MALLOC_ARENA_MAX=3"

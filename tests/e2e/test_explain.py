@@ -11,7 +11,7 @@ import pytest
 
 from compare.analysis.causes import explain
 from compare.analysis.summary import summarise
-from compare.schema.results import read_run
+from compare.schema.store import read_run
 
 CORES = len(os.sched_getaffinity(0))
 SLOW = {

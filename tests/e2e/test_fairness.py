@@ -9,7 +9,7 @@ import pytest
 
 from compare.analysis.conditions import compare_conditions
 from compare.errors import FairnessError
-from compare.schema.results import read_run
+from compare.schema.store import read_run
 
 SHELL = {
     "OMP_NUM_THREADS": "7",

@@ -17,7 +17,7 @@ import pytest
 import scipy.stats
 
 from compare.analysis.summary import foreign_share, summarise
-from compare.schema.results import read_run
+from compare.schema.store import read_run
 
 ARM = "manual:mode=shared_memory"
 ROUNDS = 5

@@ -14,7 +14,7 @@ from backends.launchers.request import MARKER
 from compare.analysis.summary import Detail, summarise
 from compare.report import render
 from compare.schema.arms import parse_arm
-from compare.schema.results import read_run
+from compare.schema.store import read_run
 
 ARMS = (
     "ddp",

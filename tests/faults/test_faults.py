@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from backends.launchers.request import MARKER
-from compare.schema.results import read_run
+from compare.schema.store import read_run
 
 # Long enough for a busy machine to import torch, which is one stage.
 STALL_SECONDS = 15.0

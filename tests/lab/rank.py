@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from compare.schema.files import write_json
 from compare.schema.job import LaunchFiles, Progress, RankFailure, note_progress
-from compare.schema.results import write_json
 
 
 def main(directory, rank, seconds, kind="result"):

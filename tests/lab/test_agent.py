@@ -10,8 +10,7 @@ import time
 import psutil
 import pytest
 
-from compare.schema.job import LaunchFiles
-from compare.worker.watchdog import LEASE_SECONDS
+from compare.schema.job import LEASE_SECONDS, LaunchFiles
 from tests.lab.hosts import REPOSITORY
 
 pytestmark = pytest.mark.lab

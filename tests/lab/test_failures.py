@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from compare.schema.results import read_run
-from compare.worker.watchdog import LEASE_SECONDS
+from compare.schema.job import LEASE_SECONDS
+from compare.schema.store import read_run
 from tests.lab.comparing import arguments, compare, left, start
 from tests.lab.failure_table import Failure
 from tests.lab.hosts import REPOSITORY

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from compare.schema.results import read_run
+from compare.schema.store import read_run
 from tests.lab.comparing import ARMS, RUN, compare, left
 from tests.lab.hosts import why_no_rate_limit
 

@@ -47,8 +47,7 @@ from compare.launch.agent.protocol import (
 )
 from compare.launch.missing_ranks import RollCall
 from compare.launch.processes import Ending, end_all, is_alive, supervise
-from compare.schema.job import LaunchFiles
-from compare.worker.watchdog import LEASE_SECONDS
+from compare.schema.job import LEASE_SECONDS, LaunchFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

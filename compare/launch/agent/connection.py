@@ -33,7 +33,7 @@ from compare.launch.agent.protocol import (
     Whole,
 )
 from compare.launch.engines.fanout import Answer, by_hand, command, enough_files, python_command, trouble
-from compare.schema.results import temporary_file, write_text
+from compare.schema.files import temporary_file, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,12 +16,12 @@ from backends.base import Placement
 from backends.launchers import LAUNCHERS
 from backends.launchers.request import Command, Request
 from compare.errors import UnavailableError
-from compare.experiment.schedule import Planned
 from compare.launch import arm as launching
 from compare.launch.local import ThisMachine
 from compare.schema import environment as launch_environment
 from compare.schema.arms import parse_arm, parse_arms
 from compare.schema.hosts import Host
+from compare.schema.job import Planned
 from tests.unit.factories import a_config
 
 TWO = (Host("localhost", 2),)

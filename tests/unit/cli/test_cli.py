@@ -16,7 +16,6 @@ import pytest
 
 from backends import BACKENDS
 from compare import data, errors
-from compare.analysis.parity import Gate
 from compare.cli import main as cli
 from compare.data import mnist
 from compare.data.catalogue import FILES, TRAIN_IMAGES
@@ -34,11 +33,12 @@ from compare.errors import (
 )
 from compare.experiment import run
 from compare.experiment import verify as verification
-from compare.experiment.verify import ArmVerification, Verification
 from compare.launch import arm as launching
 from compare.launch.engines.fanout import Reach
 from compare.report import RENDERERS
-from compare.schema.results import RESULTS_FILE, read_json, write_json
+from compare.schema.files import read_json, write_json
+from compare.schema.results import ArmVerification, Gate, Verification
+from compare.schema.store import RESULTS_FILE
 from tests.unit.factories import MNIST, a_run
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,10 +16,12 @@ from compare.analysis.summary import summarise
 from compare.analysis.verdict import FIRST_LOOK
 from compare.errors import BudgetError, OutputError
 from compare.experiment.run import carry_out
-from compare.experiment.schedule import next_launch, order_of, set_aside_disturbed, total_launches
+from compare.experiment.schedule import next_launch, order_of, set_aside_disturbed
 from compare.launch.arm import Observer
-from compare.schema import results
-from compare.schema.results import MachineUse, read_run
+from compare.schema import files
+from compare.schema.config import total_launches
+from compare.schema.results import MachineUse
+from compare.schema.store import read_run
 from tests.unit.factories import a_config, a_launch, a_rank, a_run
 
 ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
@@ -260,11 +262,11 @@ def test_a_launch_that_ended_well_is_kept_although_it_cannot_be_told(monkeypatch
 
 
 def test_a_launch_that_ended_well_is_kept_although_saving_it_was_interrupted(monkeypatch, tmp_path):
-    write, written = results.write_json, []
+    write, written = files.write_json, []
 
     def interrupted_once(path, value):
         written.append(path)
-        if len(written) == 4:  # after the config, the run's beginning and its first launch
+        if len(written) == 3:  # after the run's beginning and its first launch
             raise KeyboardInterrupt
         write(path, value)
 

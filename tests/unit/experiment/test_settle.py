@@ -17,11 +17,13 @@ from compare.doctor import availability
 from compare.doctor.availability import Availability, Found, Survey, survey
 from compare.errors import OutputError, UnavailableError, UsageError
 from compare.experiment import settle as prepare
-from compare.experiment.run import create_directory
+from compare.experiment.run import new_run
 from compare.launch.engines.fanout import Reach
 from compare.launch.local import ThisMachine
+from compare.schema import environment, store
 from compare.schema.arms import Arm, parse_arms
 from compare.schema.hosts import Host
+from compare.schema.store import create_directory
 from tests.unit.factories import DIGITS, a_config
 
 MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installed"}
@@ -326,10 +328,10 @@ def test_threads_are_shared_out_by_the_fullest_host():
 
 
 def test_what_is_given_to_the_ranks_is_read_and_never_shown():
-    read = prepare.read_exports(["A=1=2", "TOKEN", "B="], {"TOKEN": "hunter2"})
+    read = environment.read_exports(["A=1=2", "TOKEN", "B="], {"TOKEN": "hunter2"})
     assert read == {"A": "1=2", "TOKEN": "hunter2", "B": ""}
     words = ["run", "-x", "A=1", "-xB=2", "--env", "C=3", "--env=D=4", "-x", "TOKEN", "--backend", "x:y=1"]
-    assert prepare.masked(words) == [
+    assert environment.masked(words) == [
         *("run", "-x", "A=***", "-xB=***", "--env", "C=***", "--env=D=***", "-x", "TOKEN"),
         *("--backend", "x:y=1"),
     ]
@@ -346,7 +348,7 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
         "--export-json",
         "a=b",
     ]
-    assert prepare.masked(more) == [
+    assert environment.masked(more) == [
         *("run", "-vx", "A=***", "-vxB=***", "--env", "C=***", "--en=D=***", "--en", "E=***"),
         *("--export-json", "a=b"),
     ]
@@ -357,7 +359,7 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
 )
 def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
     with pytest.raises(UsageError, match="-x"):
-        prepare.read_exports([asked], {})
+        environment.read_exports([asked], {})
 
 
 def test_an_interface_that_is_not_there_is_refused_before_anything_starts():
@@ -375,10 +377,10 @@ def test_an_interface_that_is_not_there_is_refused_before_anything_starts():
 
 def test_a_new_file_in_a_folder_can_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    prepare.require_writable(tmp_path / "out.json", to_be_made=None)
-    prepare.require_writable(Path("out.json"), to_be_made=None)
+    store.require_writable(tmp_path / "out.json", to_be_made=None)
+    store.require_writable(Path("out.json"), to_be_made=None)
     (tmp_path / "out.json").touch()
-    prepare.require_writable(tmp_path / "out.json", to_be_made=None)
+    store.require_writable(tmp_path / "out.json", to_be_made=None)
     assert (tmp_path / "out.json").read_bytes() == b""
 
 
@@ -394,7 +396,7 @@ def test_a_file_that_could_not_be_written_is_refused(tmp_path, path, found):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     with pytest.raises(OutputError) as caught:
-        prepare.require_writable(tmp_path / path, to_be_made=None)
+        store.require_writable(tmp_path / path, to_be_made=None)
     assert str(tmp_path / path) in caught.value.what
     assert found in caught.value.found
     assert caught.value.remedy
@@ -408,13 +410,13 @@ def test_what_is_read_only_is_refused(tmp_path, monkeypatch, exists):
     if exists:
         path.touch()
     with pytest.raises(OutputError) as caught:
-        prepare.require_writable(path, to_be_made=None)
+        store.require_writable(path, to_be_made=None)
     assert caught.value.found == f"{path if exists else tmp_path} is read-only."
 
 
 @pytest.mark.parametrize(("model", "shown"), [("wide", "wide"), ("mlp:784-64-10", "mlp-784-64-10")])
 def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
-    name = prepare.default_output(a_config(model=model, ranks=3))
+    name = store.default_output(a_config(model=model, ranks=3))
     assert name.parent == Path("runs")
     assert name.name.endswith(f"-{shown}-np3")
     assert ":" not in name.name
@@ -423,7 +425,7 @@ def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
 def test_a_new_run_records_what_it_begins_with(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/opt/env/bin/compare", "run", "-np", "2"])
     here = ThisMachine(prepare.choose_hosts(None, 2), prepare.allowed_cpus())
-    run = prepare.new_run(a_config(), DIGITS, here, {"mpi": "not here"})
+    run = new_run(a_config(), DIGITS, here, {"mpi": "not here"})
     assert run.command == ["compare", "run", "-np", "2"]
     assert run.ringside_version == __version__
     assert run.cores == len(os.sched_getaffinity(0))
@@ -441,4 +443,4 @@ def test_a_folder_is_claimed_by_the_first_run(tmp_path):
 
 
 def test_an_export_may_lie_in_the_folder_that_the_run_makes(tmp_path):
-    prepare.require_writable(tmp_path / "run" / "x.json", to_be_made=tmp_path / "run")
+    store.require_writable(tmp_path / "run" / "x.json", to_be_made=tmp_path / "run")

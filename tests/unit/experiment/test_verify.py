@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from compare.analysis.parity import Gate
 from compare.errors import LaunchError, OutputError
-from compare.experiment.verify import VERIFICATION_FILE, ArmVerification, Verification, verify
+from compare.experiment.verify import VERIFICATION_FILE, verify
 from compare.report.verification import renderable
-from compare.schema.results import Failure, read_json
+from compare.schema.files import read_json
+from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
 
 

@@ -24,8 +24,7 @@ from compare.launch.agent.protocol import Alive, Begin, Channel, ChannelError, E
 from compare.launch.engines.fanout import Reach
 from compare.launch.processes import descendants, end_all
 from compare.schema.hosts import Host
-from compare.schema.job import LaunchFiles
-from compare.worker.watchdog import LEASE_SECONDS
+from compare.schema.job import LEASE_SECONDS, LaunchFiles
 
 HERE = Host(name="localhost", slots=1)
 RANK = Path(__file__).resolve().parents[2] / "lab" / "rank.py"

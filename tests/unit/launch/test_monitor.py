@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from compare.errors import LaunchError, StalledError
-from compare.experiment.schedule import Planned
 from compare.launch import arm as launching
 from compare.launch.local import _HereSpot
 from compare.launch.monitor import Watch
 from compare.launch.processes import Ending
-from compare.schema.job import LaunchFiles, Progress, RankFailure, note_progress
-from compare.schema.results import write_json
+from compare.schema.files import write_json
+from compare.schema.job import LaunchFiles, Planned, Progress, RankFailure, note_progress
 from tests.unit.factories import a_run
 
 STACK = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compare.errors import UsageError
-from compare.launch.network import Network, choose_network, in_network
+from compare.launch.network import choose_network, in_network
+from compare.schema.hosts import Network
 
 N1 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "docker0": ["172.17.0.1/16"]}
 N2 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.2/24"], "docker0": ["172.17.0.1/16"]}

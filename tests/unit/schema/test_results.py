@@ -15,28 +15,30 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from compare.analysis.parity import Gate
 from compare.analysis.summary import summarise
 from compare.errors import OutputError
-from compare.experiment.verify import ArmVerification, Verification
 from compare.launch.local import ThisMachine
 from compare.report import render
-from compare.schema.hosts import Host
-from compare.schema.job import LaunchFiles
-from compare.schema.results import (
-    RESULTS_FILE,
-    SCHEMA_VERSION,
-    Failure,
-    MachineUse,
-    RankResult,
+from compare.schema.files import (
     make_temporary_folder,
     read_json,
-    read_run,
     temporary_file,
     temporary_folder,
     write_json,
     write_text,
 )
+from compare.schema.hosts import Host
+from compare.schema.job import LaunchFiles
+from compare.schema.results import (
+    SCHEMA_VERSION,
+    ArmVerification,
+    Failure,
+    Gate,
+    MachineUse,
+    RankResult,
+    Verification,
+)
+from compare.schema.store import RESULTS_FILE, read_run
 from tests.unit.factories import DIGITS, a_block, a_launch, a_phased_block, a_rank, a_run
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import distributed, nn
 
 from backends.strategies.ddp import DDPReplica
-from compare.analysis.parity import LIMITS, STEPS, judge
+from compare.analysis.parity import LIMITS, judge
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
+from compare.schema.job import STEPS
 from compare.worker import parity as oracle
 from compare.worker import rank
 from compare.worker.parity import Data, hash_parameters, prove, relative_difference

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from backends.base import BackendError
-from compare.schema.config import MODELS, OPTIMIZERS
+from compare.schema.config import OPTIMIZERS
+from compare.schema.workload import MODELS
 from compare.worker import workload
 from compare.worker.loop import evaluate, train
 from compare.worker.workload import (
