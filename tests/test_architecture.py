@@ -1,4 +1,4 @@
-"""Who may know whom. The rules stand in CONTRIBUTING.md; this reads the sources and holds them to it."""
+"""Hold the sources to the rules of CONTRIBUTING.md: rooms, directions, and what may never happen."""
 
 from __future__ import annotations
 
@@ -16,17 +16,24 @@ from backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The process on each rank. All other modules are the parent's, or shared with it.
-RANK_SIDE = {
-    "compare.worker.rank",
-    "compare.worker.loop",
-    "compare.worker.workload",
-    "compare.worker.clock",
-    "compare.worker.parity",
-    "compare.worker.blocks",
+# What each room may import of ours. "backends" is the registry alone, "backends.*" all of it.
+MAY_IMPORT = {
+    "backends": (),
+    "data": ("errors", "text"),
+    "schema": ("backends", "backends.launchers", "data.catalogue", "errors", "text"),
+    "worker": ("schema", "data", "backends.*", "errors", "text"),
+    "launch": ("schema", "data", "backends", "backends.launchers", "errors", "text"),
+    "analysis": ("schema", "backends", "errors", "text"),
+    "report": ("analysis", "schema", "backends", "backends.launchers", "errors", "text"),
+    "doctor": ("launch", "schema", "data", "backends", "backends.launchers", "errors", "text"),
+    "experiment": ("launch", "analysis", "doctor", "schema", "data", "backends", "errors", "text"),
+    "cli": ("experiment", "report", "doctor", "analysis", "launch", "schema", "data", "errors", "text"),
+    "errors": (),
+    "text": (),
+    "__main__": ("cli",),
 }
-# From results, or facts, to what is said of them.
-PURE = ("stats", "verdict", "null", "fairness", "explain", "diagnosis", "words")
+# What starts a process, opens a socket, or asks the machine or its clock.
+ACTING = {"os", "pathlib", "subprocess", "socket", "time", "datetime", "tempfile", "asyncio", "psutil"}
 # A second or more each to import, or not there at all.
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib", "pandas"}
 
@@ -80,6 +87,25 @@ def module_of(name):
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name or None
+
+
+def room_of(module):
+    """The room of a module of ours: ``schema`` for ``compare.schema.job``, ``backends`` for all of these."""
+    package, _, rest = module.partition(".")
+    return package if package == "backends" else rest.partition(".")[0]
+
+
+def may_import(room, module):
+    """Whether a room may import a module of ours; the version and the package's folder are everybody's."""
+    inside = module.removeprefix("compare.")
+    if module == "compare" or room_of(module) == room:
+        return True
+    return any(
+        inside == name
+        or (name.endswith(".*") and inside.startswith(name[:-2]))
+        or (name != "backends" and inside.startswith(f"{name}."))
+        for name in MAY_IMPORT[room]
+    )
 
 
 def top(name):
@@ -207,23 +233,56 @@ def test_words_are_found_in_names_and_strings_and_not_in_prose():
 
 
 def test_all_modules_are_looked_at():
-    assert {
-        "compare",
-        "compare.cli.main",
-        "backends.launchers",
-        "backends.launchers.mpirun",
-        "backends",
-    } <= set(MODULES)
+    assert {"compare", "compare.cli.main", "backends.launchers.mpirun", "backends"} <= set(MODULES)
     assert len(MODULES) > 35
-    assert set(MODULES) > RANK_SIDE
+    assert {room_of(module) for module in MODULES} - {""} == set(MAY_IMPORT)
 
 
-# ---- the two packages ----
+# ---- the rules of direction ----
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if top(name) == "backends"])
-def test_backends_never_import_compare(module):
-    assert not [name for name, _ in imports_of(MODULES[module]) if top(name) == "compare"]
+def ours_in(module):
+    """Every module of ours that a module imports at run time."""
+    found = {module_of(name) for name, when in imports_of(MODULES[module]) if when != "never"}
+    return found - {None, module}
+
+
+def importers_of(room):
+    """The rooms that import a room."""
+    return {room_of(m) for m in MODULES if any(room_of(o) == room for o in ours_in(m))} - {room, ""}
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "compare"])
+def test_a_room_imports_only_the_rooms_below_it(module):
+    assert {other for other in ours_in(module) if not may_import(room_of(module), other)} == set()
+
+
+def test_only_experiment_and_cli_import_the_doctor():
+    assert importers_of("doctor") <= {"experiment", "cli"}
+
+
+def test_only_experiment_joins_launch_with_analysis():
+    assert importers_of("launch") & importers_of("analysis") <= {"experiment", "cli"}
+
+
+def test_the_worker_is_started_and_never_imported():
+    assert importers_of("worker") == set()
+
+
+def test_the_command_line_is_imported_by_nothing_but_main():
+    assert importers_of("cli") == {"__main__"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room_of(m) in {"analysis", "report"}])
+def test_analysis_and_report_start_no_process_and_open_no_socket(module):
+    starting = {"subprocess", "socket", "asyncio", "multiprocessing", "psutil"}
+    assert not {name for name, _ in imports_of(MODULES[module]) if top(name) in starting}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_room_knows_another_rooms_private_names(module):
+    private = [n for n, _ in imports_of(MODULES[module]) if re.search(r"\._[a-z]", n) and module_of(n)]
+    assert [name for name in private if room_of(module_of(name)) != room_of(module)] == []
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if top(name) == "compare"])
@@ -271,7 +330,7 @@ def test_the_loop_knows_no_backend():
 
 # ---- what the parent must not wait for ----
 
-PARENT = sorted(name for name in MODULES if top(name) == "compare" and name not in RANK_SIDE)
+PARENT = sorted(m for m in MODULES if top(m) == "compare" and room_of(m) != "worker")
 
 
 @pytest.mark.parametrize("module", [*PARENT, "backends", "backends.base", "backends.probe"])
@@ -283,7 +342,7 @@ def test_importing_the_whole_parent_loads_no_library_of_the_ranks():
     code = (
         "import importlib, sys\n"
         f"for name in {PARENT!r}:\n"
-        "    if name != 'compare.__main__':\n"
+        "    if not name.endswith('__main__'):\n"
         "        importlib.import_module(name)\n"
         f"print(sorted(set(sys.modules) & {HEAVY!r}))\n"
     )
@@ -315,40 +374,23 @@ def test_importing_the_registry_loads_next_to_nothing():
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-# ---- reports and launchers ----
+# ---- what does nothing but think ----
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("compare.report")])
-def test_reports_see_results_and_statistics_and_nothing_else_of_ours(module):
-    at_run_time = {"compare.schema.results", *(f"compare.{name}" for name in PURE), "backends"}
-    for name, when in imports_of(MODULES[module]):
-        ours = module_of(name)
-        if ours is None or ours.startswith("compare.report"):
-            continue
-        by_type = {
-            "compare.schema.arms",
-            "compare.schema.config",
-            "compare.doctor.availability",
-            "compare.data",
-        }
-        by_type |= {"compare.analysis.parity", "compare.experiment.verify"}
-        assert ours in (at_run_time | by_type if when == "never" else at_run_time), name
-
-
-@pytest.mark.parametrize("module", ["torchrun", "horovodrun", "mpirun", "request", "environment"])
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("backends.launchers.")])
 def test_launchers_start_nothing(module):
-    tree = MODULES[f"backends.launchers.{module}"]
-    assert not {name for name, _ in imports_of(tree) if top(name) in {"subprocess", "psutil", "asyncio"}}
+    starting = {"subprocess", "psutil", "asyncio"}
+    assert not {name for name, _ in imports_of(MODULES[module]) if top(name) in starting}
 
 
-@pytest.mark.parametrize("module", ["experiment", *PURE])
-def test_what_is_called_pure_does_nothing(module):
-    acting = {"os", "pathlib", "subprocess", "socket", "time", "datetime", "tempfile"}
-    assert not {
-        name
-        for name, when in imports_of(MODULES[f"compare.{module}"])
-        if when != "never" and top(name) in acting
-    }
+PURE = [m for m in MODULES if room_of(m) == "analysis"]
+PURE += ["compare.text", "compare.experiment.schedule", "compare.doctor.diagnose"]
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_what_is_pure_asks_neither_the_machine_nor_its_clock(module):
+    tree = MODULES[module]
+    assert not {name for name, when in imports_of(tree) if when != "never" and top(name) in ACTING}
 
 
 # ---- everywhere ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import msgspec
 
 from compare import __version__
 from compare.analysis.parity import check_launch
-from compare.analysis.summary import foreign_share
+from compare.analysis.summary import foreign_share, seconds_left
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import end_for_want_of_time, next_launch, set_aside_disturbed
 from compare.launch.arm import Observer, launch_arm
@@ -52,7 +53,10 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
     while planned := next_launch(run):
         try:
             observer.launch_begins(planned)
-            launch = launch_arm(run, planned, directory, site, observer)
+            now = time.time()
+            launch = launch_arm(
+                run, planned, directory, site, observer, budget_ends_at=now + seconds_left(run, now)
+            )
             check_launch(planned.arm, launch.ranks)
             disturbed_before = len(run.set_aside)
             # From here on it is part of what is kept, whatever comes between.

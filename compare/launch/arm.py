@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
 from backends.launchers.request import Request
-from compare.analysis.summary import seconds_left
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
 from compare.launch.monitor import Watch, tail
 from compare.schema.environment import inherited, library_settings, settings
@@ -64,6 +64,7 @@ def launch_arm(
     observer: Observer,
     *,
     proof: Proof = "brief",
+    budget_ends_at: float = math.inf,
 ) -> Launch:
     """Launch an arm, and once again where another process took the port in the meantime.
 
@@ -75,6 +76,7 @@ def launch_arm(
         observer: told how far it has come.
         proof: what every rank trains beside a single process, before its training. How that went is in
             what comes back; nothing is judged here.
+        budget_ends_at: Unix time at which the run's budget is over.
 
     Raises:
         BudgetError: the run's budget was over before the launch was.
@@ -85,14 +87,23 @@ def launch_arm(
     """
     files = launch_files(directory, planned)
     try:
-        return _launch_once(run, planned, files, site, observer, proof=proof)
+        return _launch_once(run, planned, files, site, observer, proof=proof, budget_ends_at=budget_ends_at)
     except LaunchError:
         if not _port_was_taken(files, run.config):
             raise
     reason = "another process took its port before it could"
     observer.launch_restarts(planned, reason)
     again = LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
-    return _launch_once(run, planned, again, site, observer, proof=proof, restarted_because=reason)
+    return _launch_once(
+        run,
+        planned,
+        again,
+        site,
+        observer,
+        proof=proof,
+        budget_ends_at=budget_ends_at,
+        restarted_because=reason,
+    )
 
 
 def commands_for(
@@ -163,11 +174,12 @@ def _launch_once(
     observer: Observer,
     *,
     proof: Proof,
+    budget_ends_at: float,
     restarted_because: str = "",
 ) -> Launch:
     launcher = BACKENDS[planned.arm.backend].launcher
     began = time.time()
-    budget = seconds_left(run, began)
+    budget = budget_ends_at - began
     if budget <= 0:
         raise BudgetError("The budget is over.")
     job = Job(

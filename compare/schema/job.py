@@ -8,7 +8,7 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from compare.data import DatasetSource
+from compare.data.catalogue import DatasetSource
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.results import PassKind

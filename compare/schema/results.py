@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from compare.data import DatasetSource
+from compare.data.catalogue import DatasetSource
 from compare.errors import LaunchError, ParityError, StalledError
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig

@@ -280,7 +280,7 @@ def test_a_launch_that_ended_well_is_kept_although_saving_it_was_interrupted(mon
 def over_after(launches):
     """A launch that finds the budget over after so many others."""
 
-    def launch(run, planned, directory, affinity, observer):
+    def launch(run, planned, directory, affinity, observer, **budget):
         if planned.number > launches:
             raise BudgetError("over")
         return launched(planned, disturbed=False)
@@ -313,7 +313,7 @@ def test_a_budget_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds):
 
 
 def test_a_disturbed_round_counts_after_all_where_its_second_attempt_is_cut_short(monkeypatch, tmp_path):
-    def launch(run, planned, directory, affinity, observer):
+    def launch(run, planned, directory, affinity, observer, **budget):
         if planned.number > 5:
             raise BudgetError("over")
         return launched(planned, disturbed=planned.number == 4)
@@ -344,7 +344,7 @@ def test_a_budget_that_ends_in_the_first_round_is_an_error_that_loses_nothing(
 def test_a_run_saves_what_it_sets_aside_and_tells_of_it(monkeypatch, tmp_path):
     saved = []
 
-    def launch(run, planned, directory, affinity, observer):
+    def launch(run, planned, directory, affinity, observer, **budget):
         saved.append(read_run(directory))
         return launched(planned, disturbed=planned.number in {2, 5})
 
