@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.analysis.summary import log_ratios, step_seconds
-from compare.analysis.verdict import (
-    FIRST_LOOK,
-    Look,
-    NullRate,
-    Verdict,
-    binomial_interval,
-    judge,
-    simulate_null,
-)
+from compare.analysis.ranking import log_ratios
+from compare.analysis.simulate import NullRate, binomial_interval, simulate_null
+from compare.analysis.step_times import step_seconds
+from compare.analysis.verdict import FIRST_LOOK, Look, Verdict, judge
 
 if TYPE_CHECKING:
     from compare.schema.arms import Arm

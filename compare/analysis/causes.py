@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from compare.analysis.summary import Estimate, collective_seconds, fullest_host, rank_seconds, step_seconds
+from compare.analysis.budget import fullest_host
+from compare.analysis.cost_model import split_collectives
+from compare.analysis.estimate import Estimate
+from compare.analysis.step_times import collective_seconds, has_reference, rank_seconds, step_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from compare.analysis.summary import ArmSummary, Summary
     from compare.schema.arms import Arm
-    from compare.schema.results import Launch, RankResult, Run
+    from compare.schema.results import Launch, Run
 
 Key = Literal[
     "oversubscription", "little_compute", "latency", "bandwidth", "background", "straggler", "transport"
@@ -110,7 +113,7 @@ def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Rea
     pairs = [
         (seconds, step_seconds(launch, "reference"))
         for launch in launches
-        if (seconds := collective_seconds(launch)) and _has_reference(launch)
+        if (seconds := collective_seconds(launch)) and has_reference(launch)
     ]
     if len(pairs) < FEWEST_ROUNDS:
         return
@@ -161,7 +164,7 @@ def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
     Any rank may come out as the slowest, and the largest of several noisy times is always above their mean:
     so it must be the same in every launch, and beyond noise at a level divided by the ranks (Bonferroni).
     """
-    referred = [launch for launch in launches if _has_reference(launch)]
+    referred = [launch for launch in launches if has_reference(launch)]
     times = [[rank_seconds(result, "reference") for result in launch.ranks] for launch in referred]
     slowest = {ranks.index(max(ranks)) for ranks in times}
     if len(times) < FEWEST_ROUNDS or len(slowest) > 1:
@@ -214,72 +217,3 @@ def _transports(run: Run, summary: Summary) -> Iterator[Reason]:
                 "other_algorithm_bandwidth": reached.mean,
             }
             yield Reason(key="transport", arm=own.arm, evidence=evidence)
-
-
-# ---- time over bytes ----
-
-
-class Parts(NamedTuple):
-    """What a step's collectives take alone, in two parts."""
-
-    seconds: float
-    fixed_seconds: float
-    """What does not depend on the messages' sizes; the rest grows with them."""
-
-
-def split_collectives(launch: Launch) -> Parts | None:
-    """Split the time of a step's collectives alone by how the all-reduce's time grows with its bytes.
-
-    With latency a and seconds per byte 1 / b of the sweep's line (``fit_line``), n calls of S bytes together
-    are expected to take n a + S / b. The measured time is divided in that proportion: a sweep that was slower
-    or quicker throughout than the collectives favours neither part. The fixed part is n a at most, for large
-    messages may pass more slowly than the sweep's. Where a library fuses several calls, nobody tells into
-    how many messages, and there is no answer.
-    """
-    seconds, points = collective_seconds(launch), _sweep_points(launch)
-    if _fuses(launch.ranks[0]):
-        return None
-    if not seconds or len(points) < 2:  # noqa: PLR2004 -- a line takes two
-        return None
-    latency, seconds_per_byte = fit_line(points)
-    sizes = launch.ranks[0].message_bytes
-    latencies = len(sizes) * latency
-    expected = latencies + sum(sizes) * seconds_per_byte
-    return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
-
-
-def _fuses(rank: RankResult) -> bool:
-    return len(rank.message_bytes) > 1 and "fusion_bytes" in rank.attestation["group"]
-
-
-def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit t = a + S / b to (bytes, seconds): the latency a, and the seconds per byte 1 / b, neither negative.
-
-    The model is Hockney's (The communication challenge for MPP, Parallel Computing 20, 1994). Relative
-    errors are made least, or the largest message alone would settle both.
-    """
-    weights = [1 / seconds**2 for _, seconds in points]
-    total = sum(weights)
-    size = sum(w * s for w, (s, _) in zip(weights, points, strict=True)) / total
-    time = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (s - size) ** 2 for w, (s, _) in zip(weights, points, strict=True))
-    joint = sum(w * (s - size) * (t - time) for w, (s, t) in zip(weights, points, strict=True))
-    slope = max(0.0, joint / spread) if spread else 0.0
-    latency = time - slope * size
-    if latency >= 0:
-        return latency, slope
-    squares = sum(w * s * s for w, (s, _) in zip(weights, points, strict=True))
-    return 0.0, sum(w * s * t for w, (s, t) in zip(weights, points, strict=True)) / squares
-
-
-def _sweep_points(launch: Launch) -> list[tuple[float, float]]:
-    """Bytes, and the median over samples of the mean over ranks in seconds, of every size."""
-    found = []
-    for sizes in zip(*(rank.sweep for rank in launch.ranks), strict=True):
-        samples = zip(*(sweep.ns for sweep in sizes), strict=True)
-        found.append((float(sizes[0].message_bytes), statistics.median(map(statistics.fmean, samples)) / 1e9))
-    return found
-
-
-def _has_reference(launch: Launch) -> bool:
-    return any(block.mode == "reference" and not block.phases for block in launch.ranks[0].blocks)

@@ -7,55 +7,34 @@ the control ``none`` in the same round. The independent sample is the launch, ne
 
 from __future__ import annotations
 
-import math
 import statistics
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from compare.analysis.budget import is_oversubscribed
+from compare.analysis.estimate import Estimate
 from compare.analysis.parity import LIMITS, pass_of
-from compare.analysis.verdict import FIRST_LOOK, Look, Verdict, judge
+from compare.analysis.ranking import fastest_arm, log_ratios, noise_floor, verdicts
+from compare.analysis.step_times import (
+    collective_seconds,
+    cores_per_rank,
+    foreign_share,
+    has_reference,
+    imbalance_seconds,
+    is_disturbed,
+    phase_seconds,
+    rank_seconds,
+    skew_seconds,
+    step_seconds,
+)
+from compare.analysis.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from compare.schema.arms import Arm
-    from compare.schema.results import Block, Launch, Mode, RankResult, Run
-
-CONFIDENCE = 0.95
-FOREIGN_LIMIT = 0.10
-"""Share of a host's CPUs that others may use while a launch is measured; above it, it is disturbed."""
-_FEWEST_FOR_T = 3
-_TRIMMED = 0.1
-"""Of the steps of a phased block, the slowest: one interruption must not pass for a phase."""
-
-
-class Estimate(msgspec.Struct, frozen=True):
-    """A mean over launches, with an interval."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-    """Launches behind it."""
-    method: Literal["t", "range"]
-    """``t``: Student's 95 % interval of the mean. ``range``: smallest and largest, of fewer than three."""
-
-    @classmethod
-    def of_log_ratios(cls, values: Iterable[float]) -> Self:
-        """Estimate a geometric mean, as verdicts do: a ratio and its inverse then say the same."""
-        logs = cls.of(values)
-        return cls(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, logs.method)
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Self:
-        """Estimate from one value a launch; there must be at least one."""
-        values = list(values)
-        mean = statistics.fmean(values)
-        if len(values) < _FEWEST_FOR_T:
-            return cls(mean, min(values), max(values), len(values), "range")
-        half = _t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-        return cls(mean, mean - half, mean + half, len(values), "t")
+    from compare.schema.results import Launch, Mode, RankResult, Run
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +154,7 @@ def summarise(run: Run) -> Summary:
     """Summarise the arms that have at least one finished launch, in the order they were named."""
     oversubscribed = is_oversubscribed(run)
     found = {} if oversubscribed else verdicts(run, run.config.baseline)
-    fastest = None if oversubscribed else _fastest(run)
+    fastest = None if oversubscribed else fastest_arm(run)
     return Summary(
         arms=[
             _summarise_arm(run, arm, found.get(arm.label), fastest=arm.label == fastest)
@@ -185,105 +164,8 @@ def summarise(run: Run) -> Summary:
         oversubscribed=oversubscribed,
         rounds_taken_again=len(run.set_aside) // len(run.config.arms),
         disturbed_rounds=sorted({launch.round for launch in run.launches if is_disturbed(launch)}),
-        noise=_noise(run),
+        noise=noise_floor(run),
     )
-
-
-# ---- one launch ----
-
-
-def step_seconds(launch: Launch, mode: Mode = "training") -> float:
-    """Step time of a launch: the median over its blocks of the mean over ranks.
-
-    Raises:
-        ValueError: no block of that mode was measured.
-    """
-    per_block = zip(*(_headline(rank, mode) for rank in launch.ranks), strict=True)
-    means = [statistics.fmean(b.wall_ns / b.steps for b in ranks) for ranks in per_block]
-    if not means:
-        raise ValueError(f"launch {launch.number} has no blocks of {mode}")
-    return statistics.median(means) / 1e9
-
-
-def foreign_share(launch: Launch) -> float:
-    """Share of a host's CPUs that others than the ranks used while they were measured; of the busiest host.
-
-    What is counted as others' includes this program's own parent and the launchers.
-    """
-    shares = [0.0]
-    for rank in launch.ranks:
-        if rank.machine is not None:
-            own = sum(other.cpu_ns for other in launch.ranks if other.host == rank.host)
-            shares.append((rank.machine.busy_ns - own) / (rank.machine.cpus * rank.machine.wall_ns))
-    return max(shares)
-
-
-def is_disturbed(launch: Launch) -> bool:
-    """Whether others used too much of the machine while it was measured."""
-    return foreign_share(launch) > FOREIGN_LIMIT
-
-
-def _headline(rank: RankResult, mode: Mode) -> list[Block]:
-    return [block for block in rank.blocks if block.mode == mode and not block.phases]
-
-
-def rank_seconds(rank: RankResult, mode: Mode) -> float:
-    """Step time of one rank: the median over its blocks."""
-    return statistics.median(b.wall_ns / b.steps for b in _headline(rank, mode)) / 1e9
-
-
-def _has_reference(launch: Launch) -> bool:
-    return bool(_headline(launch.ranks[0], "reference"))
-
-
-def _imbalance_seconds(launch: Launch) -> float:
-    times = [rank_seconds(rank, "training") for rank in launch.ranks]
-    return max(times) - statistics.fmean(times)
-
-
-def _phase_seconds(launch: Launch, mode: Mode) -> dict[str, float]:
-    """Mean time of every phase over ranks and steps, without the slowest tenth of the steps."""
-    ranks = _phased(launch, mode)
-    if not ranks:
-        return {}
-    totals = [sum(sum(phase[i] for phase in rank.values()) for rank in ranks) for i in _steps_of(ranks)]
-    kept = _quickest(totals)
-    return {name: statistics.fmean(rank[name][i] for rank in ranks for i in kept) / 1e9 for name in ranks[0]}
-
-
-def _skew_seconds(launch: Launch) -> float | None:
-    ranks = _phased(launch, "reference")
-    if not ranks:
-        return None
-    computing = [[sum(phase[i] for phase in rank.values()) for rank in ranks] for i in _steps_of(ranks)]
-    kept = _quickest([max(times) for times in computing])
-    return statistics.fmean(max(computing[i]) - statistics.fmean(computing[i]) for i in kept) / 1e9
-
-
-def _phased(launch: Launch, mode: Mode) -> list[dict[str, list[int]]]:
-    blocks = [[b.phases for b in rank.blocks if b.mode == mode and b.phases] for rank in launch.ranks]
-    return [own[0] for own in blocks] if all(blocks) else []
-
-
-def _steps_of(ranks: list[dict[str, list[int]]]) -> range:
-    return range(min(len(phase) for rank in ranks for phase in rank.values()))
-
-
-def _quickest(totals: Sequence[float]) -> list[int]:
-    """Return the indices of all but the slowest tenth."""
-    order = sorted(range(len(totals)), key=totals.__getitem__)
-    return order[: max(1, len(order) - int(_TRIMMED * len(order)))]
-
-
-def collective_seconds(launch: Launch) -> float | None:
-    """Time of a step's collectives alone: the median over samples of the mean over ranks."""
-    calls = list(zip(*(rank.collective_ns for rank in launch.ranks), strict=True))
-    return statistics.median(statistics.fmean(call) for call in calls) / 1e9 if calls else None
-
-
-def _cores_per_rank(launch: Launch) -> float:
-    blocks = [block for rank in launch.ranks for block in _headline(rank, "training")]
-    return sum(b.cpu_ns for b in blocks) / sum(b.wall_ns for b in blocks)
 
 
 # ---- one arm ----
@@ -340,11 +222,11 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
 
 def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
     launches = run.of(arm)
-    referred = [launch for launch in launches if _has_reference(launch)]
+    referred = [launch for launch in launches if has_reference(launch)]
     reference = {launch.number: step_seconds(launch, "reference") for launch in referred}
     control_of = {launch.round: launch for launch in run.of(control)} if control else {}
     paired = [launch for launch in launches if launch.round in control_of]
-    imbalance = {launch.number: _imbalance_seconds(control_of[launch.round]) for launch in paired}
+    imbalance = {launch.number: imbalance_seconds(control_of[launch.round]) for launch in paired}
     changes = [change for launch in launches if (change := _phase_changes(launch))]
     alone = [(launch, seconds) for launch in launches if (seconds := collective_seconds(launch))]
     if run.config.ranks == 1:
@@ -364,7 +246,7 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
             step_seconds(launch) - step_seconds(control_of[launch.round]) - imbalance[launch.number]
             for launch in paired
         ),
-        skew_seconds=_maybe(skew for launch in launches if (skew := _skew_seconds(launch)) is not None),
+        skew_seconds=_maybe(skew for launch in launches if (skew := skew_seconds(launch)) is not None),
         blocked_seconds=_maybe(change["sync"] for change in changes),
         forward_seconds=_maybe(change["forward"] for change in changes),
         backward_seconds=_maybe(change["backward"] for change in changes),
@@ -381,7 +263,7 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
         ),
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
-        cores_per_rank=Estimate.of(map(_cores_per_rank, launches)),
+        cores_per_rank=Estimate.of(map(cores_per_rank, launches)),
         whole_peak_memory_bytes=max(r.whole_peak_memory_bytes for la in launches for r in la.ranks) or None,
         slowest_rank=_slowest_rank(launches),
     )
@@ -389,12 +271,12 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
 
 def _phase_changes(launch: Launch) -> dict[str, float]:
     """Return how much longer each phase took than the reference's."""
-    own, reference = _phase_seconds(launch, "training"), _phase_seconds(launch, "reference")
+    own, reference = phase_seconds(launch, "training"), phase_seconds(launch, "reference")
     return {name: own[name] - reference[name] for name in own} if reference else {}
 
 
 def _slowest_rank(launches: list[Launch]) -> int:
-    mode: Mode = "reference" if all(map(_has_reference, launches)) else "training"
+    mode: Mode = "reference" if all(map(has_reference, launches)) else "training"
     ranks = range(len(launches[0].ranks))
     return max(ranks, key=lambda r: statistics.fmean(rank_seconds(la.ranks[r], mode) for la in launches))
 
@@ -430,137 +312,3 @@ def _paired(
         for launch in run.of(arm)
         if launch.round in others
     )
-
-
-# ---- the run ----
-
-
-def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
-    """Return ln(other's step time / this arm's) of every round that both have: above 0 is faster."""
-    others = {launch.round: step_seconds(launch) for launch in run.of(other)}
-    return [
-        math.log(others[launch.round] / step_seconds(launch))
-        for launch in run.of(arm)
-        if launch.round in others
-    ]
-
-
-def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
-    """Judge every arm that synchronises against one of them, over the rounds that all of them have."""
-    rivals = {arm.label: arm for arm in run.config.arms if arm.synchronises}
-    rivals.setdefault(baseline, next(arm for arm in run.config.arms if arm.label == baseline))
-    times = {name: {la.round: step_seconds(la) for la in run.of(arm)} for name, arm in rivals.items()}
-    rounds = sorted(set.intersection(*map(set, times.values())))
-    if not rounds or len(rivals) == 1:
-        return {}
-    ratios = {
-        name: [math.log(times[baseline][r] / own[r]) for r in rounds]
-        for name, own in times.items()
-        if name != baseline
-    }
-    return judge(ratios, looks(run), fewest=FIRST_LOOK)
-
-
-def looks(run: Run) -> list[Look]:
-    """Return when verdicts were asked for: once at the end or, under a budget, after every round.
-
-    How many rounds a budget allows is told from the clock alone, never from the figures.
-    """
-    width = len(run.config.arms)
-    done = len(run.launches) // width
-    if run.config.budget_seconds is None or done < FIRST_LOOK:
-        return [Look(max(1, done), max(1, done))]
-    ends = {rounds: _end(run.launches[: rounds * width]) for rounds in range(FIRST_LOOK, done + 1)}
-    found = [
-        Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, end))) for rounds, end in ends.items()
-    ]
-    # Time ended it before its plan: the last look may spend what is left.
-    return found + ([Look(done, done)] if run.complete and found[-1].planned > done else [])
-
-
-def has_time_left(run: Run) -> bool:
-    """Whether a budget, if there is one, allows another round from now on, at the pace so far."""
-    taken = [*run.launches, *run.set_aside]
-    return run.config.budget_seconds is None or not taken or _rounds_left(run, _end(taken)) >= 1
-
-
-def fullest_host(run: Run) -> tuple[int, int]:
-    """Return ranks and cores of the host that has most ranks a core: others' idle cores are no use to it."""
-    cores = run.cores_by_host or [run.cores] * len(run.hosts)
-    pairs = [(host.slots, own) for host, own in zip(run.hosts, cores, strict=True)]
-    return max(pairs, key=lambda pair: pair[0] / pair[1])
-
-
-def is_oversubscribed(run: Run) -> bool:
-    """Whether a host has more threads than cores: nothing is ranked there, so no verdict is ever shown."""
-    ranks, cores = fullest_host(run)
-    return ranks * run.config.threads_per_rank > cores
-
-
-def seconds_left(run: Run, now: float) -> float:
-    """Say how much of a budget is left at a Unix time; infinity where there is none.
-
-    It begins with the first launch: what comes before that is the same for every run.
-    """
-    taken = [*run.launches, *run.set_aside]
-    begun = _begin(taken) if taken else now
-    return math.inf if run.config.budget_seconds is None else begun + run.config.budget_seconds - now
-
-
-def _rounds_left(run: Run, at: float) -> int:
-    """Say how many more rounds fitted into the budget at a Unix time, at the pace of the launches until then.
-
-    Rounds that were set aside took their time as well, and will come again.
-    """
-    taken = [*run.launches, *run.set_aside]
-    elapsed = at - _begin(taken)
-    rounds = sum(launch.started_at < at for launch in taken) / len(run.config.arms)
-    return max(0, int(((run.config.budget_seconds or 0.0) - elapsed) / (elapsed / rounds)))
-
-
-def _begin(launches: list[Launch]) -> float:
-    return min(launch.started_at for launch in launches)
-
-
-def _end(launches: list[Launch]) -> float:
-    return max(launch.started_at + launch.seconds for launch in launches)
-
-
-def _noise(run: Run) -> float | None:
-    """Pool what is left of the log step times once arm and round are taken out (a two-way layout).
-
-    The half-width is that of a paired comparison with as many rounds: t sqrt(2 s^2 / n).
-    """
-    times = {
-        arm.label: {launch.round: math.log(step_seconds(launch)) for launch in run.of(arm)}
-        for arm in run.config.arms
-    }
-    rounds = sorted(set.intersection(*(set(own) for own in times.values())))
-    freedom = (len(times) - 1) * (len(rounds) - 1)
-    if freedom < 2:  # noqa: PLR2004 -- with one, the interval says nothing
-        return None
-    of_arm = {arm: statistics.fmean(own[r] for r in rounds) for arm, own in times.items()}
-    of_round = {r: statistics.fmean(own[r] for own in times.values()) for r in rounds}
-    overall = statistics.fmean(of_arm.values())
-    squares = sum(
-        (own[r] - of_arm[arm] - of_round[r] + overall) ** 2 for arm, own in times.items() for r in rounds
-    )
-    return math.expm1(_t_quantile(freedom) * math.sqrt(2 * squares / freedom / len(rounds)))
-
-
-def _t_quantile(freedom: int) -> float:
-    from scipy.special import stdtrit  # the parent starts without it
-
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-
-
-def _fastest(run: Run) -> str | None:
-    """Name the arm against which every other that synchronises is slower."""
-    times = {
-        arm.label: [step_seconds(la) for la in run.of(arm)] for arm in run.config.arms if arm.synchronises
-    }
-    if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
-        return None
-    first = min(times, key=lambda arm: statistics.fmean(times[arm]))
-    others = [verdict for arm, verdict in verdicts(run, first).items() if arm in times]
-    return first if others and all(verdict.kind == "slower" for verdict in others) else None

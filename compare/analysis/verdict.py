@@ -84,22 +84,6 @@ class Look(msgspec.Struct, frozen=True):
     """Rounds that the run was then expected to have in the end: told from the clock, not from the figures."""
 
 
-class NullRate(msgspec.Struct, frozen=True, kw_only=True):
-    """How often experiments in which nothing differs were said to hold a difference."""
-
-    experiments: int
-    false_differences: int
-    """Experiments in which any arm was called faster or slower, at any look."""
-    rate: float
-    low: float
-    """The rate's 95 % interval (Clopper & Pearson)."""
-    high: float
-    equivalent: int
-    """Experiments in which all arms were called equivalent, which is the truth."""
-    mean_rounds: float
-    """Rounds until all was settled, or until the last look."""
-
-
 def judge(
     log_ratios: Mapping[str, Sequence[float]],
     looks: Sequence[Look] | None = None,
@@ -129,12 +113,12 @@ def judge(
     rounds = max([1, *(len(values) for values in log_ratios.values())])
     looks = looks or [Look(rounds, rounds)]
     verdicts: dict[str, Verdict] = {}
-    settled = _Settled.none((len(arms),))
+    settled = Settled.none((len(arms),))
     for look, level in zip(looks, levels(looks, alpha=alpha), strict=True):
         if not level:  # the plan has grown, and what may be spent by now is spent
             continue
-        sample = _Sample.of([log_ratios[arm][: look.rounds] for arm in arms])
-        decision = _decide(sample, level, math.log1p(margin), settled)
+        sample = Sample.of([log_ratios[arm][: look.rounds] for arm in arms])
+        decision = decide(sample, level, math.log1p(margin), settled)
         if look.rounds < fewest:
             decision = decision._replace(settled=settled)
         for index, arm in enumerate(arms):
@@ -161,100 +145,19 @@ def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
     return shares
 
 
-def describe(verdict: Verdict) -> str:
-    """Say a verdict in a few words.
-
-    *x % slower* means that a step takes x % longer, as *x % faster* means that the baseline's does: so the
-    same difference has the same figure, whichever of the two is called the baseline.
-    """
-    ratio, low, high = verdict.speed_ratio, verdict.low, verdict.high
-    if verdict.kind == "equivalent":
-        return f"equivalent within {verdict.margin * 100:g} %"
-    if low is None or high is None:
-        reason = "one round has no spread" if verdict.n == 1 else _more_rounds(verdict.rounds_to_settle)
-        return f"unresolved: {reason}"
-    if verdict.kind == "unresolved":
-        return f"unresolved: {_half_width(low, high)}, {_more_rounds(verdict.rounds_to_settle)}"
-    if verdict.kind == "slower":
-        ratio, low, high = 1 / ratio, 1 / high, 1 / low
-    if ratio >= 2:  # noqa: PLR2004 -- "212 % faster" makes one stop and think, "3.1×" does not
-        return f"{ratio:.1f}× {verdict.kind} [{low:.1f}, {high:.1f}]"
-    return f"{_percent(ratio)} % {verdict.kind} [{_percent(low)}, {_percent(high)}]"
-
-
-def binomial_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Bound a rate from counts: Clopper & Pearson, Biometrika 26 (1934); never too narrow.
-
-    Raises:
-        ValueError: no trials, or more successes than trials.
-    """
-    from scipy.special import betaincinv
-
-    if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"{successes} of {trials} is no rate")
-    tail = (1 - level) / 2
-    low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
-    high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
-    return low, high
-
-
-def simulate_null(
-    recorded: Sequence[Sequence[float]],
-    looks: Sequence[Look],
-    *,
-    arms: int = 1,
-    experiments: int = 10_000,
-    seed: int = 0,
-    alpha: float = ALPHA,
-    margin: float = MARGIN,
-) -> NullRate:
-    """Compare one arm with itself, many times over, on launches that were really recorded.
-
-    Each experiment is a stretch of consecutive rounds from a random place of the record (which goes on at its
-    beginning where it ends), so that drift and noisy spells stay what they were, and within each round labels
-    are dealt anew, as the shuffled order of a run deals them. Nothing is assumed of how launches are
-    distributed. The answer speaks of the machine that was recorded: its interval holds for the number of
-    experiments, not for another record.
-
-    Args:
-        recorded: for each round, in order, step seconds of its launches in the order of time, all of one and
-            the same arm; at least ``arms + 1`` of them.
-        looks: as for `judge`; a single one is an experiment of fixed length.
-        arms: how many are compared with the baseline.
-        experiments: how many to try.
-        seed: the same seed gives the same answer.
-        alpha: see `judge`.
-        margin: see `judge`.
-
-    Raises:
-        ValueError: the record has too few rounds or launches, or step times that are not above 0.
-    """
-    log_ratios = _null_log_ratios(recorded, looks, arms, experiments, seed)
-    settled, rounds = _follow(log_ratios, looks, alpha, margin)
-    false = int(settled.different.any(-1).sum())
-    low, high = binomial_interval(false, experiments)
-    return NullRate(
-        experiments=experiments,
-        false_differences=false,
-        rate=false / experiments,
-        low=low,
-        high=high,
-        equivalent=int(settled.equivalent.all(-1).sum()),
-        mean_rounds=float(rounds.mean()),
-    )
-
-
 # ---- the procedure, for arrays whose last axis is the arms of one run --------------------------------------
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
+    """Mean and standard error of the log ratios of every arm."""
+
     mean: NDArray
     error: NDArray
     """Standard error of the mean; NaN with less than two rounds."""
     n: NDArray
 
     @classmethod
-    def of(cls, values: Sequence[Sequence[float]]) -> _Sample:
+    def of(cls, values: Sequence[Sequence[float]]) -> Sample:
         """From the values of every arm, which may have different numbers of rounds."""
         import numpy as np
 
@@ -265,7 +168,7 @@ class _Sample(NamedTuple):
         )
 
     @classmethod
-    def over_rounds(cls, values: NDArray) -> _Sample:
+    def over_rounds(cls, values: NDArray) -> Sample:
         """From an array (experiments, rounds, arms)."""
         import numpy as np
 
@@ -274,14 +177,14 @@ class _Sample(NamedTuple):
         return cls(mean, error, np.full_like(mean, n, dtype=int))
 
 
-class _Settled(NamedTuple):
+class Settled(NamedTuple):
     """Which arms need no further round."""
 
     different: NDArray
     equivalent: NDArray
 
     @classmethod
-    def none(cls, shape: tuple[int, ...]) -> _Settled:
+    def none(cls, shape: tuple[int, ...]) -> Settled:
         """As it is before the first look."""
         import numpy as np
 
@@ -293,8 +196,10 @@ class _Settled(NamedTuple):
         return (self.different | self.equivalent).all(-1)
 
 
-class _Decision(NamedTuple):
-    settled: _Settled
+class Decision(NamedTuple):
+    """What one look decides on every arm."""
+
+    settled: Settled
     p: NDArray
     p_adjusted: NDArray
     alpha: NDArray
@@ -302,7 +207,7 @@ class _Decision(NamedTuple):
     half_width: NDArray
 
 
-def _decide(sample: _Sample, alpha: float, margin: float, before: _Settled) -> _Decision:
+def decide(sample: Sample, alpha: float, margin: float, before: Settled) -> Decision:
     """Decide on all arms at one look; ``margin`` is logarithmic.
 
     How Holm and the intervals agree: an arm that Holm rejects at step k has an interval at the level of that
@@ -334,28 +239,10 @@ def _decide(sample: _Sample, alpha: float, margin: float, before: _Settled) -> _
     within = np.abs(sample.mean) + half_width <= margin  # never where the error is NaN
     equivalent = before.equivalent | (within & ~different & ~settled_before)
     adjusted = np.take_along_axis(adjusted, back, -1)
-    return _Decision(_Settled(different, equivalent), p, adjusted, own, half_width)
+    return Decision(Settled(different, equivalent), p, adjusted, own, half_width)
 
 
-def _follow(
-    log_ratios: NDArray, looks: Sequence[Look], alpha: float, margin: float
-) -> tuple[_Settled, NDArray]:
-    """Carry out many experiments (experiments, rounds, arms): what each settled, and in how many rounds."""
-    import numpy as np
-
-    experiments, _, arms = log_ratios.shape
-    settled = _Settled.none((experiments, arms))
-    rounds = np.full(experiments, looks[-1].rounds)
-    for look, level in zip(looks, levels(looks, alpha=alpha), strict=True):
-        if level:
-            running = ~settled.all
-            sample = _Sample.over_rounds(log_ratios[:, : look.rounds])
-            settled = _decide(sample, level, math.log1p(margin), settled).settled
-            rounds[running & settled.all] = look.rounds
-    return settled, rounds
-
-
-def _p_value(sample: _Sample) -> NDArray:
+def _p_value(sample: Sample) -> NDArray:
     """Two-sided p of the paired t test; 1 with less than two rounds.
 
     Rounds without any spread have an infinite t, or none where the mean is 0 too: taken at their word, they
@@ -382,33 +269,6 @@ def _quantile(n: NDArray, alpha: NDArray) -> NDArray:
     return -stdtrit(np.maximum(pairs.real - 1, 1), pairs.imag / 2)[back].reshape(both.shape)
 
 
-def _null_log_ratios(
-    recorded: Sequence[Sequence[float]], looks: Sequence[Look], arms: int, experiments: int, seed: int
-) -> NDArray:
-    """Deal labels to recorded launches: an array (experiments, rounds, arms)."""
-    import numpy as np
-
-    rounds, width = looks[-1].rounds, min((len(launches) for launches in recorded), default=0)
-    if len(recorded) < rounds or width <= arms or arms < 1:
-        raise ValueError(
-            f"{len(recorded)} rounds of at least {width} launches are too few for {rounds} rounds "
-            f"of {arms} arms and a baseline"
-        )
-    # Which launches are left out, where a round has more than others, must not depend on their times.
-    seconds = np.array([launches[:width] for launches in recorded], float)
-    if not ((seconds > 0) & (seconds < np.inf)).all():
-        raise ValueError("step times must be above 0, and finite")
-    random = np.random.default_rng(seed)
-    start = random.integers(len(recorded), size=(experiments, 1))
-    drawn = np.log(seconds)[(start + np.arange(rounds)) % len(recorded)]
-    # As a run deals them: anew for every two rounds, of which the second is the first in reverse.
-    places = np.broadcast_to(np.arange(width), (experiments, (rounds + 1) // 2, width))
-    places = np.repeat(random.permuted(places, axis=-1), 2, axis=1)[:, :rounds]
-    places[:, 1::2] = width - 1 - places[:, 1::2]
-    dealt = np.take_along_axis(drawn, places, axis=-1)
-    return dealt[..., :1] - dealt[..., 1 : arms + 1]
-
-
 # ---- from the procedure to words ---------------------------------------------------------------------------
 
 
@@ -421,7 +281,7 @@ def _check(log_ratios: Mapping[str, Sequence[float]], alpha: float, margin: floa
                 raise ValueError(f"the log ratio of {arm} in round {round_} is {value}")
 
 
-def _verdict(index: int, sample: _Sample, decision: _Decision, margin: float, fewest: int) -> Verdict:
+def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewest: int) -> Verdict:
     mean, n = float(sample.mean[index]), int(sample.n[index])
     half_width, alpha = float(decision.half_width[index]), float(decision.alpha[index])
     kind: Literal["faster", "slower", "equivalent", "unresolved"] = "unresolved"
@@ -477,19 +337,3 @@ def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: f
         middle = (few + many) // 2
         few, many = (few, middle) if settles(middle) else (middle, many)
     return many - n
-
-
-def _percent(ratio: float) -> str:
-    percent = (ratio - 1) * 100
-    return f"{percent:.1f}" if abs(percent) < 10 else f"{percent:.0f}"  # noqa: PLR2004 -- two digits are enough
-
-
-def _half_width(low: float, high: float) -> str:
-    factor = math.sqrt(high / low)
-    return f"±{_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g} either way"  # noqa: PLR2004
-
-
-def _more_rounds(rounds: int | None) -> str:
-    if rounds is None:
-        return "and more rounds would hardly settle it"
-    return f"about {rounds} more round{'s' if rounds > 1 else ''} would settle it"

@@ -394,7 +394,7 @@ def _finish(console: Console, run: Run, directory: Path, export_json: Path | Non
 def _require_alike(run: Run) -> None:
     from compare.analysis.conditions import compare_conditions, unlike
     from compare.errors import FairnessError
-    from compare.report.columns import said_of
+    from compare.report.notes import said_of
 
     found = unlike(compare_conditions(run))
     if found:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare import __version__
+from compare.analysis.budget import seconds_left
 from compare.analysis.parity import check_launch
-from compare.analysis.summary import foreign_share, seconds_left
+from compare.analysis.step_times import foreign_share
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import end_for_want_of_time, next_launch, set_aside_disturbed
 from compare.launch.arm import Observer, launch_arm

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.analysis.summary import has_time_left, is_disturbed, is_oversubscribed, verdicts
+from compare.analysis.budget import has_time_left, is_oversubscribed
+from compare.analysis.ranking import verdicts
+from compare.analysis.step_times import is_disturbed
 from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.job import Planned
 

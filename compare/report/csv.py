@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.analysis.summary import Detail, Estimate, Parity
+from compare.analysis.estimate import Estimate
+from compare.analysis.summary import Detail, Parity
 
 if TYPE_CHECKING:
     from compare.analysis.summary import ArmSummary, Summary

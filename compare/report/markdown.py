@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compare.report.causes import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
 from compare.report.columns import (
     COST_TITLE,
     arm_column,
     collective_columns,
     cost_columns,
-    headline,
-    notes,
     outcome_columns,
     speed_columns,
-    warnings,
 )
-from compare.report.reasons import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
+from compare.report.notes import headline, notes, warnings
 
 if TYPE_CHECKING:
     from compare.analysis.summary import Summary

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from compare.analysis.summary import step_seconds
+from compare.analysis.step_times import step_seconds
 from compare.schema.config import total_launches
 from compare.schema.job import Planned
 

@@ -11,18 +11,16 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from compare.report.causes import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
 from compare.report.columns import (
     COST_TITLE,
     arm_column,
     collective_columns,
     cost_columns,
-    headline,
-    notes,
     outcome_columns,
     speed_columns,
-    warnings,
 )
-from compare.report.reasons import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
+from compare.report.notes import headline, notes, warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

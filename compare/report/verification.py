@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compare.report.columns import headline
+from compare.report.notes import headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,8 @@ import os
 from typing import NamedTuple
 
 from backends import BACKENDS
-from compare.analysis.summary import Estimate, summarise
+from compare.analysis.estimate import Estimate
+from compare.analysis.summary import summarise
 from tests.bench import launches
 from tests.bench.estimate import Section
 from tests.bench.machine import FOREIGN_LIMIT, LoadMeter, family_seconds

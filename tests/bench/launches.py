@@ -20,7 +20,7 @@ import psutil
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher
 from backends.launchers.request import Request
-from compare.analysis.summary import step_seconds
+from compare.analysis.step_times import step_seconds
 from compare.errors import UsageError
 from compare.schema.arms import parse_arm
 from compare.schema.environment import inherited, settings

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 import scipy.stats
 
-from compare.analysis.summary import foreign_share, summarise
+from compare.analysis.step_times import foreign_share
+from compare.analysis.summary import summarise
 from compare.schema.store import read_run
 
 ARM = "manual:mode=shared_memory"

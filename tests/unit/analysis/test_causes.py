@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compare.analysis.causes import explain, fit_line, split_collectives
+from compare.analysis.causes import explain
+from compare.analysis.cost_model import fit_line, split_collectives
 from compare.analysis.summary import summarise
 from compare.report import render
 from compare.schema.hosts import Host

@@ -12,23 +12,13 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from compare.analysis.summary import (
-    FOREIGN_LIMIT,
-    Detail,
-    Estimate,
-    Parity,
-    foreign_share,
-    fullest_host,
-    has_time_left,
-    is_disturbed,
-    log_ratios,
-    looks,
-    step_seconds,
-    summarise,
-    verdicts,
-)
+from compare.analysis.budget import fullest_host, has_time_left, looks
+from compare.analysis.estimate import Estimate
+from compare.analysis.ranking import log_ratios, verdicts
+from compare.analysis.step_times import FOREIGN_LIMIT, foreign_share, is_disturbed, step_seconds
+from compare.analysis.summary import Detail, Parity, summarise
 from compare.analysis.verdict import FIRST_LOOK, Look, levels
-from compare.report.columns import warnings
+from compare.report.notes import warnings
 from compare.schema.arms import parse_arm
 from compare.schema.hosts import Host
 from compare.schema.results import Block, Evaluation, MachineUse, Moments

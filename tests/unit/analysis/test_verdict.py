@@ -12,19 +12,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from compare.analysis import verdict
+from compare.analysis import simulate, verdict
+from compare.analysis.simulate import binomial_interval, simulate_null
 from compare.analysis.verdict import (
     ALPHA,
     FIRST_LOOK,
     MARGIN,
     Look,
     Verdict,
-    binomial_interval,
-    describe,
     judge,
     levels,
-    simulate_null,
 )
+from compare.report.columns import describe
 
 untimed = settings(deadline=None, max_examples=40)
 
@@ -355,7 +354,7 @@ def test_a_first_look_after_three_rounds_would_be_too_early():
 
 def null_of(shape, looks, arms=1, experiments=60):
     record = recorded(shape, arms + 1)
-    values = verdict._null_log_ratios(record, looks, arms, experiments, 0)
+    values = simulate._null_log_ratios(record, looks, arms, experiments, 0)
     return values, simulate_null(record, looks, arms=arms, experiments=experiments, seed=0, alpha=0.3)
 
 
@@ -384,7 +383,7 @@ def experiments_with(mean, spread, looks, arms=1, seed=3):
 @pytest.mark.parametrize("looks", [FIXED, SEQUENTIAL], ids=["fixed", "sequential"])
 def test_few_arms_that_differ_by_the_margin_are_called_equivalent(looks, spread, arms):
     values = experiments_with(math.log1p(MARGIN), spread, looks, arms)
-    settled, _ = verdict._follow(values, looks, ALPHA, MARGIN)
+    settled, _ = simulate._follow(values, looks, ALPHA, MARGIN)
     assert settled.equivalent.any(-1).mean() <= LIMIT
 
 
@@ -392,8 +391,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     values = experiments_with(0.2, 0.1, SEQUENTIAL)
     missed = np.zeros(EXPERIMENTS, bool)
     for look, level in zip(SEQUENTIAL, levels(SEQUENTIAL), strict=True):
-        sample = verdict._Sample.over_rounds(values[:, : look.rounds])
-        decision = verdict._decide(sample, level, math.log1p(MARGIN), verdict._Settled.none((EXPERIMENTS, 1)))
+        sample = verdict.Sample.over_rounds(values[:, : look.rounds])
+        decision = verdict.decide(sample, level, math.log1p(MARGIN), verdict.Settled.none((EXPERIMENTS, 1)))
         misses = (np.abs(sample.mean - 0.2) > decision.half_width)[:, 0]
         assert misses.mean() == pytest.approx(level, abs=4 * math.sqrt(level / EXPERIMENTS))
         missed |= misses
@@ -403,9 +402,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 def test_each_interval_holds_at_its_own_level_and_all_of_a_run_together_at_none():
     """Three clear differences: Holm's steps have levels of 5/3, 5/2 and 5 %, and their misses add up."""
     means = np.array([0.3, 1.2, 3.0])
-    sample = verdict._Sample.over_rounds(experiments_with(means, 0.05, FIXED, arms=3))
-    none_yet = verdict._Settled.none((EXPERIMENTS, 3))
-    decision = verdict._decide(sample, ALPHA, math.log1p(MARGIN), none_yet)
+    sample = verdict.Sample.over_rounds(experiments_with(means, 0.05, FIXED, arms=3))
+    none_yet = verdict.Settled.none((EXPERIMENTS, 3))
+    decision = verdict.decide(sample, ALPHA, math.log1p(MARGIN), none_yet)
     assert decision.settled.different.all()
     misses = np.abs(sample.mean - means) > decision.half_width
     # The arm nearest to the baseline comes last in Holm's order, as good as always.
@@ -419,7 +418,7 @@ def test_each_interval_holds_at_its_own_level_and_all_of_a_run_together_at_none(
 )
 def test_what_is_clear_is_settled_early(mean, spread, most_rounds):
     values = experiments_with(mean, spread, SEQUENTIAL)
-    settled, rounds = verdict._follow(values, SEQUENTIAL, ALPHA, MARGIN)
+    settled, rounds = simulate._follow(values, SEQUENTIAL, ALPHA, MARGIN)
     right = settled.different if mean else settled.equivalent
     assert right.mean() > 0.85
     assert rounds.mean() < most_rounds

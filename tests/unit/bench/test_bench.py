@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.analysis.summary import Estimate as LaunchEstimate
+from compare.analysis.estimate import Estimate as LaunchEstimate
 from tests.bench import cost, pairs, record, report
 from tests.bench.estimate import Estimate, Row, Section, at_least, at_most, estimate, reaches
 from tests.bench.machine import FOREIGN_LIMIT, Load, LoadMeter, busy_seconds

@@ -1,0 +1,76 @@
+"""Verdicts between the arms of a run, the noise floor, the fastest arm."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+from compare.analysis.budget import looks
+from compare.analysis.estimate import t_quantile
+from compare.analysis.step_times import step_seconds
+from compare.analysis.verdict import FIRST_LOOK, Verdict, judge
+
+if TYPE_CHECKING:
+    from compare.schema.arms import Arm
+    from compare.schema.results import Run
+
+
+def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
+    """Return ln(other's step time / this arm's) of every round that both have: above 0 is faster."""
+    others = {launch.round: step_seconds(launch) for launch in run.of(other)}
+    return [
+        math.log(others[launch.round] / step_seconds(launch))
+        for launch in run.of(arm)
+        if launch.round in others
+    ]
+
+
+def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
+    """Judge every arm that synchronises against one of them, over the rounds that all of them have."""
+    rivals = {arm.label: arm for arm in run.config.arms if arm.synchronises}
+    rivals.setdefault(baseline, next(arm for arm in run.config.arms if arm.label == baseline))
+    times = {name: {la.round: step_seconds(la) for la in run.of(arm)} for name, arm in rivals.items()}
+    rounds = sorted(set.intersection(*map(set, times.values())))
+    if not rounds or len(rivals) == 1:
+        return {}
+    ratios = {
+        name: [math.log(times[baseline][r] / own[r]) for r in rounds]
+        for name, own in times.items()
+        if name != baseline
+    }
+    return judge(ratios, looks(run), fewest=FIRST_LOOK)
+
+
+def noise_floor(run: Run) -> float | None:
+    """Pool what is left of the log step times once arm and round are taken out (a two-way layout).
+
+    The half-width is that of a paired comparison with as many rounds: t sqrt(2 s^2 / n).
+    """
+    times = {
+        arm.label: {launch.round: math.log(step_seconds(launch)) for launch in run.of(arm)}
+        for arm in run.config.arms
+    }
+    rounds = sorted(set.intersection(*(set(own) for own in times.values())))
+    freedom = (len(times) - 1) * (len(rounds) - 1)
+    if freedom < 2:  # noqa: PLR2004 -- with one, the interval says nothing
+        return None
+    of_arm = {arm: statistics.fmean(own[r] for r in rounds) for arm, own in times.items()}
+    of_round = {r: statistics.fmean(own[r] for own in times.values()) for r in rounds}
+    overall = statistics.fmean(of_arm.values())
+    squares = sum(
+        (own[r] - of_arm[arm] - of_round[r] + overall) ** 2 for arm, own in times.items() for r in rounds
+    )
+    return math.expm1(t_quantile(freedom) * math.sqrt(2 * squares / freedom / len(rounds)))
+
+
+def fastest_arm(run: Run) -> str | None:
+    """Name the arm against which every other that synchronises is slower."""
+    times = {
+        arm.label: [step_seconds(la) for la in run.of(arm)] for arm in run.config.arms if arm.synchronises
+    }
+    if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
+        return None
+    first = min(times, key=lambda arm: statistics.fmean(times[arm]))
+    others = [verdict for arm, verdict in verdicts(run, first).items() if arm in times]
+    return first if others and all(verdict.kind == "slower" for verdict in others) else None
