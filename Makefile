@@ -1,4 +1,4 @@
-# Works on a fresh clone, with nothing activated and nothing installed but Python: `make help`.
+# This works on a fresh clone that has only Python, with no environment activated: `make help`.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -18,11 +18,11 @@ HOROVOD := $(VENV)/.horovod
 TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/e2e tests/faults tests/lab)
 QUICK := not faults and not long and not lab
 REPORTS ?=
-# What failed last is kept for each target by itself, for --last-failed.
+# Each target keeps its own list of failed tests, for --last-failed.
 PYTEST = $(PY) -m pytest $(TESTS) -o cache_dir=.pytest_cache/$@ $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
-# A process that breaks off takes the tests with it, and is not replaced: then they would wait for ever.
+# A worker that crashes ends the whole run: with a replacement, pytest-xdist can wait for ever.
 SIDE_BY_SIDE := -n logical --maxprocesses 4 --max-worker-restart 0
-# Where nothing is chosen pytest ends with 5: with -k, one half of `make test` may have none to run, but not both.
+# pytest exits with 5 if it selects no test. With -k, one half of `make test` may select none, but not both.
 NONE = .pytest_cache/none-in-$@
 MAY_BE_NONE = $(if $(PYTEST_ARGS),|| { [ $$? = 5 ] && mkdir -p $(dir $(NONE)) && touch $(NONE); })
 
@@ -31,15 +31,15 @@ help: ## show this list
 
 setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included where it can be built
 
-# On the CPUs, which every machine has: two ranks would want two GPUs.
+# The demo runs on CPUs, which every machine has: two ranks would need two GPUs.
 demo: setup ## compare every available backend, two ranks on this machine
 	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0 --device cpu
 
-test: lint test-untimed test-timed ## lint, then every test but those of the targets below (PYTEST_ARGS="-k name")
+test: lint test-untimed test-timed ## lint, then all tests except those of the targets below (PYTEST_ARGS="-k name")
 	@[ ! -e $(NONE)-untimed ] || [ ! -e $(NONE)-timed ] || { \
-	  echo "There is no test that PYTEST_ARGS chooses." >&2; exit 5; }
+	  echo "PYTEST_ARGS selects no test." >&2; exit 5; }
 
-# Those marked as timed have the cores to themselves; over hosts, where cores are what is short, all have.
+# Timed tests run alone on the cores. So do the tests over hosts, which need many cores.
 test-untimed: setup
 	@rm -f $(NONE)
 	$(PYTEST) -m "$(QUICK) and not timed" $(SIDE_BY_SIDE) --dist loadfile $(PYTEST_ARGS) $(MAY_BE_NONE)
@@ -51,10 +51,10 @@ test-timed: setup
 test-faults: setup ## the tests that kill ranks, fill disks, damage installations and train wrongly
 	$(PYTEST) -m "faults and not lab" $(SIDE_BY_SIDE) --dist worksteal $(PYTEST_ARGS)
 
-test-long: setup ## the tests that inject delays and causes, and find them again
+test-long: setup ## the tests that inject delays and causes, and check that the report names them
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
-test-hosts: setup ## the tests over several hosts, which are made of namespaces, as root
+test-hosts: setup ## the tests over several hosts, made of network namespaces; needs root
 	$(PYTEST) -m lab $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
@@ -65,31 +65,31 @@ lint: setup ## ruff and mypy
 bench: setup ## measure Ringside itself (BENCH_ARGS="...")
 	$(PY) -m tests.bench $(BENCH_ARGS)
 
-clean: ## remove .venv and what tools leave behind; results in runs/ and data/ stay
+clean: ## remove .venv and the caches of tools; runs/ and data/ stay
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# ---- what setup is made of -----------------------------------------------------------------------------
+# ---- the steps of setup --------------------------------------------------------------------------------
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { \
-	  echo "There is no $(PYTHON) on PATH. Run 'apt-get install python3 python3-venv', or name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	  echo "$(PYTHON) is not on PATH. Run 'apt-get install python3 python3-venv', or name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Python 3.11 or later is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.11" >&2; exit 1; }
+	  echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), older than 3.11. Name another: make PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments. Run 'apt-get install python3-venv', then this again." >&2; exit 1; }
 	@echo "Making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# A pip before 25.3 applies PIP_CONSTRAINT to what builds this package as well, a later one PIP_BUILD_CONSTRAINT.
+# Build dependencies follow PIP_CONSTRAINT in pip before 25.3, and PIP_BUILD_CONSTRAINT in later ones.
 $(INSTALLED): $(PY) pyproject.toml constraints.txt
-	@echo "Installing Ringside and what it needs; torch alone is some hundred megabytes"
+	@echo "Installing Ringside and its dependencies; torch alone is several hundred megabytes"
 	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	  $(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[mpi,horovod,dev]'
 	@touch $@
 
-# Without Horovod everything else works, so its failure is told and does not stop anything. There is then no
-# stamp, and the next call tries again.
+# All else works without Horovod, so a failed build is reported and stops nothing. The stamp is then
+# missing, so the next call tries again.
 $(HOROVOD): $(INSTALLED) compare/doctor/horovod/build.py compare/doctor/horovod/horovod.cmake
 	@if $(PY) -m compare.doctor.horovod.build --constraints constraints.txt; then touch $@; else \
 	  echo; echo "Horovod is UNAVAILABLE in $(VENV); the reason is above. Everything else works."; \

@@ -1,4 +1,4 @@
-"""Ringside: compare ways of synchronising gradients, on your machines, and say what each costs."""
+"""Compare ways of synchronising gradients on your machines."""
 
 from pathlib import Path
 

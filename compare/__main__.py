@@ -1,4 +1,4 @@
-"""``python -m compare``."""
+"""Start the command line: ``python -m compare``."""
 
 from compare.cli.main import main
 

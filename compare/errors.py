@@ -1,8 +1,7 @@
-"""One exception tree for everything a user can mend, each branch with an exit code of its own.
+"""Define the errors that a user can fix, with their exit codes.
 
-Every error says three things: what failed, what was found, and what to do next. The command line
-prints exactly that and exits with the branch's code; anything that is not a ``RingsideError`` is a
-defect of ours and keeps its traceback.
+Every error has three parts: what failed, what was found, and what to do. The command line prints them
+and exits with the class's code. Any other exception is a bug in Ringside and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import ClassVar
 
 
 class RingsideError(Exception):
-    """Something the user can mend.
+    """An error that the user can fix.
 
     Args:
-        what: what failed, naming the thing (arm, host, rank, file:line).
-        found: what was found there instead of what was expected.
-        remedy: what to do next, as an imperative sentence or a command line.
+        what: what failed, with its name (arm, host, rank, file:line).
+        found: what was found instead of what was expected.
+        remedy: what to do next: an imperative sentence or a command line.
     """
 
     exit_code: ClassVar[int] = 1
@@ -32,65 +31,65 @@ class RingsideError(Exception):
 
 
 class UsageError(RingsideError):
-    """The command line, the hostfile or the arms contradict themselves; nothing was started."""
+    """Wrong command line, hostfile or arms. Nothing was started."""
 
     exit_code = 2
 
 
 class DataError(RingsideError):
-    """The data set is missing, truncated or not what its checksum says."""
+    """The data set is missing, truncated or does not match its checksum."""
 
     exit_code = 3
 
 
 class UnavailableError(RingsideError):
-    """A library, launcher or device that was asked for by name is not there; never substituted."""
+    """A requested library, launcher or device is missing. It is never substituted."""
 
     exit_code = 4
 
 
 class OutputError(RingsideError):
-    """Results cannot be written, or a run directory cannot be read."""
+    """Results cannot be written, or a run cannot be read."""
 
     exit_code = 5
 
 
 class LaunchError(RingsideError):
-    """A launch ended without one result from every rank."""
+    """A launch ended without a result from every rank."""
 
     exit_code = 6
 
 
 class StalledError(LaunchError):
-    """A launch outlived its deadline or a rank stopped making progress."""
+    """A launch took too long, or a rank stopped making progress."""
 
     exit_code = 7
 
 
 class ParityError(RingsideError):
-    """The ranks of an arm did not train one model, or not the one that a single process trains."""
+    """An arm does not train the model that a single process trains."""
 
     exit_code = 8
 
 
 class HostError(RingsideError):
-    """A host cannot be reached, lets nobody in, or cannot do what it is asked."""
+    """A host that cannot be reached, or that cannot run a launch."""
 
     exit_code = 9
 
 
-class FairnessError(RingsideError):
-    """The arms were not measured alike, and ``--strict`` asked for nothing less; results are saved."""
+class ConditionsError(RingsideError):
+    """``--strict`` found arms measured under different conditions. Results are saved."""
 
     exit_code = 10
 
 
 class BudgetError(RingsideError):
-    """The time that a whole run was given is over before its launch is."""
+    """The run's time budget ended before its launch did."""
 
     exit_code = 11
 
 
 def system_reason(error: OSError) -> str:
-    """Say why the system refused, without its number and the path that the message names anyway."""
+    """Return the system's reason, without the error number and the path."""
     return error.strerror or str(error) or type(error).__name__

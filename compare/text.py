@@ -1,4 +1,4 @@
-"""Numbers as people say them."""
+"""Write numbers the way people read them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def counted(number: float, noun: str) -> str:
-    """Put a noun behind its number, in the plural but for one: ``1 round``, ``2 rounds``, ``1.5 cores``."""
-    shown = f"{number}" if isinstance(number, int) else f"{number:g}"  # no exponent in what was counted
+    """Write a number with its noun: ``1 round``, ``2 rounds``, ``1.5 cores``."""
+    shown = f"{number}" if isinstance(number, int) else f"{number:g}"  # a count has no exponent
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:
-    """Put numbers, in rising order, behind a noun, runs of them as spans: ``round 3``, ``rounds 1–3, 7``."""
+    """Write a noun with rising numbers, ranges shortened: ``round 3``, ``rounds 1–3, 7``."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     spans = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     one = len(runs) == 1 and len(runs[0]) == 1

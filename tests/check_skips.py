@@ -1,7 +1,7 @@
-"""Compare the skipped tests of JUnit reports with the list of permitted ones.
+"""Compare the skipped tests of JUnit reports with the permitted ones.
 
-A skip is a promise not kept: CI fails on every one that ``.ci/permitted-skips`` does not name together with
-its reason, and on a report in which nothing ran.
+CI fails on every skip that ``.ci/permitted-skips`` does not name with its reason. It also fails on a
+report in which no test ran.
 
 Usage: python tests/check_skips.py PERMITTED REPORT.xml [REPORT.xml ...]
 """
@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 
 @dataclass(frozen=True)
 class Skip:
-    """A test that did not run (or, as an expected failure, was allowed not to pass)."""
+    """A test that did not run, or an expected failure."""
 
     test: str
     reason: str
@@ -25,7 +25,10 @@ class Skip:
 
 @dataclass(frozen=True)
 class Permit:
-    """A line of the list: which tests (whole id) may be skipped for which reason (anywhere in it)."""
+    """A line of the list.
+
+    One pattern matches the whole test id, the other a part of the reason.
+    """
 
     test: re.Pattern[str]
     reason: re.Pattern[str]
@@ -51,7 +54,7 @@ def read_permits(path: Path) -> list[Permit]:
 
 
 def read_report(path: Path) -> tuple[int, list[Skip]]:
-    """How many tests ran, and which did not."""
+    """Return how many tests ran, and which tests were skipped."""
     ran, skips = 0, []
     for case in ET.parse(path).iter("testcase"):  # noqa: S314 - pytest wrote it a moment ago
         skipped = case.find("skipped")
@@ -71,7 +74,7 @@ def main(arguments: list[str]) -> int:
     permitted, reports = Path(arguments[0]), [Path(name) for name in arguments[1:]]
     permits = read_permits(permitted)
     if not reports:
-        print("Skips: there is no report, so no test is known to have run.")
+        print("Skips: no report was given. Perhaps no test ran.")
         return 1
     failed = False
     used: set[int] = set()
@@ -91,7 +94,7 @@ def main(arguments: list[str]) -> int:
                 failed = True
     for permit in permits:
         if permit.line not in used:
-            # Not a failure: which tests are skipped depends on the machine.
+            # This is no failure: which tests are skipped depends on the machine.
             print(f"  not needed this time: {permitted}:{permit.line}")
     return 1 if failed else 0
 

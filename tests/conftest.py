@@ -1,4 +1,4 @@
-"""What the tests have in common: where MNIST lies, what can run here, and that nothing is left running."""
+"""Fixtures that all tests share: data, backends, and processes left running."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from compare.errors import DataError, UnavailableError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# What these assert is shown in full when it fails, as in a test.
+# Failed assertions in these modules are then shown in full, as in a test.
 pytest.register_assert_rewrite("tests.contract.promises")
 
 
 def _mnist() -> Path | None:
     for place in (REPOSITORY / "data", REPOSITORY.parent / "shared" / "data"):
         with contextlib.suppress(DataError):
-            # Its name alone says little: where MNIST could not be had, the stand-in lies there.
+            # The files may be the stand-in, which has the same file names.
             if load(place / "MNIST" / "raw").name == "mnist":
                 return place
     return None
@@ -32,7 +32,7 @@ def _mnist() -> Path | None:
 
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
-    """The folder that holds MNIST/raw."""
+    """Find the folder that holds MNIST/raw."""
     return _mnist() or pytest.skip(
         "the real MNIST is not in data/ nor in ../shared/data beside the repository"
     )
@@ -40,7 +40,7 @@ def mnist_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def any_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A data set and its folder, for tests to which it does not matter which: MNIST, or what stands in."""
+    """Provide any data set and its folder: MNIST, or the stand-in."""
     if (place := _mnist()) is not None:
         return "mnist", place
     folder = tmp_path_factory.mktemp("data")
@@ -50,15 +50,15 @@ def any_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 @pytest.fixture(scope="session")
 def surveyed() -> Survey:
-    """What can run here; loading every library takes a second or two, so it is done once."""
+    """Survey once what can run here: loading every library takes seconds."""
     return survey()
 
 
 @pytest.fixture(scope="session")
 def requires_backend(surveyed):
-    """Skip the test, with the reason, where a backend cannot run: ``requires_backend("horovod")``.
+    """Skip the test, with the reason, if a backend cannot run.
 
-    With its options, where they matter: ``requires_backend("horovod", controller="mpi")``.
+    Example: ``requires_backend("horovod", controller="mpi")``.
     """
 
     def require(name: str, **options) -> None:
@@ -72,7 +72,7 @@ def requires_backend(surveyed):
 
 @pytest.fixture(scope="session")
 def every_backend(requires_backend) -> None:
-    """Skip the test where not all backends, with all they can be asked for, run."""
+    """Skip the test unless all backends run, with all their controllers."""
     for backend in BACKENDS.values():
         controllers = [option.choices for option in backend.options if option.name == "controller"]
         for controller in controllers[0] if controllers else [None]:
@@ -81,9 +81,10 @@ def every_backend(requires_backend) -> None:
 
 @pytest.fixture(scope="session")
 def find_launched():
-    """Find live processes by the name of their launch, which ``name/0`` and ``name/1`` are parts of.
+    """Find live processes by the name of their launch.
 
-    Written apart from ``supervise.descendants``, so that what that overlooks is not overlooked here.
+    ``name/0`` is a part of the launch ``name``. This does not use the product's own search, so that it
+    finds what that search misses.
     """
 
     def find(names: list[str]) -> list[str]:
@@ -101,13 +102,13 @@ def find_launched():
 
 @pytest.fixture(scope="session")
 def launch_marks() -> list[str]:
-    """Names of launches that ought to have ended by the end of the test that started them: append yours."""
+    """Collect names of launches that must have ended when their test ends."""
     return []
 
 
 @pytest.fixture
 def nothing_left_running(launch_marks, find_launched):
-    """Fail the test at whose end a process of a launch still runs."""
+    """Fail the test if a process of its launches is left running."""
     yield
     left = find_launched(launch_marks)
     launch_marks.clear()

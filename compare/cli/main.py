@@ -393,12 +393,12 @@ def _finish(console: Console, run: Run, directory: Path, export_json: Path | Non
 
 def _require_alike(run: Run) -> None:
     from compare.analysis.conditions import compare_conditions, unlike
-    from compare.errors import FairnessError
+    from compare.errors import ConditionsError
     from compare.report.notes import said_of
 
     found = unlike(compare_conditions(run))
     if found:
-        raise FairnessError(
+        raise ConditionsError(
             "The arms were not measured alike, which --strict does not allow.",
             found="\n".join(map(said_of, found)),
             remedy="Make them alike, or declare the difference as an option of an arm; the results are kept.",

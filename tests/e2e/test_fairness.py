@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from compare.analysis.conditions import compare_conditions
-from compare.errors import FairnessError
+from compare.errors import ConditionsError
 from compare.schema.store import read_run
 
 SHELL = {
@@ -50,7 +50,7 @@ def contradicted(tmp_path_factory, mnist_dir, every_backend):
 
 def test_strict_ends_with_its_own_code_after_the_results_are_saved(contradicted):
     done, run, _ = contradicted
-    assert done.returncode == FairnessError.exit_code, done.stderr
+    assert done.returncode == ConditionsError.exit_code, done.stderr
     assert run.complete
     assert "not measured alike" in done.stderr
     assert "HOROVOD_FUSION_THRESHOLD (none –; ddp –; horovod 0; mpi –)" in done.stderr

@@ -1,4 +1,4 @@
-"""The guard of CI: a skip that nobody permitted, or a run in which nothing ran, fails."""
+"""Test CI's check for skipped tests and for reports without tests."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def check(tmp_path):
         ),
         (RAN + SKIPPED, "# reason\n\ntests\\.lab\\..* : no ssh here\n", 0, "permitted by line 3"),
         (RAN + SKIPPED, r"tests\.lab\..* : no scp here", 1, "NOT PERMITTED"),
-        (RAN + SKIPPED, r"tests\.lab : no ssh here", 1, "NOT PERMITTED"),  # the whole id, not a part
+        (RAN + SKIPPED, r"tests\.lab : no ssh here", 1, "NOT PERMITTED"),  # a part of the id is not enough
         (RAN, r"tests\.lab\..* : no ssh here", 0, "not needed this time"),
         (RAN, "tests.lab no ssh here", 1, "permitted:1: expected"),
         (RAN, "tests.( : no ssh here", 1, "permitted:1: not a regular expression"),
     ],
 )
-def test_skips_are_compared_with_their_permits(check, cases, permits, status, shown):
+def test_check_skips_compares_skips_with_the_permitted_ones(check, cases, permits, status, shown):
     code, output = check(cases, permits)
     assert shown in output
     assert code == status, output
 
 
-def test_no_report_is_a_failure(tmp_path):
+def test_check_skips_without_a_report_fails(tmp_path):
     (tmp_path / "permitted").write_text("")
     done = subprocess.run(
         [sys.executable, SCRIPT, tmp_path / "permitted"], check=False, capture_output=True, text=True
