@@ -26,7 +26,7 @@ _MOST_LOOKS = 20
 """Rounds of a simulated run under a budget, if that many were recorded."""
 
 
-class NullReport(msgspec.Struct, frozen=True, kw_only=True):
+class AAResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of comparing an arm with itself."""
 
     arm: str
@@ -53,7 +53,7 @@ def twins(arm: Arm) -> tuple[Arm, Arm]:
     return first, second
 
 
-def assess(run: Run, *, experiments: int = EXPERIMENTS) -> NullReport | None:
+def assess(run: Run, *, experiments: int = EXPERIMENTS) -> AAResult | None:
     """Judge the comparisons that are complete; None where this is no run of an arm against itself.
 
     Args:
@@ -73,7 +73,7 @@ def assess(run: Run, *, experiments: int = EXPERIMENTS) -> NullReport | None:
         return None
     false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
     low, high = binomial_interval(false, len(found))
-    return NullReport(
+    return AAResult(
         arm=msgspec.structs.replace(first, twin=0).label,
         recorded=len(ratios),
         rounds_each=each,

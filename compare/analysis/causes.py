@@ -40,7 +40,7 @@ ALPHA = 0.05
 _HALF = 0.5
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One cause, where it was found."""
 
     key: Key
@@ -50,7 +50,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """The figures behind it, in seconds, bytes and bytes a second."""
 
 
-def explain(run: Run, summary: Summary) -> list[Reason]:
+def find_causes(run: Run, summary: Summary) -> list[Cause]:
     """Name the causes of what synchronising costs.
 
     Where ranks share cores, nothing else is said: latency, background tax and stragglers would all
@@ -62,7 +62,7 @@ def explain(run: Run, summary: Summary) -> list[Reason]:
     return [*found, *_transports(run, summary)]
 
 
-def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Reason]:
+def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Cause]:
     launches = run.of(arm)
     if _costs(own) and run.config.ranks > 1:  # with one rank nothing travels
         yield from _little_compute(launches, own)
@@ -99,13 +99,13 @@ def _collectives_matter(own: ArmSummary) -> bool:
 # ---- the causes ----
 
 
-def _oversubscription(run: Run) -> Reason:
+def _oversubscription(run: Run) -> Cause:
     ranks, cores = fullest_host(run)
     evidence = {"ranks": ranks, "threads_per_rank": run.config.threads_per_rank, "cores": cores}
-    return Reason(key="oversubscription", arm="", evidence=evidence)
+    return Cause(key="oversubscription", arm="", evidence=evidence)
 
 
-def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
+def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
     """The collectives alone take longer than a whole step computes: not even perfect overlap hides them.
 
     By the logarithm of their ratio, as verdicts are: what disturbs times multiplies them.
@@ -122,10 +122,10 @@ def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Rea
             "compute_seconds": statistics.fmean(compute for _, compute in pairs),
             "collective_seconds": statistics.fmean(alone for alone, _ in pairs),
         }
-        yield Reason(key="little_compute", arm=own.arm, evidence=evidence)
+        yield Cause(key="little_compute", arm=own.arm, evidence=evidence)
 
 
-def _growth(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
+def _growth(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
     """Tell what a message costs whatever its size from what grows with its bytes."""
     parts = [parts for launch in launches if (parts := split_collectives(launch))]
     if len(parts) < FEWEST_ROUNDS:
@@ -148,17 +148,17 @@ def _growth(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
         "fixed_seconds": fixed,
         "growing_seconds": seconds - fixed,
     }
-    yield Reason(key=key, arm=own.arm, evidence=evidence)
+    yield Cause(key=key, arm=own.arm, evidence=evidence)
 
 
-def _background(own: ArmSummary) -> Iterator[Reason]:
+def _background(own: ArmSummary) -> Iterator[Cause]:
     tax, reference = own.detail.background_seconds, own.detail.reference_seconds
     if tax and reference and _shows(tax, own.step_seconds.mean):
         evidence = {"background_seconds": tax.mean, "reference_seconds": reference.mean}
-        yield Reason(key="background", arm=own.arm, evidence=evidence)
+        yield Cause(key="background", arm=own.arm, evidence=evidence)
 
 
-def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
+def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
     """One and the same rank computes longer in every launch.
 
     Any rank may come out as the slowest, and the largest of several noisy times is always above their mean:
@@ -179,7 +179,7 @@ def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Reason]:
             "excess_seconds": statistics.fmean(excess),
             "compute_seconds": statistics.fmean(ranks[rank] for ranks in times),
         }
-        yield Reason(key="straggler", arm=own.arm, evidence=evidence)
+        yield Cause(key="straggler", arm=own.arm, evidence=evidence)
 
 
 def _lower_end(values: Sequence[float], alpha: float) -> float:
@@ -190,7 +190,7 @@ def _lower_end(values: Sequence[float], alpha: float) -> float:
     return statistics.fmean(values) - float(stdtrit(len(values) - 1, 1 - alpha)) * error
 
 
-def _transports(run: Run, summary: Summary) -> Iterator[Reason]:
+def _transports(run: Run, summary: Summary) -> Iterator[Cause]:
     """On one host, some arms speak TCP to themselves while another shares memory, and is faster for it.
 
     Both at moving bytes and in a whole step: a way of the bytes that delays nobody is no reason for a cost.
@@ -216,4 +216,4 @@ def _transports(run: Run, summary: Summary) -> Iterator[Reason]:
                 "other_transport": other.transport,
                 "other_algorithm_bandwidth": reached.mean,
             }
-            yield Reason(key="transport", arm=own.arm, evidence=evidence)
+            yield Cause(key="transport", arm=own.arm, evidence=evidence)

@@ -19,8 +19,6 @@ import msgspec
 from compare.analysis.attested import OF_HOST, WHAT_IS_COMPARED, items_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from compare.analysis.attested import Item, Role
     from compare.schema.arms import Arm
     from compare.schema.results import Launch, Run
@@ -29,22 +27,22 @@ ABSENT = "–"
 """Stands for what an arm does not have."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """One item, over the whole run."""
 
     item: str
     role: Role
-    kind: Literal["alike", "declared", "unlike"]
+    kind: Literal["same", "declared", "different"]
     """``declared``: unlike, and the arms' own options or their backends say so."""
     values: dict[str, str]
     """What each arm attests, by its label; where its ranks or rounds differ, each of them."""
     why: str
     """What explains it, or what it does to the comparison; empty where there is nothing to explain."""
-    own_way: bool = False
+    by_library: bool = False
     """Unlike between arms by what their backends do of themselves: no option of the user's asked for it."""
 
 
-def compare_conditions(run: Run) -> list[Finding]:
+def compare_conditions(run: Run) -> list[Condition]:
     """Compare the arms of a run, item by item.
 
     Returns:
@@ -57,20 +55,10 @@ def compare_conditions(run: Run) -> list[Finding]:
     return sorted(kept, key=lambda finding: order[finding.role])
 
 
-def unlike(findings: Iterable[Finding]) -> list[Finding]:
-    """Return what nobody has declared."""
-    return [finding for finding in findings if finding.kind == "unlike"]
-
-
-def own_ways(findings: Iterable[Finding]) -> list[Finding]:
-    """Return what backends do differently of themselves, and what nobody asked them to."""
-    return [finding for finding in findings if finding.own_way]
-
-
 # ---- judging ----
 
 
-def _judge(run: Run, arms: list[Arm], item: Item) -> Finding | None:
+def _judge(run: Run, arms: list[Arm], item: Item) -> Condition | None:
     asked = [arm for arm in arms if item.of_control or arm.synchronises]
     seen = {arm.label: [_per_rank(launch, item) for launch in run.of(arm)] for arm in asked}
     if all(value == ABSENT for rounds in seen.values() for ranks in rounds for value in ranks):
@@ -79,13 +67,13 @@ def _judge(run: Run, arms: list[Arm], item: Item) -> Finding | None:
     hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
     kind, why = _classify(asked, seen, hosts, item)
     own = kind == "declared" and _is_own_way(asked, seen, item)
-    return Finding(item=item.name, role=item.role, kind=kind, values=values, why=why, own_way=own)
+    return Condition(item=item.name, role=item.role, kind=kind, values=values, why=why, by_library=own)
 
 
-def _unread(arms: list[Arm], item: Item) -> Finding:
+def _unread(arms: list[Arm], item: Item) -> Condition:
     values = {arm.label: ABSENT for arm in arms}
-    return Finding(
-        item=item.name, role=item.role, kind="alike", values=values, why="no arm of this run reads it"
+    return Condition(
+        item=item.name, role=item.role, kind="same", values=values, why="no arm of this run reads it"
     )
 
 
@@ -95,15 +83,15 @@ def _per_rank(launch: Launch, item: Item) -> list[str]:
 
 def _classify(
     arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: Item
-) -> tuple[Literal["alike", "declared", "unlike"], str]:
+) -> tuple[Literal["same", "declared", "different"], str]:
     uneven = [arm.label for arm in arms if _differs_within(seen[arm.label], hosts[arm.label], item)]
     if uneven:
-        return "unlike", f"ranks or rounds of {', '.join(uneven)} differ among themselves"
+        return "different", f"ranks or rounds of {', '.join(uneven)} differ among themselves"
     first = {arm.label: seen[arm.label][0] for arm in arms}
     compared = [ranks for ranks in first.values() if not item.of_some or set(ranks) != {ABSENT}]
     if all(ranks == compared[0] for ranks in compared):
         apart = [arm.label for arm in arms if len(set(first[arm.label])) > 1] if item.of_host else []
-        return ("declared", f"hosts of {', '.join(apart)} differ: {OF_HOST}") if apart else ("alike", "")
+        return ("declared", f"hosts of {', '.join(apart)} differ: {OF_HOST}") if apart else ("same", "")
     if item.role != "condition":
         return "declared", _why_compared(arms, seen, item)
     by_option = {arm.label: name for arm in arms if (name := _declaring(arm, first[arm.label], item))}
@@ -113,7 +101,7 @@ def _classify(
     if by_option and agree and not any(_astray(arm, first[arm.label], item) for arm in rest):
         names = [name for name in item.options if name in by_option.values()]
         return "declared", f"by the arms' option {', '.join(names)}: {item.why}"
-    return "unlike", item.why or "the arms did not run under the same conditions"
+    return "different", item.why or "the arms did not run under the same conditions"
 
 
 def _why_compared(arms: list[Arm], seen: dict[str, list[list[str]]], item: Item) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from compare.analysis import Analysis
     from compare.data import DatasetChoice, DatasetSource
     from compare.launch.engines.fanout import Reach
     from compare.launch.local import Site
@@ -276,9 +277,9 @@ def run(
         directory = create_directory(directory)
         site.deliver(source, _teller(talk))
         result = _carry_out(new_run(config, source, site, left_out), directory, site, talk, verbose=verbose)
-        _finish(console, result, directory, export_json, detail=detail)
+        analysis = _finish(console, result, directory, export_json, detail=detail)
         if strict:
-            _require_alike(result)
+            _require_alike(analysis)
 
 
 def _find_data(choice: DatasetChoice, data_dir: Path | None, talk: Console) -> DatasetSource:
@@ -377,26 +378,28 @@ def _print_kept(talk: Console, directory: Path) -> None:
         talk.print("What was finished is kept:", command, markup=False, soft_wrap=True)
 
 
-def _finish(console: Console, run: Run, directory: Path, export_json: Path | None, *, detail: bool) -> None:
-    from compare.analysis.summary import summarise
+def _finish(
+    console: Console, run: Run, directory: Path, export_json: Path | None, *, detail: bool
+) -> Analysis:
+    from compare.analysis import analyse
     from compare.report import render
     from compare.report.table import RunTable
     from compare.schema.files import write_text
 
-    summary = summarise(run)
+    analysis = analyse(run)
     if export_json:
-        write_text(export_json, render(run, summary, "json") + "\n")
+        write_text(export_json, render(run, analysis, "json") + "\n")
     console.print()
-    console.print(RunTable(run, summary, detail=detail))
+    console.print(RunTable(run, analysis, detail=detail))
     console.print(f"Everything measured is in {directory}", style="dim", markup=False, soft_wrap=True)
+    return analysis
 
 
-def _require_alike(run: Run) -> None:
-    from compare.analysis.conditions import compare_conditions, unlike
+def _require_alike(analysis: Analysis) -> None:
     from compare.errors import ConditionsError
     from compare.report.notes import said_of
 
-    found = unlike(compare_conditions(run))
+    found = analysis.different
     if found:
         raise ConditionsError(
             "The arms were not measured alike, which --strict does not allow.",
@@ -641,7 +644,7 @@ def report(
     output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
 ) -> None:
     """Show a run again, whole or as far as it came, in any format."""
-    from compare.analysis.summary import summarise
+    from compare.analysis import analyse
     from compare.report import RENDERERS, render
     from compare.report.table import RunTable
     from compare.schema.files import write_text
@@ -654,13 +657,13 @@ def report(
     shown = read_run(run_directory)
     if output and output.exists() and output.samefile(results_file(run_directory)):
         raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
-    summary = summarise(shown)
+    analysis = analyse(shown)
     if output:
-        write_text(output, render(shown, summary, form, detail=detail) + "\n")
+        write_text(output, render(shown, analysis, form, detail=detail) + "\n")
     elif form == "table":
-        _console().print(RunTable(shown, summary, detail=detail))
+        _console().print(RunTable(shown, analysis, detail=detail))
     else:
-        typer.echo(render(shown, summary, form, detail=detail))
+        typer.echo(render(shown, analysis, form, detail=detail))
 
 
 @app.command(context_settings=_EITHER_SPELLING)

@@ -1,4 +1,4 @@
-"""Renderers: one module per format, each a function from a run and its summary to text.
+"""Renderers: one module per format, each a function from a run and its analysis to text.
 
 ``RENDERERS`` is what ``compare report --format`` offers; a new format is one module and one entry.
 """
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compare.analysis.summary import Summary
+    from compare.analysis import Analysis
     from compare.schema.results import Run
 
 RENDERERS = {
@@ -20,7 +20,7 @@ RENDERERS = {
 }
 
 
-def render(run: Run, summary: Summary, form: str, *, detail: bool = False) -> str:
+def render(run: Run, analysis: Analysis, form: str, *, detail: bool = False) -> str:
     """Render a run in one of the formats; the text ends without a newline.
 
     ``detail`` asks formats for people to show where the cost goes; those for programs always do.
@@ -28,5 +28,5 @@ def render(run: Run, summary: Summary, form: str, *, detail: bool = False) -> st
     Raises:
         KeyError: there is no such format.
     """
-    text: str = import_module(RENDERERS[form]).render(run, summary, detail=detail)
+    text: str = import_module(RENDERERS[form]).render(run, analysis, detail=detail)
     return text

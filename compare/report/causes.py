@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compare.analysis.causes import explain
-from compare.analysis.conditions import compare_conditions
 from compare.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from compare.analysis import Analysis
     from compare.analysis.summary import Summary
-    from compare.schema.results import Run
 
 FAIRNESS_TITLE = "What was not alike"
 ALL_ALIKE = "Nothing that was compared differed."
 
 
-def reasons(run: Run, summary: Summary) -> list[str]:
+def reasons(analysis: Analysis) -> list[str]:
     """Say why synchronising costs what it costs: a sentence a cause, with the evidence from every arm."""
     of_cause: dict[str, list[str]] = {}
-    for reason in explain(run, summary):
-        of_cause.setdefault(reason.key, []).append(_EVIDENCE[reason.key](reason.arm, reason.evidence))
+    for found in analysis.causes:
+        of_cause.setdefault(found.key, []).append(_EVIDENCE[found.key](found.arm, found.evidence))
     return [
-        f"Why: {_caveat(cause, summary)}{name}: {'; '.join(of_cause[cause])}. {advice}"
+        f"Why: {_caveat(cause, analysis.summary)}{name}: {'; '.join(of_cause[cause])}. {advice}"
         for cause, (name, advice) in _CAUSES.items()
         if cause in of_cause
     ]
@@ -37,17 +35,17 @@ def _caveat(cause: str, summary: Summary) -> str:
     return "measured while others used the machine: "
 
 
-def differences(run: Run) -> list[list[str]]:
+def differences(analysis: Analysis) -> list[list[str]]:
     """List what differed between arms, ranks or rounds, under a heading: item, values, what it is, why."""
     rows = [
         [
             finding.item,
             "; ".join(f"{arm}: {value}" for arm, value in finding.values.items()),
-            "NOT ALIKE" if finding.kind == "unlike" else finding.role,
+            "NOT ALIKE" if finding.kind == "different" else finding.role,
             finding.why,
         ]
-        for finding in compare_conditions(run)
-        if finding.kind != "alike"
+        for finding in analysis.conditions
+        if finding.kind != "same"
     ]
     return [["item", "in each arm", "what it is", "why"], *rows]
 

@@ -12,16 +12,19 @@ from compare.analysis.estimate import Estimate
 from compare.analysis.summary import Detail, Parity
 
 if TYPE_CHECKING:
-    from compare.analysis.summary import ArmSummary, Summary
+    from compare.analysis import Analysis
+    from compare.analysis.summary import ArmSummary
     from compare.schema.results import Run
 
 _OF_VERDICTS = ("speed_ratio", "low", "high", "level", "p", "p_adjusted", "n", "rounds_to_settle")
 
 
-def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
+def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render every field of the summary, always with every detail; an estimate becomes mean, low and high."""
     del detail
-    rows = [_flat(arm) | {"dataset": run.dataset.name, "complete": run.complete} for arm in summary.arms]
+    rows = [
+        _flat(arm) | {"dataset": run.dataset.name, "complete": run.complete} for arm in analysis.summary.arms
+    ]
     out = io.StringIO()
     names = list(rows[0]) if rows else ["arm"]
     writer = csv.DictWriter(out, names, lineterminator="\n")

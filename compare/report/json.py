@@ -1,4 +1,4 @@
-"""The whole run with its summary: raw samples and what was derived from them."""
+"""Render a run with its analysis as JSON: the raw samples and everything derived from them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.analysis.aa import assess
-from compare.analysis.causes import explain
-from compare.analysis.conditions import compare_conditions
-
 if TYPE_CHECKING:
-    from compare.analysis.summary import Summary
+    from compare.analysis import Analysis
     from compare.schema.results import Run
 
 
-def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
+def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render ``{"summary": …, "run": …}``, always with every detail."""
     del detail
-    derived = msgspec.to_builtins(summary) | {
-        "fairness": compare_conditions(run),
-        "why": explain(run, summary),
-        "null": assess(run),
-    }
+    derived = msgspec.to_builtins(analysis)
+    derived = derived.pop("summary") | derived
     return msgspec.json.format(msgspec.json.encode({"summary": derived, "run": run}), indent=1).decode()

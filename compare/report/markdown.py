@@ -16,21 +16,23 @@ from compare.report.columns import (
 from compare.report.notes import headline, notes, warnings
 
 if TYPE_CHECKING:
+    from compare.analysis import Analysis
     from compare.analysis.summary import Summary
     from compare.report.columns import Column
     from compare.schema.results import Run
 
 
-def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
+def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render a heading line, the table, and the notes as a list."""
+    summary = analysis.summary
     parts = [f"**{headline(run)}**", "", *_table(summary, [*speed_columns(run), *outcome_columns()]), ""]
     if detail:
         parts += [f"**{COST_TITLE}**", "", *_table(summary, [*cost_columns(), *collective_columns()]), ""]
-        heading, *rows = differences(run)
+        heading, *rows = differences(analysis)
         unlike = _lines([heading, [":--"] * len(heading), *rows]) if rows else [ALL_ALIKE]
         parts += [f"**{FAIRNESS_TITLE}**", "", *unlike, ""]
-    said = [f"**{text}**" for text in warnings(run, summary)]
-    said += reasons(run, summary) + notes(run, summary)
+    said = [f"**{text}**" for text in warnings(run, analysis)]
+    said += reasons(analysis) + notes(run, analysis)
     return "\n".join([*parts, *(f"- {text}" for text in said)])
 
 

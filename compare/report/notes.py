@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compare.analysis.aa import assess
 from compare.analysis.budget import fullest_host
-from compare.analysis.conditions import compare_conditions, own_ways, unlike
 from compare.analysis.step_times import FOREIGN_LIMIT
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
 from compare.text import counted, numbered
 
 if TYPE_CHECKING:
-    from compare.analysis.conditions import Finding
+    from compare.analysis import Analysis
+    from compare.analysis.conditions import Condition
     from compare.analysis.summary import Summary
     from compare.schema.results import Run
 
@@ -42,8 +41,9 @@ def dataset_name(run: Run) -> str:
     return {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}[run.dataset.name]
 
 
-def warnings(run: Run, summary: Summary) -> list[str]:
+def warnings(run: Run, analysis: Analysis) -> list[str]:
     """Say what a reader must know before believing the figures, the gravest first."""
+    summary = analysis.summary
     said = [] if run.complete else [f"INCOMPLETE: {_why_incomplete(run)}"]
     if run.dataset.note:
         said.append(f"{run.dataset.note}.")
@@ -54,7 +54,7 @@ def warnings(run: Run, summary: Summary) -> list[str]:
             f"a host's {counted(cores, 'core')} wait for each other, so no arm is called fastest."
         )
     said += _disturbances(summary)
-    said += [f"NOT ALIKE: {said_of(finding)}" for finding in unlike(compare_conditions(run))]
+    said += [f"NOT ALIKE: {said_of(finding)}" for finding in analysis.different]
     said += [
         f"{arm.arm} diverged: its loss is not a number any more; try a smaller --lr."
         for arm in summary.arms
@@ -68,14 +68,15 @@ def warnings(run: Run, summary: Summary) -> list[str]:
     return said + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
 
 
-def said_of(finding: Finding) -> str:
+def said_of(finding: Condition) -> str:
     """Say what an item is in every arm, and what that means."""
     values = "; ".join(f"{arm} {value}" for arm, value in finding.values.items())
     return f"{finding.item} ({values}): {finding.why}."
 
 
-def notes(run: Run, summary: Summary) -> list[str]:
+def notes(run: Run, analysis: Analysis) -> list[str]:
     """Say how to read the figures, and whether the arms trained the same thing."""
+    summary = analysis.summary
     if not summary.arms:
         return ["No launch has finished."]
     rounds = max(arm.step_seconds.n for arm in summary.arms)
@@ -88,8 +89,8 @@ def notes(run: Run, summary: Summary) -> list[str]:
         else "Without the control there is no sync cost."
     )
     return [
-        *_own_ways(run),
-        *_against_itself(run),
+        *_own_ways(analysis),
+        *_against_itself(analysis),
         f"{means} {sync}",
         *_why_ended(run, summary, rounds),
         *_noise(summary),
@@ -99,14 +100,14 @@ def notes(run: Run, summary: Summary) -> list[str]:
     ]
 
 
-def _own_ways(run: Run) -> list[str]:
+def _own_ways(analysis: Analysis) -> list[str]:
     """Name what backends do differently of themselves, so that nobody takes them for alike in it."""
-    names = [finding.item.partition(" in ")[0] for finding in own_ways(compare_conditions(run))]
+    names = [finding.item.partition(" in ")[0] for finding in analysis.conditions if finding.by_library]
     return [f"Not alike by the arms' own ways: {', '.join(names)} (--detail)."] if names else []
 
 
-def _against_itself(run: Run) -> list[str]:
-    found = assess(run)
+def _against_itself(analysis: Analysis) -> list[str]:
+    found = analysis.aa
     if found is None:
         return []
     comparisons = f"{counted(len(found.verdicts), 'comparison')} of {counted(found.rounds_each, 'round')}"

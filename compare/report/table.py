@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderResult
 
-    from compare.analysis.summary import Summary
+    from compare.analysis import Analysis
     from compare.report.columns import Column
     from compare.schema.results import Run
 
@@ -35,11 +35,11 @@ PLAIN_WIDTH = 200
 """Columns of what is no terminal: room for the widest table."""
 
 
-def render(run: Run, summary: Summary, *, detail: bool = False) -> str:
+def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render without colours, wide enough for one table."""
     console = Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(RunTable(run, summary, detail=detail))
+        console.print(RunTable(run, analysis, detail=detail))
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 
@@ -48,28 +48,28 @@ class RunTable:
 
     Args:
         run: what was measured.
-        summary: what was derived from it.
+        analysis: what was derived from it.
         detail: whether to show as well where the cost goes.
     """
 
-    def __init__(self, run: Run, summary: Summary, *, detail: bool = False) -> None:
+    def __init__(self, run: Run, analysis: Analysis, *, detail: bool = False) -> None:
         self.run = run
-        self.summary = summary
+        self.analysis = analysis
         self.detail = detail
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(headline(self.run), style="bold")
-        if self.summary.arms:
+        if self.analysis.summary.arms:
             yield from self._tables(console, options, [*speed_columns(self.run), *outcome_columns()])
-        if self.summary.arms and self.detail:
+        if self.analysis.summary.arms and self.detail:
             yield Text(COST_TITLE, style="bold")
             yield from self._tables(console, options, [*cost_columns(), *collective_columns()])
-        if self.summary.arms and self.detail:
+        if self.analysis.summary.arms and self.detail:
             yield Text(FAIRNESS_TITLE, style="bold")
             yield self._differences()
-        yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.summary))
-        yield from (Text(reason) for reason in reasons(self.run, self.summary))
-        yield from (Text(note, style="dim") for note in notes(self.run, self.summary))
+        yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.analysis))
+        yield from (Text(reason) for reason in reasons(self.analysis))
+        yield from (Text(note, style="dim") for note in notes(self.run, self.analysis))
 
     def _tables(
         self, console: Console, options: ConsoleOptions, columns: Sequence[Column]
@@ -88,7 +88,7 @@ class RunTable:
         return Measurement.get(console, options, self._table(columns)).maximum
 
     def _differences(self) -> Table | Text:
-        heading, *rows = differences(self.run)
+        heading, *rows = differences(self.analysis)
         if not rows:
             return Text(ALL_ALIKE)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -103,7 +103,7 @@ class RunTable:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in columns:
             table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
-        for arm in self.summary.arms:
+        for arm in self.analysis.summary.arms:
             style = "bold green" if arm.fastest else None
             table.add_row(*(Text(column.cell(arm)) for column in columns), style=style)
         return table

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.analysis.causes import explain
+from compare.analysis.causes import find_causes
 from compare.analysis.summary import summarise
 from compare.schema.store import read_run
 
@@ -53,7 +53,7 @@ def measure(tmp_path_factory, mnist_dir):
         )
         assert done.returncode == 0, done.stderr
         run = read_run(folder / "run")
-        return explain(run, summarise(run)), " ".join(done.stdout.split()), run
+        return find_causes(run, summarise(run)), " ".join(done.stdout.split()), run
 
     return carry_out
 

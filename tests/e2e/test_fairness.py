@@ -60,7 +60,7 @@ def test_strict_ends_with_its_own_code_after_the_results_are_saved(contradicted)
 def test_what_ringside_sets_overrules_the_shell_and_the_rest_is_found_where_it_matters(contradicted):
     run = contradicted[1]
     found = {finding.item: finding for finding in compare_conditions(run)}
-    assert [item for item, f in found.items() if f.kind == "unlike"] == ["HOROVOD_FUSION_THRESHOLD"]
+    assert [item for item, f in found.items() if f.kind == "different"] == ["HOROVOD_FUSION_THRESHOLD"]
     assert set(found["threads"].values.values()) == {"1"}
     assert set(found["MALLOC_ARENA_MAX"].values.values()) == {"3"}
     assert found["NCCL_ALGO"].why == "no arm of this run reads it"

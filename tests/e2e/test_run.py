@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from backends.launchers.request import MARKER
+from compare.analysis import analyse
 from compare.analysis.summary import Detail, summarise
 from compare.report import render
 from compare.schema.arms import parse_arm
@@ -149,7 +150,7 @@ def test_the_exported_json_holds_raw_samples_and_summary(whole):
     assert sum(timed) + len(timed) == 468 - 30, "the first step of a block is not timed"
     assert exported["run"]["schema_version"] == 2
     run = read_run(whole[0])
-    again = json.loads(render(run, summarise(run), "json"))
+    again = json.loads(render(run, analyse(run), "json"))
     assert exported == again, "every figure follows from the raw samples"
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compare.analysis.causes import explain
+from compare.analysis import analyse
+from compare.analysis.causes import find_causes
 from compare.analysis.cost_model import fit_line, split_collectives
 from compare.analysis.summary import summarise
 from compare.report import render
@@ -74,11 +75,11 @@ def a_measured_run(arms, *, control=None, rounds=ROUNDS, **changes):
 
 
 def keys(run):
-    return [(reason.key, reason.arm) for reason in explain(run, summarise(run))]
+    return [(reason.key, reason.arm) for reason in find_causes(run, summarise(run))]
 
 
 def said(run):
-    return " ".join(render(run, summarise(run), "table").split())
+    return " ".join(render(run, analyse(run), "table").split())
 
 
 # Each has its cause; a quiet arm has none.
@@ -294,14 +295,14 @@ def test_what_was_measured_while_others_used_the_machine_is_said_to_be(form, rou
     quiet = a_measured_run({"ddp": CAUSES["latency"], "mpi": SHARING | {"slower": (0.0, 3.0)}})
     run = disturbed(quiet, rounds)
     assert summarise(run).disturbed_rounds == list(rounds)
-    text = " ".join(render(run, summarise(run), form).split())
+    text = " ".join(render(run, analyse(run), form).split())
     assert (
         text.count("Why: ")
         == text.count("Why: measured while others used the machine: ")
         == len({key for key, _ in keys(run)})
     )
     assert "Why: measured while others used the machine: latency of each call: ddp's" in text
-    assert "measured while others" not in render(quiet, summarise(quiet), form)
+    assert "measured while others" not in render(quiet, analyse(quiet), form)
 
 
 def test_ranks_that_share_cores_do_so_whoever_else_uses_the_machine():
@@ -313,12 +314,12 @@ def test_ranks_that_share_cores_do_so_whoever_else_uses_the_machine():
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_reasons_stand_under_every_table_for_people(form):
     run = a_measured_run({"ddp": CAUSES["latency"]})
-    assert "latency of each call" in " ".join(render(run, summarise(run), form).split())
+    assert "latency of each call" in " ".join(render(run, analyse(run), form).split())
 
 
 def test_json_holds_key_arm_and_evidence():
     run = a_measured_run({"ddp": CAUSES["latency"]})
-    (why,) = msgspec.json.decode(render(run, summarise(run), "json"))["summary"]["why"]
+    (why,) = msgspec.json.decode(render(run, analyse(run), "json"))["summary"]["causes"]
     assert (why["key"], why["arm"], why["evidence"]["calls"]) == ("latency", "ddp", 4)
     assert why["evidence"]["fixed_seconds"] == pytest.approx(0.002, rel=0.05)
 

@@ -7,8 +7,8 @@ import copy
 import msgspec
 import pytest
 
-from compare.analysis.conditions import compare_conditions, own_ways, unlike
-from compare.analysis.summary import summarise
+from compare.analysis import analyse
+from compare.analysis.conditions import compare_conditions
 from compare.report import render
 from compare.schema.environment import library_settings
 from compare.schema.hosts import Host
@@ -80,7 +80,7 @@ def found(run):
 
 
 def names_of_unlike(run):
-    return [finding.item for finding in unlike(compare_conditions(run))]
+    return [finding.item for finding in compare_conditions(run) if finding.kind == "different"]
 
 
 EVERY_ARM = ("none", "ddp", "horovod", "mpi")
@@ -88,7 +88,7 @@ EVERY_ARM = ("none", "ddp", "horovod", "mpi")
 
 def test_where_everything_is_alike_nothing_is_found():
     assert names_of_unlike(a_fair_run(*EVERY_ARM)) == []
-    assert all(f.kind == "alike" for f in compare_conditions(a_fair_run("ddp", "ddp:static_graph=true")))
+    assert all(f.kind == "same" for f in compare_conditions(a_fair_run("ddp", "ddp:static_graph=true")))
 
 
 def test_everything_that_ranks_attest_is_in_the_answer():
@@ -248,7 +248,7 @@ def test_an_allocator_setting_that_an_arm_declares_is_declared_once(shell):
         facts["malloc"] |= own
 
     items = found(a_fair_run("none", "ddp", arm, change=change, inherited=shell))
-    assert items["malloc settings"].kind == "alike"
+    assert items["malloc settings"].kind == "same"
     assert items["MALLOC_ARENA_MAX"].kind == "declared"
 
 
@@ -322,7 +322,7 @@ def test_what_an_option_of_ddp_makes_different_is_among_what_is_compared(item):
     assert finding.values["ddp"] == finding.values["mpi"]
     assert "by the arms' option" in finding.why
     assert option in finding.why
-    assert not finding.own_way
+    assert not finding.by_library
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_results_in_which_horovod_alone_attested_its_passes_are_no_less_alike():
 
 
 def names_of_own_ways(run):
-    return [finding.item for finding in own_ways(compare_conditions(run))]
+    return [finding.item for finding in compare_conditions(run) if finding.by_library]
 
 
 def test_what_backends_do_differently_by_themselves_is_told_from_what_options_ask_for():
@@ -454,7 +454,7 @@ def test_a_setting_of_one_library_alone_is_found():
 
 def test_a_setting_that_every_arm_reads_is_alike():
     assert names_of_unlike(a_fair_run(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2"))) == []
-    assert found(a_fair_run(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2")))["MALLOC_ARENA_MAX"].kind == "alike"
+    assert found(a_fair_run(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2")))["MALLOC_ARENA_MAX"].kind == "same"
     run = a_fair_run("none", "horovod", **shell(HOROVOD_FUSION_THRESHOLD="0"))
     assert names_of_unlike(run) == []
 
@@ -498,10 +498,10 @@ def two_threads(arm, round_, rank, facts):
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_what_is_unlike_is_said_under_the_table(form):
     run = a_fair_run(*EVERY_ARM, change=two_threads)
-    text = " ".join(render(run, summarise(run), form).split())
+    text = " ".join(render(run, analyse(run), form).split())
     assert "NOT ALIKE: threads (none 1; ddp 1; horovod 1; mpi 2)" in text
     fair = a_fair_run(*EVERY_ARM)
-    assert "NOT ALIKE" not in render(fair, summarise(fair), form)
+    assert "NOT ALIKE" not in render(fair, analyse(fair), form)
 
 
 def test_messages_that_nobody_could_tell_are_no_others():
@@ -509,30 +509,30 @@ def test_messages_that_nobody_could_tell_are_no_others():
         return {"message_bytes": []} if "fp16" in label else None
 
     run = a_fair_run("mpi", "ddp:comm_hook=fp16", change=untold)
-    assert found(run)["messages in bytes"].kind == "alike"
+    assert found(run)["messages in bytes"].kind == "same"
     assert "messages in bytes" not in names_of_own_ways(run)
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_what_backends_do_differently_by_themselves_is_named_under_the_table(form):
     run = a_fair_run("none", "ddp", "horovod")
-    text = render(run, summarise(run), form)
+    text = render(run, analyse(run), form)
     assert "Not alike by the arms' own ways: buckets, fusion, cycle time (--detail)." in text
     run = a_fair_run("none", "ddp", "ddp:static_graph=true")
-    assert "own ways" not in render(run, summarise(run), form)
+    assert "own ways" not in render(run, analyse(run), form)
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_the_detail_lists_what_was_not_alike_and_why(form):
     run = a_fair_run(*EVERY_ARM, change=two_threads)
-    text = " ".join(render(run, summarise(run), form, detail=True).split())
+    text = " ".join(render(run, analyse(run), form, detail=True).split())
     assert "What was not alike" in text
     for said in ("threads", "transport", "confounder", "fusion in bytes", "horovod: 134217728"):
         assert said in text
-    assert "What was not alike" not in render(run, summarise(run), form)
+    assert "What was not alike" not in render(run, analyse(run), form)
 
 
 def test_json_holds_every_finding():
     run = a_fair_run(*EVERY_ARM, change=two_threads)
-    read = msgspec.json.decode(render(run, summarise(run), "json"))["summary"]["fairness"]
+    read = msgspec.json.decode(render(run, analyse(run), "json"))["summary"]["conditions"]
     assert {f["item"]: f["kind"] for f in read} == {f.item: f.kind for f in compare_conditions(run)}

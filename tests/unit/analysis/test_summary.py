@@ -12,6 +12,7 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from compare.analysis import analyse
 from compare.analysis.budget import fullest_host, has_time_left, looks
 from compare.analysis.estimate import Estimate
 from compare.analysis.ranking import log_ratios, verdicts
@@ -820,7 +821,7 @@ def test_a_loss_that_is_no_number_is_none_and_is_said():
     run = msgspec.structs.replace(run, launches=launches)
     summary = summarise(run)
     assert summary.arms[0].test_loss is None
-    assert any("ddp diverged" in warning for warning in warnings(run, summary))
+    assert any("ddp diverged" in warning for warning in warnings(run, analyse(run)))
 
 
 # ---- under a budget ----

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from compare.analysis import analyse
 from compare.analysis.summary import ArmSummary, Detail, Summary, summarise
 from compare.report import RENDERERS, render
 from compare.report.table import RunTable
@@ -28,7 +29,7 @@ MEASURED = {
 
 
 def shown(run, form):
-    return render(run, summarise(run), form)
+    return render(run, analyse(run), form)
 
 
 def unfolded(text):
@@ -244,7 +245,7 @@ def a_detailed_run():
 @pytest.mark.parametrize("form", FOR_PEOPLE)
 def test_where_the_cost_goes_is_shown_where_it_is_asked_for(form):
     run = a_detailed_run()
-    text, detailed = shown(run, form), render(run, summarise(run), form, detail=True)
+    text, detailed = shown(run, form), render(run, analyse(run), form, detail=True)
     for heading in (*COST, *COLLECTIVES):
         assert heading in detailed
     assert "Where the cost goes" not in text
@@ -267,7 +268,7 @@ def the_rows_of_the_detail(detailed, arm):
 
 def test_the_detail_is_in_milliseconds_and_gigabytes():
     run = a_detailed_run()
-    detailed = render(run, summarise(run), "markdown", detail=True)
+    detailed = render(run, analyse(run), "markdown", detail=True)
     assert the_rows_of_the_detail(detailed, "ddp") == {
         "arm": "ddp",
         "sync ms": "7.00",
@@ -301,7 +302,7 @@ def test_the_detail_fits_its_terminal_and_still_shows_everything(width):
     run = a_detailed_run()
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
-        console.print(RunTable(run, summarise(run), detail=True))
+        console.print(RunTable(run, analyse(run), detail=True))
     assert max(map(len, capture.get().splitlines())) <= width
     text = unfolded(capture.get())
     for figure in ("4.50", "2.50", "+4.00", "-0.25", "+0.50", "9.00", "0.09", "50%"):
@@ -386,7 +387,7 @@ def test_a_table_fits_its_terminal_and_still_shows_everything(width, rounds):
     run = a_run({arm: [*times, *times][:rounds] for arm, times in MEASURED.items()}, complete=False)
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
-        console.print(RunTable(run, summarise(run)))
+        console.print(RunTable(run, analyse(run)))
     lines = capture.get().splitlines()
     assert max(map(len, lines)) <= width
     text = unfolded(capture.get())
@@ -492,8 +493,8 @@ def test_every_arm_has_the_same_columns_in_csv_whatever_could_be_measured():
 @pytest.mark.parametrize("form", FOR_PROGRAMS)
 def test_formats_for_programs_always_show_every_detail(form):
     run = a_detailed_run()
-    summary = summarise(run)
-    assert render(run, summary, form, detail=True) == render(run, summary, form)
+    analysis = analyse(run)
+    assert render(run, analysis, form, detail=True) == render(run, analysis, form)
 
 
 def test_csv_says_what_the_figures_are_worth():
@@ -622,6 +623,6 @@ def test_how_far_an_arm_that_rounds_is_from_a_single_process_is_said_apart(form)
 @pytest.mark.parametrize("form", FOR_PEOPLE)
 def test_where_nothing_differed_the_detail_says_so_and_shows_no_empty_table(form):
     run = a_run({"ddp": [5.0, 5.1]})
-    detailed = render(run, summarise(run), form, detail=True)
+    detailed = render(run, analyse(run), form, detail=True)
     assert "Nothing that was compared differed." in detailed
     assert "what it is" not in detailed

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from compare.analysis.summary import summarise
+from compare.analysis import analyse
 from compare.errors import OutputError
 from compare.launch.local import ThisMachine
 from compare.report import render
@@ -449,7 +449,7 @@ def test_what_is_accepted_can_be_shown_in_every_format(tmp_path, run):
     read = read_run(tmp_path)
     assert read == run
     for form in ("markdown", "csv", "json"):
-        assert render(read, summarise(read), form, detail=True)
+        assert render(read, analyse(read), form, detail=True)
 
 
 # ---- other files of ours ----
@@ -457,7 +457,7 @@ def test_what_is_accepted_can_be_shown_in_every_format(tmp_path, run):
 
 def test_an_export_is_read_by_its_run(tmp_path):
     run = a_full_run()
-    write_text(tmp_path / "export.json", render(run, summarise(run), "json"))
+    write_text(tmp_path / "export.json", render(run, analyse(run), "json"))
     assert read_run(tmp_path / "export.json") == run
 
 
@@ -472,7 +472,7 @@ def test_an_export_is_read_by_its_run(tmp_path):
 )
 def test_an_exported_run_is_held_to_the_same(tmp_path, edit, named):
     run = a_full_run()
-    content = json.loads(render(run, summarise(run), "json"))
+    content = json.loads(render(run, analyse(run), "json"))
     edit(content["run"])
     (tmp_path / "export.json").write_text(json.dumps(content))
     assert named in refusal(tmp_path / "export.json").what

@@ -1,0 +1,43 @@
+"""The one record of everything that is derived from a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from compare.analysis.aa import AAResult, assess
+from compare.analysis.causes import Cause, find_causes
+from compare.analysis.conditions import Condition, compare_conditions
+from compare.analysis.summary import Summary, summarise
+
+if TYPE_CHECKING:
+    from compare.schema.results import Run
+
+
+class Analysis(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures and judgements of one run, computed once for every format."""
+
+    summary: Summary
+    conditions: list[Condition]
+    """What was compared between the arms, the controlled variables first."""
+    causes: list[Cause]
+    """Why synchronising costs what it costs."""
+    aa: AAResult | None
+    """None except for an A/A test."""
+
+    @property
+    def different(self) -> list[Condition]:
+        """Return the conditions that differ, and that no option declares."""
+        return [condition for condition in self.conditions if condition.kind == "different"]
+
+
+def analyse(run: Run) -> Analysis:
+    """Derive all figures and judgements from a run."""
+    summary = summarise(run)
+    return Analysis(
+        summary=summary,
+        conditions=compare_conditions(run),
+        causes=find_causes(run, summary),
+        aa=assess(run),
+    )
