@@ -16,7 +16,8 @@ from compare.errors import BudgetError, LaunchError, OutputError, UnavailableErr
 from compare.launch.monitor import Watch, tail
 from compare.schema.environment import inherited, library_settings, settings
 from compare.schema.files import write_json
-from compare.schema.job import Job, LaunchFiles
+from compare.schema.job import Job, read_progress
+from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, RankResult, Run
 
 if TYPE_CHECKING:
@@ -252,6 +253,6 @@ def _make_directory(files: LaunchFiles) -> None:
 
 def _port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:
     """Whether a launch failed before any rank began, because its port was not free any more."""
-    began = any(files.read_progress(rank) for rank in range(config.ranks))
+    began = any(read_progress(files, rank) for rank in range(config.ranks))
     said = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
     return not began and any(mark in said for mark in _PORT_TAKEN)

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from compare.launch.engines.fanout import Reach
     from compare.launch.local import Spot
     from compare.schema.hosts import Host, Network
-    from compare.schema.job import Job, LaunchFiles
+    from compare.schema.job import Job
+    from compare.schema.launch_files import LaunchFiles
 
 _POLL_SECONDS = 0.02
 _LOOKUPS = 64

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from backends.launchers.request import Command
     from compare.data import DatasetSource
     from compare.schema.hosts import Host
-    from compare.schema.job import Job, LaunchFiles
+    from compare.schema.job import Job
+    from compare.schema.launch_files import LaunchFiles
 
 _RENEW_SECONDS = 0.5
 _INHERIT = 'read -r _; for second in 0 1 2 3 4 5 6 7 8 9; do rm -rf -- "$@"; sleep 1; done'

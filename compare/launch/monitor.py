@@ -12,7 +12,7 @@ import msgspec
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
 from compare.launch.failures import Cause, Evidence, find_cause, find_unseen
 from compare.schema.files import read_json
-from compare.schema.job import RankFailure
+from compare.schema.job import RankFailure, read_progress
 from compare.schema.results import RankResult
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Watch:
 
     def steps_done(self) -> int:
         """Return how many steps the first rank has done."""
-        progress = self._files.read_progress(0)
+        progress = read_progress(self._files, 0)
         return progress.step if progress else 0
 
     def conclude(self, where: str, ending: Ending) -> list[RankResult]:
@@ -100,7 +100,7 @@ class Watch:
 
     def _gone_at(self, rank: int, now: float) -> float | None:
         """Say when a rank's process ended, if it did without a word."""
-        progress = self._files.read_progress(rank)
+        progress = read_progress(self._files, rank)
         if progress is None or self._files.result(rank).exists() or self._files.failure(rank).exists():
             return None
         gone_at = self._spot.gone_at(rank, progress.pid, now)
@@ -121,7 +121,7 @@ class Watch:
     def _has_spoken(self, rank: int) -> bool:
         files = self._files
         told = files.result(rank), files.failure(rank)
-        return files.read_progress(rank) is not None or any(file.exists() for file in told)
+        return read_progress(files, rank) is not None or any(file.exists() for file in told)
 
     def _is_over(self) -> bool:
         """Whether all ranks were done long ago, and only the launcher goes on."""
@@ -138,7 +138,7 @@ class Watch:
 
         As with a lease only change counts: a clock that is set, here or where the rank runs, is no silence.
         """
-        progress, now = self._files.read_progress(rank), time.monotonic()
+        progress, now = read_progress(self._files, rank), time.monotonic()
         if progress is None or self._files.result(rank).exists():
             return False
         said_at, heard_at = self._heard.get(rank, (None, now))
@@ -158,7 +158,7 @@ class Watch:
             log=tail(log, lines=_LOG_LINES)[-_LOG_CHARACTERS:],
             stacks=tail(files.stacks(rank), lines=_LOG_LINES),
             logged_at=log.stat().st_mtime if log.exists() else 0.0,
-            progress=files.read_progress(rank),
+            progress=read_progress(files, rank),
         )
 
     def _failure(self, rank: int) -> RankFailure | None:
@@ -253,11 +253,11 @@ class Watch:
 
     def _least_patience(self) -> float:
         """Seconds after which a launch that stands still is ended: whose watchdog is first may only wait."""
-        said = (self._files.read_progress(r) for r in self._ranks if not self._files.result(r).exists())
+        said = (read_progress(self._files, r) for r in self._ranks if not self._files.result(r).exists())
         return min((p.patience_seconds for p in said if p), default=self._stall_seconds)
 
     def _how_far(self) -> str:
-        seen = {rank: self._files.read_progress(rank) for rank in self._ranks}
+        seen = {rank: read_progress(self._files, rank) for rank in self._ranks}
         return "; ".join(
             f"rank {rank} " + (f"was at step {p.step} ({p.stage})" if p else "never began")
             for rank, p in seen.items()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -12,6 +11,9 @@ from compare.data.catalogue import DatasetSource
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.results import PassKind
+
+if TYPE_CHECKING:
+    from compare.schema.launch_files import LaunchFiles
 
 Stage = Literal[
     "start",
@@ -79,59 +81,40 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
 
 
-class LaunchFiles:
-    """The files of one launch. A rank writes only its own."""
+class RankExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How the process of a rank exited, as its witness saw it."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.job = directory / "job.json"
-        self.commands = directory / "commands.json"
-        """The command lines, kept also where the launch fails."""
-        self.launcher_log = directory / "launcher.log"
-        self.lease = directory / "lease"
-        """Touched by the parent while it lives."""
+    pid: int
+    time: float
+    """Unix time."""
+    status: int | None
+    """The exit status; None where a signal killed it."""
+    signal: int | None
+    """The signal that killed it, or None."""
+    ended_by: Literal["", "signal", "lease"] = ""
+    """Why the witness had told it to end: a signal that it forwarded, or a lease that expired."""
+    stopped: bool = False
+    """Whether it was stopped (SIGSTOP) at that time."""
 
-    def launcher_logs(self) -> list[Path]:
-        """Return what launchers printed, on this machine and on hosts that started one of their own."""
-        return sorted(self.directory.glob(f"{self.launcher_log.stem}*{self.launcher_log.suffix}"))
 
-    def result(self, rank: int) -> Path:
-        """Return where a rank's ``RankResult`` goes."""
-        return self.directory / f"rank-{rank}.json"
+def open_progress(files: LaunchFiles, rank: int) -> BinaryIO:
+    """Open a rank's progress file for appending without a buffer."""
+    return files.progress(rank).open("ab", buffering=0)
 
-    def failure(self, rank: int) -> Path:
-        """Return where a rank's ``RankFailure`` goes."""
-        return self.directory / f"rank-{rank}.failure.json"
 
-    def log(self, rank: int) -> Path:
-        """Return where a rank's stdout and stderr go."""
-        return self.directory / f"rank-{rank}.log"
-
-    def stacks(self, rank: int) -> Path:
-        """Return where a rank stood when its launcher told it to end; empty or not there where none did."""
-        return self.directory / f"rank-{rank}.stacks"
-
-    def open_progress(self, rank: int) -> BinaryIO:
-        """Open a rank's progress, to be kept open for as long as it has something to note."""
-        return self._progress(rank).open("ab", buffering=0)
-
-    def read_progress(self, rank: int) -> Progress | None:
-        """Return a rank's last sign of progress, or None before it has begun."""
-        try:
-            with self._progress(rank).open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
-                lines = file.read().split(b"\n")
-        except OSError:
-            return None
-        # What stands after the last newline is still being written; where the disk was full, a line may lack
-        # its end.
-        for line in reversed(lines[:-1]):
-            with suppress(msgspec.DecodeError):
-                return msgspec.json.decode(line, type=Progress)
+def read_progress(files: LaunchFiles, rank: int) -> Progress | None:
+    """Return a rank's latest progress record, or None before the first."""
+    try:
+        with files.progress(rank).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
         return None
-
-    def _progress(self, rank: int) -> Path:
-        return self.directory / f"rank-{rank}.progress"
+    # The text after the last newline is still being written. A full disk may cut a line short.
+    for line in reversed(lines[:-1]):
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(line, type=Progress)
+    return None
 
 
 def note_progress(file: BinaryIO, progress: Progress) -> None:
@@ -158,8 +141,3 @@ PASSES: dict[Proof, tuple[PassKind, ...]] = {
 }
 STEPS = 20
 """Of a pass: enough to show what one step leaves over for the next, too few to amplify rounding."""
-
-
-LEASE_SECONDS = 6.0
-"""How long a rank lives without a sign of life from its parent, who gives one twice a second: with a look
-every second, and what a rank needs to begin or a launcher to notice, all is over within 10 s."""

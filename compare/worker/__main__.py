@@ -18,7 +18,8 @@ from backends.launchers import LAUNCHERS
 from compare.errors import OutputError
 from compare.schema.environment import EXPORTED
 from compare.schema.files import read_json, write_json
-from compare.schema.job import Job, LaunchFiles, RankFailure
+from compare.schema.job import Job, RankFailure
+from compare.schema.launch_files import LaunchFiles
 from compare.worker.watchdog import Guard
 
 if TYPE_CHECKING:

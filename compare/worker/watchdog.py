@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from compare.schema.environment import SCRATCH
 from compare.schema.files import write_json
-from compare.schema.job import LEASE_SECONDS, LaunchFiles, Progress, RankFailure, Stage, note_progress
+from compare.schema.job import Progress, RankFailure, Stage, note_progress, open_progress
+from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +99,7 @@ class Guard:
             stage=stage, step=step, at=time.time(), patience_seconds=patience, pid=os.getpid()
         )
         if self._notes is None:
-            self._notes = self._files.open_progress(self._placement.rank)
+            self._notes = open_progress(self._files, self._placement.rank)
         note_progress(self._notes, progress)
 
     def _watch(self, readable: int) -> None:

@@ -14,7 +14,7 @@ from compare.launch.agent.connection import linked
 from compare.launch.agent.protocol import Begin
 from compare.launch.engines.fanout import Reach
 from compare.schema.hosts import parse_hostfile
-from compare.schema.job import LaunchFiles
+from compare.schema.launch_files import LaunchFiles
 
 RANK = Path(__file__).with_name("rank.py")
 

@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 
 from compare.schema.files import write_json
-from compare.schema.job import LaunchFiles, Progress, RankFailure, note_progress
+from compare.schema.job import Progress, RankFailure, note_progress, open_progress
+from compare.schema.launch_files import LaunchFiles
 
 
 def main(directory, rank, seconds, kind="result"):
     files, rank = LaunchFiles(Path(directory)), int(rank)
     subprocess.Popen(["sleep", "321"], start_new_session=True)
-    with files.log(rank).open("a") as log, files.open_progress(rank) as notes:
+    with files.log(rank).open("a") as log, open_progress(files, rank) as notes:
         for step in range(int(float(seconds) * 10)):
             print(f"step {step}", file=log, flush=True)
             progress = Progress(

@@ -10,7 +10,8 @@ import time
 import psutil
 import pytest
 
-from compare.schema.job import LEASE_SECONDS, LaunchFiles
+from compare.schema.job import read_progress
+from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 from tests.lab.hosts import REPOSITORY
 
 pytestmark = pytest.mark.lab
@@ -35,7 +36,7 @@ class Started:
         )
 
     def wait_for_progress(self, ranks=2):
-        until(lambda: all(self.files.read_progress(rank) for rank in range(ranks)), 30)
+        until(lambda: all(read_progress(self.files, rank) for rank in range(ranks)), 30)
 
     def said(self):
         """Wait for its end and return what it said."""

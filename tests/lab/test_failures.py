@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from compare.schema.job import LEASE_SECONDS
+from compare.schema.launch_files import LEASE_SECONDS
 from compare.schema.store import read_run
 from tests.lab.comparing import arguments, compare, left, start
 from tests.lab.failure_table import Failure

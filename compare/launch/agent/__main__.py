@@ -47,7 +47,8 @@ from compare.launch.agent.protocol import (
 )
 from compare.launch.missing_ranks import RollCall
 from compare.launch.processes import Ending, end_all, is_alive, supervise
-from compare.schema.job import LEASE_SECONDS, LaunchFiles
+from compare.schema.job import read_progress
+from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,7 +221,7 @@ class _Launch:
     def _begun(self) -> dict[int, int]:
         """Return the ranks of this host that have said their first word, with their process ids."""
         names = (_PROGRESS.fullmatch(path.name) for path in self._files.directory.glob("rank-*.progress"))
-        said = {int(name[1]): self._files.read_progress(int(name[1])) for name in names if name}
+        said = {int(name[1]): read_progress(self._files, int(name[1])) for name in names if name}
         return {rank: progress.pid for rank, progress in said.items() if progress}
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from compare.launch.agent.protocol import Message
     from compare.launch.engines.fanout import Reach
     from compare.schema.hosts import Host
-    from compare.schema.job import LaunchFiles
+    from compare.schema.launch_files import LaunchFiles
 
 START_SECONDS = 60.0
 """How long an agent may take to say its first word where ssh does not fail: Python may be far away."""

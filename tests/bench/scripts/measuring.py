@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
-from compare.schema.job import LaunchFiles
+from compare.schema.launch_files import LaunchFiles
 from compare.worker.blocks import Side, take_turns
 from compare.worker.loop import train
 from compare.worker.watchdog import Guard

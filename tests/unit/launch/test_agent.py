@@ -24,7 +24,8 @@ from compare.launch.agent.protocol import Alive, Begin, Channel, ChannelError, E
 from compare.launch.engines.fanout import Reach
 from compare.launch.processes import descendants, end_all
 from compare.schema.hosts import Host
-from compare.schema.job import LEASE_SECONDS, LaunchFiles
+from compare.schema.job import read_progress
+from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 HERE = Host(name="localhost", slots=1)
 RANK = Path(__file__).resolve().parents[2] / "lab" / "rank.py"
@@ -140,7 +141,7 @@ def test_everything_comes_back_and_nothing_stays(link, mark, files):
 
 
 def progress_of(files):
-    progress = files.read_progress(0)
+    progress = read_progress(files, 0)
     return progress.step if progress else -1
 
 
@@ -189,7 +190,7 @@ def test_a_rank_that_is_gone_before_its_first_word_is_told_where_another_of_its_
 
 def test_a_launch_is_ended_when_asked_or_too_long(link, mark, files):
     link.begin(a_launch(mark, "0", "60"), files)
-    tick_until(link, lambda: files.read_progress(0))
+    tick_until(link, lambda: read_progress(files, 0))
     link.end()
     tick_until(link, lambda: link.ended)
     assert (link.ended.status, link.ended.timed_out) == (None, False)
@@ -204,7 +205,7 @@ def test_an_agent_without_a_command_watches_ranks_that_others_start(link, mark, 
     tick_until(link, (directory / "lease").exists)
     environment = os.environ | {"PYTHONPATH": str(RANK.parents[2]), MARKER: mark}
     rank = psutil.Popen([sys.executable, str(RANK), directory, "0", "60"], env=environment)
-    tick_until(link, lambda: files.read_progress(0))
+    tick_until(link, lambda: read_progress(files, 0))
     before = (directory / "lease").stat().st_mtime_ns
     tick_until(link, lambda: (directory / "lease").stat().st_mtime_ns > before)
     link.end()
@@ -248,7 +249,7 @@ def test_what_is_large_comes_whole(link, mark, files):
 
 def test_secrets_are_in_no_arguments(link, mark, files):
     link.begin(a_launch(mark, "0", "60"), files)
-    tick_until(link, lambda: files.read_progress(0))
+    tick_until(link, lambda: read_progress(files, 0))
     arguments = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -263,7 +264,7 @@ def test_secrets_are_in_no_arguments(link, mark, files):
 def test_hanging_up_ends_everything_at_once(mark, files):
     link = Link(HERE, python=sys.executable, reach=Reach())
     link.begin(a_launch(mark, "0", "60"), files)
-    tick_until(link, lambda: files.read_progress(0))
+    tick_until(link, lambda: read_progress(files, 0))
     began = time.monotonic()
     link.close()
     while list(descendants(mark)) or Path(f"{mark}-on-the-host").exists():
@@ -275,7 +276,7 @@ def test_hanging_up_ends_everything_at_once(mark, files):
 def test_a_parent_that_says_nothing_is_given_up(mark, files):
     link = Link(HERE, python=sys.executable, reach=Reach())
     link.begin(a_launch(mark, "0", "60"), files)
-    tick_until(link, lambda: files.read_progress(0))
+    tick_until(link, lambda: read_progress(files, 0))
     began = time.monotonic()
     while list(descendants(mark)) or Path(f"{mark}-on-the-host").exists():
         assert time.monotonic() - began < LEASE_SECONDS + 6

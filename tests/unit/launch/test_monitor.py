@@ -13,7 +13,8 @@ from compare.launch.local import _HereSpot
 from compare.launch.monitor import Watch
 from compare.launch.processes import Ending
 from compare.schema.files import write_json
-from compare.schema.job import LaunchFiles, Planned, Progress, RankFailure, note_progress
+from compare.schema.job import Planned, Progress, RankFailure, note_progress, open_progress, read_progress
+from compare.schema.launch_files import LaunchFiles
 from tests.unit.factories import a_run
 
 STACK = """
@@ -43,7 +44,7 @@ def a_failure(rank, kind, message):
 
 
 def note(files, rank, stage, patience_seconds):
-    with files.open_progress(rank) as file:
+    with open_progress(files, rank) as file:
         pid = os.getpid()
         said = Progress(stage=stage, step=0, at=time.time(), patience_seconds=patience_seconds, pid=pid)
         note_progress(file, said)
@@ -72,12 +73,12 @@ def test_a_clock_that_is_set_ends_no_launch_whose_ranks_are_done(watch, files, m
 
 def test_a_line_of_progress_that_lacks_its_end_is_passed_over(files):
     note(files, 0, "join", 30.0)
-    with files.open_progress(0) as file:
+    with open_progress(files, 0) as file:
         file.write(b'{"stage":"tra')  # the disk was full
     note(files, 0, "test", 30.0)
-    assert files.read_progress(0).stage == "join"
+    assert read_progress(files, 0).stage == "join"
     note(files, 0, "end", 30.0)
-    assert files.read_progress(0).stage == "end"
+    assert read_progress(files, 0).stage == "end"
 
 
 @pytest.mark.parametrize(("later", "goes_on"), [(34, True), (36, False)])

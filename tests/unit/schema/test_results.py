@@ -28,7 +28,7 @@ from compare.schema.files import (
     write_text,
 )
 from compare.schema.hosts import Host
-from compare.schema.job import LaunchFiles
+from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import (
     SCHEMA_VERSION,
     ArmVerification,

@@ -189,7 +189,8 @@ def test_what_should_take_long_is_waited_for_three_times_as_long_or_else_the_sta
     armed, notes = [], BytesIO()
     watchdog = SimpleNamespace(dump_traceback_later=lambda seconds, **how: armed.append((seconds, how)))
     monkeypatch.setattr("compare.worker.watchdog.faulthandler", watchdog)
-    files = SimpleNamespace(open_progress=lambda _: notes)
+    file = SimpleNamespace(open=lambda *_, **_how: notes)
+    files = SimpleNamespace(progress=lambda _: file)
     Guard(files, SimpleNamespace(rank=1), stall_seconds=15.0).note("train", 7, expected_seconds=expected)
     assert armed == [(patience, {"exit": True})]
     noted = json.loads(notes.getvalue())

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from compare.launch.failures import Evidence, find_cause, find_unseen, main_stack
-from compare.schema.job import LaunchFiles
+from compare.schema.job import read_progress
+from compare.schema.launch_files import LaunchFiles
 
 # Named as the process on a rank is, by which its main thread is known.
 WORKER = """
@@ -16,7 +17,7 @@ import ctypes, sys, time
 from pathlib import Path
 from backends.base import Placement
 from compare.worker.watchdog import Guard
-from compare.schema.job import LaunchFiles
+from compare.schema.launch_files import LaunchFiles
 
 files = LaunchFiles(Path(sys.argv[1]))
 placement = Placement(rank=0, local_rank=0, world_size=2, local_world_size=2, host="here")
@@ -58,7 +59,7 @@ def start(tmp_path):
 
 
 def evidence(files, **known):
-    found = {"stacks": files.stacks(0).read_text(), "progress": files.read_progress(0)} | known
+    found = {"stacks": files.stacks(0).read_text(), "progress": read_progress(files, 0)} | known
     return Evidence(**({"rank": 0, "died_at": None} | found), **LEFT_NOTHING)
 
 

@@ -1,0 +1,62 @@
+"""Name the files of one launch.
+
+The witness of a rank imports this before anything heavy, so it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEASE_SECONDS = 6.0
+"""Maximum time that a rank outlives its parent, which renews the lease twice a second.
+
+A witness checks every second, and a rank may take two to exit, so all is over within 10 s.
+"""
+
+
+class LaunchFiles:
+    """The files of one launch. A rank and its witness write only their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.job = directory / "job.json"
+        self.commands = directory / "commands.json"
+        """The command lines, kept also where the launch fails."""
+        self.launcher_log = directory / "launcher.log"
+        self.lease = directory / "lease"
+        """Touched by the parent while it lives."""
+
+    def launcher_logs(self) -> list[Path]:
+        """Return what launchers printed, on this machine and on hosts with a launcher of their own."""
+        return sorted(self.directory.glob(f"{self.launcher_log.stem}*{self.launcher_log.suffix}"))
+
+    def result(self, rank: int) -> Path:
+        """Return where a rank writes its ``RankResult``."""
+        return self.directory / f"rank-{rank}.json"
+
+    def failure(self, rank: int) -> Path:
+        """Return where a rank writes its ``RankFailure``."""
+        return self.directory / f"rank-{rank}.failure.json"
+
+    def log(self, rank: int) -> Path:
+        """Return where a rank's stdout and stderr go."""
+        return self.directory / f"rank-{rank}.log"
+
+    def stacks(self, rank: int) -> Path:
+        """Return where a rank writes its stacks at SIGTERM."""
+        return self.directory / f"rank-{rank}.stacks"
+
+    def progress(self, rank: int) -> Path:
+        """Return where a rank appends its ``Progress``."""
+        return self.directory / f"rank-{rank}.progress"
+
+    def witness(self, rank: int) -> Path:
+        """Return where a rank's witness writes its process id at the start."""
+        return self.directory / f"rank-{rank}.witness"
+
+    def exit(self, rank: int) -> Path:
+        """Return where a rank's witness writes the ``RankExit``: the last file of a rank."""
+        return self.directory / f"rank-{rank}.exit"
