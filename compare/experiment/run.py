@@ -1,35 +1,172 @@
-"""Carry out a run: launch after launch, each verified and saved before the next begins."""
+"""Carry out a run: launch after launch, each proven and saved before the next starts."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from compare import __version__
+from compare import __version__, data
 from compare.analysis.budget import seconds_left
 from compare.analysis.parity import check_launch
 from compare.analysis.step_times import foreign_share
+from compare.doctor.examine import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
-from compare.experiment.schedule import end_for_want_of_time, next_launch, set_aside_disturbed
-from compare.launch.arm import Observer, launch_arm
+from compare.experiment.schedule import end_for_want_of_time, next_launch, order_of, set_aside_disturbed
+from compare.experiment.settle import settle
+from compare.launch.arm import Observer, commands_for, launch_arm, launch_files
+from compare.launch.target import open_site, topology
 from compare.schema.config import RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
+from compare.schema.hosts import NOBODY_NAMED, is_local
+from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
-from compare.schema.store import RESULTS_FILE, write_request
+from compare.schema.store import RESULTS_FILE, create_directory, default_output, write_request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from compare.data import DatasetSource
+    from compare.experiment.settle import UserRequest
     from compare.launch.local import Site
-    from compare.schema.job import Planned
+
+
+ObserverType = TypeVar("ObserverType")
+Watch: TypeAlias = Callable[[RunConfig], AbstractContextManager[ObserverType]]
+"""Makes the observer of a run of some config."""
+
+
+class Section(NamedTuple):
+    """A part of a plan: what it shows, and the text."""
+
+    title: str
+    text: str
+
+
+Plan = list[Section]
+
+
+def compare_arms(
+    request: UserRequest, say: Callable[[str], None], watch: Watch[Observer]
+) -> tuple[Run, Path]:
+    """Run the same training through every arm that a user asked for.
+
+    Args:
+        request: what the user asked for.
+        say: prints a line about the hosts or the data.
+        watch: makes the observer of a run of some config.
+
+    Returns:
+        The complete run, and its folder.
+
+    Raises:
+        RingsideError: something failed; notes of the error say what is kept.
+        KeyboardInterrupt: likewise.
+    """
+    with open_hosts(request, say) as site:
+        config, left_out = settle(request, site)
+        run, directory = begin(request, config, left_out, site, say)
+        try:
+            with watch(run.config) as observer:
+                return carry_out(run, directory, site, observer), directory
+        except (RingsideError, KeyboardInterrupt) as error:
+            if directory.exists():
+                error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
+            raise
+
+
+def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
+    """Return the commands of one round, without starting them.
+
+    Raises:
+        RingsideError: the request cannot be settled.
+    """
+    with open_hosts(request, say) as site:
+        config, _ = settle(request, site)
+        directory = request.output or default_output(config)
+        sections: Plan = []
+        for number, arm in enumerate(order_of(config, 1), start=1):
+            sections += _plan_launch(config, Planned(number, 1, arm), directory, site)
+        if site.network.network:
+            job = msgspec.json.format(msgspec.json.encode(config)).decode()
+            sections.append(Section("job.json on every host: this, and the arm", job))
+        return sections
+
+
+def _plan_launch(config: RunConfig, planned: Planned, directory: Path, site: Site) -> Plan:
+    arm = planned.arm
+    with site.spot(launch_files(directory, planned)) as spot:
+        # On this machine they name folders that no longer exist when a user reads this.
+        own = spot.settings() if site.network.network else {}
+        commands = commands_for(config, arm, site, spot.job_file, own, mark=spot.mark)
+    sections = []
+    for command in commands:
+        settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
+        where = f" on {command.host.name}" if command.host else ""
+        sections.append(Section(f"{arm.label}{where}", " ".join([*settings, shlex.join(command.argv)])))
+    return sections + [Section(name, content) for name, content in spot.described().items()]
+
+
+@contextmanager
+def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Site]:
+    """Open the hosts of a request, and say what is known of them before anything starts.
+
+    Raises:
+        HostError: a host cannot be reached, or has another version.
+        UsageError: the network interface is not there, or none can be chosen.
+    """
+    if not all(map(is_local, request.hosts)):
+        _, findings = quick_check(request.hosts, reach=request.reach)
+        for finding in findings:
+            say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
+    with open_site(
+        request.hosts, reach=request.reach, interface=request.interface, exported=request.exported
+    ) as site:
+        # Of this machine alone there is nothing to say, unless the user named it.
+        named = any(host.source != NOBODY_NAMED for host in request.hosts)
+        for line in topology(site) if named else ():
+            say(line)
+        yield site
+
+
+def begin(
+    request: UserRequest,
+    config: RunConfig,
+    left_out: dict[str, str],
+    site: Site,
+    say: Callable[[str], None],
+    *,
+    purpose: str = "",
+) -> tuple[Run, Path]:
+    """Find the data, make the run's folder, and stage the data on every host.
+
+    Args:
+        request: what the user asked for.
+        config: what was settled.
+        left_out: backends that cannot run, with the reason.
+        site: the hosts.
+        say: prints a line.
+        purpose: ends the name of a folder that the user did not name.
+
+    Raises:
+        DataError: the data is damaged, or cannot be had.
+        OutputError: the folder cannot be written, or is not empty.
+    """
+    purpose = purpose or ("-aa" if config.comparisons else "")
+    root = request.data_dir or data.default_root()
+    source = data.resolve(request.dataset, root, progress=say)
+    directory = create_directory(request.output or default_output(config, purpose=purpose))
+    site.deliver(source, say)
+    return new_run(config, source, site, left_out), directory
 
 
 def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:

@@ -5,22 +5,19 @@ Whatever was asked for by name is taken or refused, never replaced.
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from backends import BACKENDS
+from compare.analysis.aa import twins
+from compare.doctor import availability
 from compare.errors import UnavailableError, UsageError
-from compare.launch.local import ThisMachine
 from compare.schema.arms import CONTROL, Arm, parse_arm
 from compare.schema.config import DEFAULT_ROUNDS, OPTIMIZERS, RunConfig
 from compare.schema.hosts import (
-    LOOPBACK,
     Host,
     is_local,
     local_host,
@@ -32,7 +29,7 @@ from compare.schema.hosts import (
 from compare.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from compare.data import DatasetChoice
     from compare.doctor.availability import Survey
@@ -44,51 +41,38 @@ DEFAULT_RANKS = 2
 """Without a hostfile that says how many slots there are."""
 
 
-def begin_config(
-    site: Site,
-    *,
-    optimizer: str,
-    learning_rate: float | None,
-    threads_per_rank: int | None,
-    **given: Any,
-) -> RunConfig:
-    """Begin a config with what the user gave, and what follows from where the ranks run.
+@dataclass(frozen=True, kw_only=True)
+class UserRequest:
+    """What the user asked for, before it is settled by what is there."""
+
+    arms: tuple[Arm, ...]
+    """Empty for all that can run."""
+    baseline: str | None = None
+    control: bool = False
+    hosts: tuple[Host, ...]
+    """Each with the number of its ranks as slots."""
+    reach: Reach
+    interface: str | None
+    exported: Mapping[str, str]
+    """Environment of the ranks that ``-x`` names."""
+    dataset: DatasetChoice
+    data_dir: Path | None
+    output: Path | None
+    optimizer: str
+    learning_rate: float | None
+    """None for the optimizer's own."""
+    threads_per_rank: int | None
+    """None to share the cores."""
+    config: Mapping[str, Any]
+    """Every other field of ``RunConfig`` that the command has a flag for."""
+
+
+def settle(request: UserRequest, site: Site) -> tuple[RunConfig, dict[str, str]]:
+    """Settle a request by what is there.
 
     Args:
-        site: where they run.
-        optimizer: its name; decides the learning rate if there is none.
-        learning_rate: None for the optimizer's own.
-        threads_per_rank: None to share the cores.
-        given: every other field of ``RunConfig`` that the command has a flag for.
-
-    Raises:
-        UsageError: a value cannot be.
-    """
-    if learning_rate is None:
-        # An optimizer that there is not is refused by the config itself.
-        learning_rate = OPTIMIZERS.get(optimizer, next(iter(OPTIMIZERS.values())))
-    if threads_per_rank is None:
-        threads_per_rank = default_threads(site.hosts, site.cpus())
-    return RunConfig(
-        ranks=sum(host.slots for host in site.hosts),
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        threads_per_rank=threads_per_rank,
-        **given,
-    )
-
-
-def settle(
-    draft: RunConfig, survey: Survey, site: Site, *, baseline: str | None, control: bool
-) -> tuple[RunConfig, dict[str, str]]:
-    """Settle a draft, which holds what the user gave, by what is there.
-
-    Args:
-        draft: the config as far as it goes.
-        survey: what was found on this machine.
-        site: the hosts, whose GPUs count; libraries are looked for here alone.
-        baseline: the arm that was asked for.
-        control: whether the control runs.
+        request: what the user asked for.
+        site: the hosts, whose GPUs count. Libraries are looked for on this machine alone.
 
     Returns:
         The config of the run, and the backends that were left out with the reason.
@@ -96,20 +80,42 @@ def settle(
     Raises:
         HostError: hosts cannot call back a launcher that starts here.
         UnavailableError: what was named is not there.
-        UsageError: the baseline is none of the arms.
+        UsageError: a value is wrong, or the baseline is none of the arms.
     """
+    draft = _draft(request, site)
+    survey = availability.survey(draft.backends)
     gpus = site.gpus()
     device = choose_device(draft.device, site.hosts, [survey.gpus] if gpus is None else gpus)
     one_host = len(site.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     site.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
+    baseline = choose_baseline(request.baseline, arms)
+    if draft.comparisons is not None:
+        arms = twins(arms[0])
+        baseline = arms[0].label
     config = msgspec.structs.replace(
-        draft,
-        arms=with_control(arms, control=control),
-        baseline=choose_baseline(baseline, arms),
-        device=device,
+        draft, arms=with_control(arms, control=request.control), baseline=baseline, device=device
     )
     return config, left_out
+
+
+def _draft(request: UserRequest, site: Site) -> RunConfig:
+    """Make the config as far as it follows from the request and from where the ranks run."""
+    learning_rate = request.learning_rate
+    if learning_rate is None:
+        # The config itself refuses an optimizer that does not exist.
+        learning_rate = OPTIMIZERS.get(request.optimizer, next(iter(OPTIMIZERS.values())))
+    threads = request.threads_per_rank
+    if threads is None:
+        threads = default_threads(site.hosts, site.cpus())
+    return RunConfig(
+        arms=request.arms,
+        ranks=sum(host.slots for host in site.hosts),
+        optimizer=request.optimizer,
+        learning_rate=learning_rate,
+        threads_per_rank=threads,
+        **request.config,
+    )
 
 
 def default_rounds(budget_seconds: float | None) -> int:
@@ -168,12 +174,12 @@ def choose_arms(
             _require_arm(arm, device, survey)
         return named, {}
     arms, left_out = [], {}
-    for name, availability in survey.backends.items():
+    for name, found in survey.backends.items():
         backend = BACKENDS[name]
         if name == CONTROL:
             continue
-        if availability.problem:
-            left_out[name] = f"{availability.problem}; install it with: {availability.remedy}"
+        if found.problem:
+            left_out[name] = f"{found.problem}; install it with: {found.remedy}"
         elif device == "cuda" and not backend.cuda:
             left_out[name] = "it averages in host memory; run it with --device cpu"
         else:
@@ -236,6 +242,19 @@ def choose_dataset(asked: str) -> DatasetChoice:
     raise UsageError(f"There is no data set called {asked!r}.", remedy=f"Use {' or '.join(known)}.")
 
 
+def choose_all_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
+    """Read all hosts of a hostfile or of ``-H``, or take this machine.
+
+    Raises:
+        UsageError: the hosts are wrong, or both were given.
+    """
+    if hostfile and named is not None:
+        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
+    if hostfile:
+        return read_hostfile(hostfile)
+    return (local_host(1),) if named is None else parse_hosts(named)
+
+
 def choose_hosts(
     hostfile: Path | None,
     ranks: int | None,
@@ -256,8 +275,6 @@ def choose_hosts(
     Raises:
         UsageError: the hosts are wrong, have fewer slots than ``ranks``, or are one machine named twice.
     """
-    if hostfile and named:
-        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
     if hostfile is None and named is None:
         if include or exclude:
             raise UsageError(
@@ -265,8 +282,7 @@ def choose_hosts(
                 remedy="Name hosts with --hostfile or -H.",
             )
         return (local_host(ranks or DEFAULT_RANKS),)
-    hosts = read_hostfile(hostfile) if hostfile else parse_hosts(named or "")
-    hosts = select(hosts, include, exclude)
+    hosts = select(choose_all_hosts(hostfile, named), include, exclude)
     here = [host for host in hosts if is_local(host)]
     if len(here) > 1:
         raise UsageError(
@@ -277,51 +293,3 @@ def choose_hosts(
         # Launchers know this machine by one name only: mpirun takes neither ::1 nor 127.0.0.9.
         hosts = (msgspec.structs.replace(here[0], name="localhost"),)
     return place(hosts, ranks)
-
-
-@contextmanager
-def open_site(
-    hosts: tuple[Host, ...], *, reach: Reach, interface: str | None, exported: Mapping[str, str]
-) -> Iterator[Site]:
-    """Open the way to all hosts of a run for as long as the block lasts; to this machine there is none.
-
-    Raises:
-        HostError: a host cannot be reached, or has another version.
-        UsageError: it cannot be told which network interface to take.
-    """
-    if all(map(is_local, hosts)):
-        _require_interface(interface or LOOPBACK)
-        yield ThisMachine(hosts, allowed_cpus(), exported, interface or LOOPBACK)
-        return
-    from compare.launch.cluster import many_hosts  # only here: most runs need no ssh
-
-    with many_hosts(
-        hosts, python=sys.executable, reach=reach, interface=interface, exported=exported
-    ) as site:
-        yield site
-
-
-def _require_interface(name: str) -> None:
-    there = [interface for _, interface in socket.if_nameindex()]
-    if name not in there:
-        raise UsageError(
-            f"--interface {name}: this machine has no such interface.",
-            found=f"It has {', '.join(there)}.",
-            remedy="Name one of these, or leave --interface out.",
-        )
-
-
-def topology(site: Site) -> list[str]:
-    """Say in lines what is understood of the hosts, before anything is started."""
-    network = site.network
-    lines = [
-        f"{host.name}: {counted(host.slots, 'rank')}, {counted(len(cpus), 'CPU')}, {address}"
-        for host, cpus, address in zip(site.hosts, site.cpus(), network.addresses, strict=True)
-    ]
-    where = "" if network.network in {network.interface, ""} else f" ({network.network})"
-    return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
-
-
-def allowed_cpus() -> list[int]:
-    """CPUs that this process, and so every rank, may use."""
-    return sorted(os.sched_getaffinity(0))

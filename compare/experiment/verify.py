@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from compare.analysis.parity import judge, pass_of
-from compare.errors import LaunchError
+from compare.errors import LaunchError, RingsideError
+from compare.experiment.run import begin, open_hosts
+from compare.experiment.settle import settle
 from compare.launch.arm import Observer, launch_arm
 from compare.schema.files import write_json
 from compare.schema.job import Planned
@@ -16,8 +18,11 @@ from compare.schema.results import ArmVerification, Failure, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from compare.experiment.run import Watch
+    from compare.experiment.settle import UserRequest
     from compare.launch.local import Site
     from compare.schema.results import Launch
 
@@ -27,6 +32,34 @@ class VerificationObserver(Observer, Protocol):
 
     def arm_verified(self, arm: ArmVerification) -> None:
         """Hear how an arm fared."""
+
+
+def verify_arms(
+    request: UserRequest, say: Callable[[str], None], watch: Watch[VerificationObserver]
+) -> tuple[Verification, Path]:
+    """Prove every arm that a user asked for.
+
+    Args:
+        request: what the user asked for.
+        say: prints a line about the hosts or the data.
+        watch: makes the observer of a verification of some config.
+
+    Returns:
+        The verification, and its folder.
+
+    Raises:
+        RingsideError: something failed; notes of the error say what is kept.
+        KeyboardInterrupt: likewise.
+    """
+    with open_hosts(request, say) as site:
+        config, left_out = settle(request, site)
+        run, directory = begin(request, config, left_out, site, say, purpose="-verify")
+        try:
+            with watch(run.config) as observer:
+                return verify(run, directory, site, observer), directory
+        except (RingsideError, KeyboardInterrupt) as error:
+            error.add_note(f"The finished part is in {directory}")
+            raise
 
 
 def verify(run: Run, directory: Path, site: Site, observer: VerificationObserver) -> Verification:

@@ -546,7 +546,8 @@ def test_help_and_every_commands_help_work_and_load_no_library():
     script = f"""
 import sys
 from compare.cli.main import main
-for arguments in (["--help"], ["-h"], ["run", "--help"], ["report", "--help"], ["backends", "--help"],
+for arguments in (["--help"], ["-h"], ["run", "--help"], ["aa", "--help"], ["verify", "--help"],
+                  ["doctor", "--help"], ["report", "--help"], ["backends", "--help"],
                   ["data", "--help"], ["data", "fetch", "--help"], ["data", "status", "--help"],
                   ["install", "--help"], ["install", "horovod", "--help"]):
     sys.argv = ["compare", *arguments]

@@ -16,8 +16,9 @@ from compare import __version__
 from compare.doctor import availability
 from compare.doctor.availability import Availability, Found, Survey, survey
 from compare.errors import OutputError, UnavailableError, UsageError
-from compare.experiment import settle as prepare
+from compare.experiment import settle
 from compare.experiment.run import new_run
+from compare.launch import target
 from compare.launch.engines.fanout import Reach
 from compare.launch.local import ThisMachine
 from compare.schema import environment, store
@@ -97,7 +98,7 @@ def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):
     ],
 )
 def test_the_device_is_what_was_asked_for_or_what_there_is(asked, ranks, gpus, taken):
-    assert prepare.choose_device(asked, [Host("here", ranks)], [gpus]) == taken
+    assert settle.choose_device(asked, [Host("here", ranks)], [gpus]) == taken
 
 
 @pytest.mark.parametrize(
@@ -106,14 +107,14 @@ def test_the_device_is_what_was_asked_for_or_what_there_is(asked, ranks, gpus, t
 )
 def test_too_few_gpus_are_an_error_and_never_the_cpu_instead(asked, gpus, remedy):
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_device(asked, [Host("n1", 1), Host("n2", 2)], [1, gpus])
+        settle.choose_device(asked, [Host("n1", 1), Host("n2", 2)], [1, gpus])
     assert caught.value.what == "2 ranks on n2 need 2 GPUs."
     assert f"has {gpus}" in caught.value.found
     assert remedy in caught.value.remedy
 
 
 def test_an_unknown_device_is_left_to_the_config_to_refuse():
-    assert prepare.choose_device("tpu", [Host("here", 2)], [8]) == "tpu"
+    assert settle.choose_device("tpu", [Host("here", 2)], [8]) == "tpu"
 
 
 # ---- arms ----
@@ -122,14 +123,14 @@ def test_an_unknown_device_is_left_to_the_config_to_refuse():
 def test_what_torch_has_for_gpus_alone_is_refused_on_the_cpu_and_never_replaced():
     arms = parse_arms(["ddp,ddp:comm_hook=bf16"])
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(arms, "cpu", a_survey(), one_host=True)
+        settle.choose_arms(arms, "cpu", a_survey(), one_host=True)
     assert caught.value.what == "ddp:comm_hook=bf16 cannot run on the CPU."
     assert "comm_hook=bf16 for CUDA alone" in caught.value.found
-    assert prepare.choose_arms(arms, "cuda", a_survey(gpus=2), one_host=True) == (arms, {})
+    assert settle.choose_arms(arms, "cuda", a_survey(gpus=2), one_host=True) == (arms, {})
 
 
 def test_all_that_can_run_are_taken_where_none_is_named():
-    arms, left_out = prepare.choose_arms((), "cpu", a_survey(), one_host=True)
+    arms, left_out = settle.choose_arms((), "cpu", a_survey(), one_host=True)
     assert [arm.label for arm in arms] == ["ddp", "manual", "manual:mode=shared_memory", "horovod", "mpi"]
     assert left_out == {}
 
@@ -137,19 +138,19 @@ def test_all_that_can_run_are_taken_where_none_is_named():
 def test_where_memory_cannot_be_shared_that_arm_is_left_out_with_the_reason():
     survey = a_survey()
     survey.libraries["torch"].facts["shared_memory_problem"] = "memory cannot be shared here (why)"
-    arms, left_out = prepare.choose_arms((), "cpu", survey, one_host=True)
+    arms, left_out = settle.choose_arms((), "cpu", survey, one_host=True)
     assert [arm.label for arm in arms] == ["ddp", "manual", "horovod", "mpi"]
     assert left_out == {"manual:mode=shared_memory": "memory cannot be shared here (why)"}
 
 
 @pytest.mark.parametrize(("device", "one_host"), [("cpu", False), ("cuda", True)])
 def test_over_hosts_and_on_gpus_shared_memory_is_not_taken_unasked(device, one_host):
-    arms, _ = prepare.choose_arms((), device, a_survey(gpus=2), one_host=one_host)
+    arms, _ = settle.choose_arms((), device, a_survey(gpus=2), one_host=one_host)
     assert not [arm.label for arm in arms if "shared_memory" in arm.label]
 
 
 def test_what_cannot_run_is_left_out_with_reason_and_remedy():
-    arms, left_out = prepare.choose_arms((), "cpu", a_survey(missing=["horovod", "mpi"]), one_host=True)
+    arms, left_out = settle.choose_arms((), "cpu", a_survey(missing=["horovod", "mpi"]), one_host=True)
     assert [arm.label for arm in arms] == ["ddp", "manual", "manual:mode=shared_memory"]
     assert list(left_out) == ["horovod", "mpi"]
     assert "horovod is not installed" in left_out["horovod"]
@@ -157,19 +158,19 @@ def test_what_cannot_run_is_left_out_with_reason_and_remedy():
 
 
 def test_on_gpus_what_cannot_average_there_is_left_out_with_the_reason():
-    arms, left_out = prepare.choose_arms((), "cuda", a_survey(gpus=2), one_host=True)
+    arms, left_out = settle.choose_arms((), "cuda", a_survey(gpus=2), one_host=True)
     assert [arm.label for arm in arms] == ["ddp", "manual", "horovod"]
     assert "--device cpu" in left_out["mpi"]
 
 
 def test_arms_that_are_named_are_taken_as_they_are():
     named = parse_arms(["mpi,ddp:bucket_cap_mb=1,horovod:controller=mpi"])
-    assert prepare.choose_arms(named, "cpu", a_survey(), one_host=True) == (named, {})
+    assert settle.choose_arms(named, "cpu", a_survey(), one_host=True) == (named, {})
 
 
 def test_an_arm_that_is_named_and_cannot_run_is_an_error():
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(parse_arms(["ddp,horovod"]), "cpu", a_survey(missing=["horovod"]), one_host=True)
+        settle.choose_arms(parse_arms(["ddp,horovod"]), "cpu", a_survey(missing=["horovod"]), one_host=True)
     assert "horovod" in caught.value.what
     assert "not installed" in caught.value.found
     assert "compare install horovod" in caught.value.remedy
@@ -177,7 +178,7 @@ def test_an_arm_that_is_named_and_cannot_run_is_an_error():
 
 def test_an_arm_that_is_named_and_cannot_use_the_device_is_an_error():
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(parse_arms(["ddp,mpi"]), "cuda", a_survey(gpus=2), one_host=True)
+        settle.choose_arms(parse_arms(["ddp,mpi"]), "cuda", a_survey(gpus=2), one_host=True)
     assert "mpi" in caught.value.what
     assert "--device cpu" in caught.value.remedy
 
@@ -186,7 +187,7 @@ def test_an_arm_that_is_named_and_cannot_use_the_device_is_an_error():
 def test_a_controller_that_was_not_built_is_an_error(text, controller):
     survey = a_survey(controllers=[name for name in ("gloo", "mpi") if name != controller])
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(parse_arms([text]), "cpu", survey, one_host=True)
+        settle.choose_arms(parse_arms([text]), "cpu", survey, one_host=True)
     assert f"without its {controller} controller" in caught.value.what
 
 
@@ -198,7 +199,7 @@ def test_it_is_an_error_where_nothing_can_run():
         for name, backend in BACKENDS.items()
     }
     with pytest.raises(UnavailableError) as caught:
-        prepare.choose_arms(
+        settle.choose_arms(
             (), "cpu", Survey(backends, {"torch": Found(problem="torch does not load")}), one_host=True
         )
     assert "torch does not load" in caught.value.found
@@ -219,7 +220,7 @@ def test_it_is_an_error_where_nothing_can_run():
     ],
 )
 def test_the_control_runs_first_unless_it_is_not_wanted(named, control, run):
-    assert [arm.label for arm in prepare.with_control(parse_arms([named]), control=control)] == run
+    assert [arm.label for arm in settle.with_control(parse_arms([named]), control=control)] == run
 
 
 @pytest.mark.parametrize(
@@ -242,12 +243,12 @@ def test_the_control_runs_first_unless_it_is_not_wanted(named, control, run):
     ],
 )
 def test_the_baseline_is_what_was_asked_for_or_the_first_that_is_not_the_control(asked, named, baseline):
-    assert prepare.choose_baseline(asked, parse_arms([named])) == baseline
+    assert settle.choose_baseline(asked, parse_arms([named])) == baseline
 
 
 def test_a_baseline_that_is_no_arm_is_refused():
     with pytest.raises(UsageError, match="'dpp'"):
-        prepare.choose_baseline("dpp", parse_arms(["ddp"]))
+        settle.choose_baseline("dpp", parse_arms(["ddp"]))
 
 
 # ---- data and hosts ----
@@ -255,12 +256,12 @@ def test_a_baseline_that_is_no_arm_is_refused():
 
 @pytest.mark.parametrize("name", ["auto", "mnist", "digits"])
 def test_a_data_set_is_taken_by_its_name(name):
-    assert prepare.choose_dataset(name) == name
+    assert settle.choose_dataset(name) == name
 
 
 def test_an_unknown_data_set_is_answered_with_the_known_ones():
     with pytest.raises(UsageError) as caught:
-        prepare.choose_dataset("cifar")
+        settle.choose_dataset("cifar")
     assert "'cifar'" in caught.value.what
     assert "auto or mnist or digits" in caught.value.remedy
 
@@ -280,13 +281,13 @@ def slots(hosts):
 
 
 def test_without_a_hostfile_this_machine_takes_every_rank():
-    assert slots(prepare.choose_hosts(None, 3)) == [("localhost", 3)]
-    assert slots(prepare.choose_hosts(None, None)) == [("localhost", 2)]
+    assert slots(settle.choose_hosts(None, 3)) == [("localhost", 3)]
+    assert slots(settle.choose_hosts(None, None)) == [("localhost", 2)]
 
 
 def test_the_hostfile_says_how_many_ranks_there_are(hostfile):
-    assert slots(prepare.choose_hosts(hostfile("localhost slots=4\n"), None)) == [("localhost", 4)]
-    assert slots(prepare.choose_hosts(hostfile("localhost slots=4\n"), 3)) == [("localhost", 3)]
+    assert slots(settle.choose_hosts(hostfile("localhost slots=4\n"), None)) == [("localhost", 4)]
+    assert slots(settle.choose_hosts(hostfile("localhost slots=4\n"), 3)) == [("localhost", 3)]
 
 
 @pytest.mark.parametrize(
@@ -300,31 +301,31 @@ def test_the_hostfile_says_how_many_ranks_there_are(hostfile):
 )
 def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_is_started(hostfile, text, ranks, named):
     with pytest.raises(UsageError) as caught:
-        prepare.choose_hosts(hostfile(text), ranks)
+        settle.choose_hosts(hostfile(text), ranks)
     assert named in caught.value.what
     assert caught.value.remedy
 
 
 def test_other_machines_are_taken_from_a_file_or_from_the_command_line(hostfile):
     text = "n1 slots=2\nn2 slots=2\nn3 slots=2\n"
-    assert slots(prepare.choose_hosts(hostfile(text), 3)) == [("n1", 2), ("n2", 1)]
-    assert slots(prepare.choose_hosts(None, None, named="n[1-2]:2,n3")) == [("n1", 2), ("n2", 2), ("n3", 1)]
-    assert slots(prepare.choose_hosts(hostfile(text), None, exclude=["n2"])) == [("n1", 2), ("n3", 2)]
-    assert slots(prepare.choose_hosts(hostfile(text), None, include=["n[2-3]"])) == [("n2", 2), ("n3", 2)]
+    assert slots(settle.choose_hosts(hostfile(text), 3)) == [("n1", 2), ("n2", 1)]
+    assert slots(settle.choose_hosts(None, None, named="n[1-2]:2,n3")) == [("n1", 2), ("n2", 2), ("n3", 1)]
+    assert slots(settle.choose_hosts(hostfile(text), None, exclude=["n2"])) == [("n1", 2), ("n3", 2)]
+    assert slots(settle.choose_hosts(hostfile(text), None, include=["n[2-3]"])) == [("n2", 2), ("n3", 2)]
 
 
 def test_hosts_are_named_once(hostfile):
     with pytest.raises(UsageError, match="both name hosts"):
-        prepare.choose_hosts(hostfile("n1\n"), None, named="n1")
+        settle.choose_hosts(hostfile("n1\n"), None, named="n1")
     with pytest.raises(UsageError, match="none are named"):
-        prepare.choose_hosts(None, None, include=["n1"])
+        settle.choose_hosts(None, None, include=["n1"])
 
 
 def test_threads_are_shared_out_by_the_fullest_host():
     hosts = (Host("n1", 1), Host("n2", 2))
-    assert prepare.default_threads(hosts, [range(8), range(8)]) == 4
-    assert prepare.default_threads(hosts, [range(2), range(8)]) == 2
-    assert prepare.default_threads(hosts, [range(8), range(1)]) == 1
+    assert settle.default_threads(hosts, [range(8), range(8)]) == 4
+    assert settle.default_threads(hosts, [range(2), range(8)]) == 2
+    assert settle.default_threads(hosts, [range(8), range(1)]) == 1
 
 
 def test_what_is_given_to_the_ranks_is_read_and_never_shown():
@@ -365,7 +366,7 @@ def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
 def test_an_interface_that_is_not_there_is_refused_before_anything_starts():
     with (
         pytest.raises(UsageError, match="--interface nope") as caught,
-        prepare.open_site((Host("localhost", 2),), reach=Reach(), interface="nope", exported={}),
+        target.open_site((Host("localhost", 2),), reach=Reach(), interface="nope", exported={}),
     ):
         pass
     assert "lo" in caught.value.found
@@ -424,7 +425,7 @@ def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
 
 def test_a_new_run_records_what_it_begins_with(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/opt/env/bin/compare", "run", "-np", "2"])
-    here = ThisMachine(prepare.choose_hosts(None, 2), prepare.allowed_cpus())
+    here = ThisMachine(settle.choose_hosts(None, 2), target.allowed_cpus())
     run = new_run(a_config(), DIGITS, here, {"mpi": "not here"})
     assert run.command == ["compare", "run", "-np", "2"]
     assert run.ringside_version == __version__

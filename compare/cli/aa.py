@@ -1,0 +1,47 @@
+"""``compare aa``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from compare.cli.console import make_console, make_say
+from compare.cli.options import Detail, MaxReruns, Shared, Warmup, read_request, with_shared
+from compare.cli.run import print_run
+from compare.errors import UsageError
+
+
+@with_shared
+def aa(
+    shared: Shared,
+    *,
+    comparisons: Annotated[int, typer.Option(min=1, help="Number of comparisons.")] = 10,
+    repeats: Annotated[int, typer.Option(min=5, help="Rounds of each comparison.")] = 5,
+    steps: Annotated[int, typer.Option(help="Training steps of a launch.")] = 150,
+    warmup: Warmup = 30,
+    max_reruns: MaxReruns = 10,
+    detail: Detail = False,
+) -> None:
+    """Compare an arm with itself: how often does this tool see a difference where none exists?"""
+    from compare.experiment.run import compare_arms
+    from compare.report.progress import LiveProgress
+
+    request = read_request(
+        shared,
+        steps=steps,
+        warmup_steps=warmup,
+        rounds=comparisons * repeats,
+        comparisons=comparisons,
+        max_reruns=max_reruns,
+    )
+    if len(request.arms) != 1:
+        raise UsageError(
+            f"--backend names {len(request.arms)} arms; an A/A test takes one.",
+            remedy="Name one, such as ddp.",
+        )
+    log = make_console(stderr=True)
+    result, directory = compare_arms(
+        request, make_say(log), lambda config: LiveProgress(log, config, verbose=shared.verbose)
+    )
+    print_run(result, directory, shared.export_json, detail=detail)

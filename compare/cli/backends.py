@@ -1,0 +1,13 @@
+"""``compare backends``."""
+
+from __future__ import annotations
+
+from compare.cli.console import make_console
+
+
+def backends() -> None:
+    """List the backends with version, transport and options, and why one is missing."""
+    from compare.doctor.availability import survey
+    from compare.doctor.backends_table import renderable
+
+    make_console().print(renderable(survey()))

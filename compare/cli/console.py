@@ -1,0 +1,52 @@
+"""Print to the terminal: results to standard output, all else to standard error."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from compare.errors import RingsideError
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Make a console as wide as the terminal; for a file or a pipe, as wide as a whole table."""
+    from rich.console import Console
+
+    from compare.report.table import PLAIN_WIDTH
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+def make_say(console: Console) -> Callable[[str], None]:
+    """Return a function that prints one dim line."""
+    return lambda line: console.print(line, style="dim", markup=False, soft_wrap=True)
+
+
+def print_folder(console: Console, directory: Path) -> None:
+    """Print which folder holds the results."""
+    make_say(console)(f"Results: {directory}")
+
+
+def print_notes(error: BaseException) -> None:
+    """Print an error's notes: what was kept, and where."""
+    for note in getattr(error, "__notes__", ()):
+        typer.echo(note, err=True)
+
+
+def print_error(error: RingsideError) -> None:
+    """Print an error in its three parts."""
+    typer.secho(f"error: {error.what}", fg=typer.colors.RED, bold=True, err=True)
+    for part in (error.found, error.remedy):
+        if part:
+            typer.echo("  " + part.replace("\n", "\n  "), err=True)

@@ -1,0 +1,66 @@
+"""``compare doctor``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compare.cli.console import make_console, make_say
+from compare.cli.options import Hostfile, HostList, SshIdentity, SshPort, SshUser
+
+
+def doctor(
+    *,
+    hostfile: Hostfile = None,
+    hosts: HostList = None,
+    ssh_user: SshUser = "",
+    ssh_port: SshPort = None,
+    ssh_identity: SshIdentity = None,
+    python: Annotated[
+        str | None, typer.Option(show_default="this one's path", help="The interpreter on the hosts.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only the checks that take less than a second.")
+    ] = False,
+    ports: Annotated[
+        bool, typer.Option("--ports/--no-ports", help="Let all hosts connect to a port of the first.")
+    ] = True,
+    export_json: Annotated[
+        Path | None, typer.Option(help="Also write all facts and findings to this file.")
+    ] = None,
+    export_markdown: Annotated[
+        Path | None, typer.Option(help="Also write the printed report to this file.")
+    ] = None,
+) -> None:
+    """Examine the hosts, or this machine: what would break or slow down a run, and how to mend it.
+
+    Exits with 0 where there is no problem, otherwise with 9; warnings and notes are no problems.
+    """
+    from compare.doctor.examine import examine, exit_code
+    from compare.doctor.report import DoctorReport, markdown
+    from compare.experiment.settle import choose_all_hosts
+    from compare.launch.engines.fanout import Reach
+    from compare.schema.files import write_json, write_text
+    from compare.schema.store import require_writable
+    from compare.text import counted
+
+    for path in filter(None, (export_json, export_markdown)):
+        require_writable(path, to_be_made=None)
+    chosen = choose_all_hosts(hostfile, hosts)
+    make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}")
+    examination = examine(
+        chosen,
+        reach=Reach(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
+        python=python or sys.executable,
+        quick=quick,
+        ports=ports and not quick and len(chosen) > 1,
+    )
+    if export_json:
+        write_json(export_json, examination)
+    if export_markdown:
+        write_text(export_markdown, markdown(examination) + "\n")
+    make_console().print(DoctorReport(examination))
+    raise typer.Exit(exit_code(examination))

@@ -1,0 +1,23 @@
+"""``compare install``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def horovod(
+    *,
+    constraints: Annotated[
+        Path | None, typer.Option(help="pip constraints for the packages that the build needs.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build again, even if a wheel is in the cache.")
+    ] = False,
+) -> None:
+    """Build Horovod 0.28.1 from its unmodified source for the installed torch."""
+    from compare.doctor.horovod.build import install_horovod
+
+    install_horovod(constraints=constraints, force=force)

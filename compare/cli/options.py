@@ -1,0 +1,232 @@
+"""Declare every flag once: its name, its type and its help."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import MISSING, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from compare.experiment.settle import UserRequest
+    from compare.schema.arms import Arm
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
+    ),
+]
+Detail = Annotated[bool, typer.Option("--detail", help="Also show where the cost goes.")]
+Backends = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend",
+        help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
+        "`compare backends` lists them with their options.",
+        show_default="all that are available; on the CPUs of one host manual:mode=shared_memory, too",
+    ),
+]
+Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
+HostList = Annotated[
+    str | None, typer.Option("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
+]
+SshUser = Annotated[
+    str, typer.Option(show_default="as ssh is configured", help="For hosts that name no user themselves.")
+]
+SshPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, show_default="as ssh is configured", help="Port of sshd."),
+]
+SshIdentity = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
+    ),
+]
+Warmup = Annotated[int, typer.Option(help="First steps, which train but are not timed.")]
+MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds that are repeated.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The flags that ``run``, ``aa`` and ``verify`` share."""
+
+    backend: Backends = None
+    num_proc: Annotated[
+        int | None,
+        typer.Option(
+            "-np",
+            "--num-proc",
+            min=1,
+            show_default="the hostfile's slots, or else 2",
+            help="Number of ranks.",
+        ),
+    ] = None
+    hostfile: Hostfile = None
+    hosts: HostList = None
+    include: Annotated[
+        list[str] | None, typer.Option(help="Use only these of the hosts: node[1-2],node7.")
+    ] = None
+    exclude: Annotated[list[str] | None, typer.Option(help="Leave these hosts out: node3.")] = None
+    interface: Annotated[
+        str | None,
+        typer.Option(
+            show_default="the one that all hosts share; lo on one machine",
+            help="Network interface of all arms.",
+        ),
+    ] = None
+    ssh_user: SshUser = ""
+    ssh_port: SshPort = None
+    ssh_identity: SshIdentity = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-x",
+            "--env",
+            help="NAME, with its value from your shell, or NAME=VALUE: set for every rank, and "
+            "kept out of command lines, logs and results.",
+        ),
+    ] = None
+    model: Annotated[
+        str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")
+    ] = "mlp"
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd"
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            "--lr", show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."
+        ),
+    ] = None
+    batch_size: Annotated[int, typer.Option(help="Samples per rank and pass.")] = 64
+    accumulate: Annotated[
+        int, typer.Option(help="Passes per step; gradients add up and are averaged after the last.")
+    ] = 1
+    seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    threads: Annotated[
+        int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")
+    ] = None
+    dataset: Annotated[str, typer.Option(help="auto, mnist or digits.")] = "auto"
+    data_dir: DataDir = None
+    output: Annotated[
+        Path | None,
+        typer.Option(show_default="runs/<time>-<model>-np<ranks>", help="Folder for results and logs."),
+    ] = None
+    export_json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None
+    timeout: Annotated[float, typer.Option(help="Maximum time for a launch, in seconds.")] = 300.0
+    stall: Annotated[float, typer.Option(help="Maximum time without progress, in seconds.")] = 30.0
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")
+    ] = False
+
+
+def with_shared(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of ``Shared``, which it gets as its first argument."""
+    shared, *own = inspect.signature(command).parameters.values()
+    hints = get_type_hints(command, include_extras=True)
+    shared_hints = get_type_hints(Shared, include_extras=True)
+    names = [field.name for field in fields(Shared)]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        command(Shared(**{name: given.pop(name) for name in names}), **given)
+
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=shared_hints[field.name],
+        )
+        for field in fields(Shared)
+    ]
+    parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
+    # typer looks at these two alone.
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del called.__wrapped__, shared
+    return called
+
+
+def read_request(
+    shared: Shared, *, baseline: str | None = None, control: bool = False, **config: Any
+) -> UserRequest:
+    """Read a request from the flags.
+
+    Args:
+        shared: the flags that all experiments share.
+        baseline: label of the arm that the others are compared with.
+        control: whether the ranks also run without communication.
+        config: fields of ``RunConfig`` for which the command has flags of its own.
+
+    Raises:
+        UsageError: a flag has a wrong value.
+        OutputError: the file of ``--export-json`` cannot be written.
+    """
+    from compare.experiment.settle import UserRequest, choose_dataset, choose_hosts
+    from compare.launch.engines.fanout import Reach
+    from compare.schema.environment import read_exports
+    from compare.schema.store import require_writable
+
+    arms = read_arms(shared.backend)
+    dataset = choose_dataset(shared.dataset)
+    hosts = choose_hosts(
+        shared.hostfile,
+        shared.num_proc,
+        named=shared.hosts,
+        include=shared.include or (),
+        exclude=shared.exclude or (),
+    )
+    identity = str(shared.ssh_identity.absolute()) if shared.ssh_identity else ""
+    if shared.export_json:
+        require_writable(shared.export_json, to_be_made=shared.output)
+    return UserRequest(
+        arms=arms,
+        baseline=baseline,
+        control=control,
+        hosts=hosts,
+        reach=Reach(user=shared.ssh_user, port=shared.ssh_port, identity=identity),
+        interface=shared.interface,
+        exported=read_exports(shared.env or [], os.environ),
+        dataset=dataset,
+        data_dir=shared.data_dir,
+        output=shared.output,
+        optimizer=shared.optimizer,
+        learning_rate=shared.lr,
+        threads_per_rank=shared.threads,
+        config={
+            "model": shared.model,
+            "batch_size_per_rank": shared.batch_size,
+            "accumulate": shared.accumulate,
+            "seed": shared.seed,
+            "device": shared.device,
+            "launch_timeout_seconds": shared.timeout,
+            "stall_seconds": shared.stall,
+            **config,
+        },
+    )
+
+
+def read_arms(backend: list[str] | None) -> tuple[Arm, ...]:
+    """Read the arms that ``--backend`` names; none where it is left out.
+
+    Raises:
+        UsageError: an arm is wrong, or the flag names none.
+    """
+    from compare.schema.arms import parse_arms
+
+    arms = parse_arms(backend or [])
+    if backend and not arms:
+        raise UsageError(
+            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
+        )
+    return arms

@@ -1,0 +1,42 @@
+"""``compare report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compare.cli.console import make_console
+from compare.cli.options import Detail
+from compare.errors import UsageError
+
+
+def report(
+    run_directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or its results.json.")
+    ],
+    *,
+    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    detail: Detail = False,
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
+) -> None:
+    """Show a run again in any format, also one that was stopped."""
+    from compare.analysis import analyse
+    from compare.report import RENDERERS, render
+    from compare.report.table import RunTable
+    from compare.schema.files import write_text
+    from compare.schema.store import read_run, results_file
+
+    if form not in RENDERERS:
+        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(RENDERERS)}.")
+    run = read_run(run_directory)
+    if output and output.exists() and output.samefile(results_file(run_directory)):
+        raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
+    analysis = analyse(run)
+    if output:
+        write_text(output, render(run, analysis, form, detail=detail) + "\n")
+    elif form == "table":
+        make_console().print(RunTable(run, analysis, detail=detail))
+    else:
+        typer.echo(render(run, analysis, form, detail=detail))

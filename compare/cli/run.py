@@ -1,0 +1,111 @@
+"""``compare run``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compare.cli.console import make_console, make_say, print_folder
+from compare.cli.options import Detail, MaxReruns, Shared, Warmup, read_request, with_shared
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from compare.analysis import Analysis
+    from compare.experiment.run import Plan
+    from compare.schema.results import Run
+
+
+@with_shared
+def run(
+    shared: Shared,
+    *,
+    epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
+    warmup: Warmup = 30,
+    repeats: Annotated[
+        int | None,
+        typer.Option(show_default="5, or what --budget allows", help="Rounds; each launches every arm once."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Maximum time in seconds: add rounds until every verdict is settled."),
+    ] = None,
+    max_reruns: MaxReruns = 3,
+    baseline: Annotated[
+        str | None,
+        typer.Option(show_default="the first named", help="Arm that the others are compared with."),
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the commands of one round, and stop.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if the arms ran under different conditions.")
+    ] = False,
+    detail: Detail = False,
+) -> None:
+    """Run the same training through every arm, and print them side by side."""
+    from compare.experiment.run import compare_arms, plan
+    from compare.experiment.settle import default_rounds
+    from compare.report.progress import LiveProgress
+
+    request = read_request(
+        shared,
+        baseline=baseline,
+        control=control,
+        epochs=epochs,
+        steps=steps,
+        warmup_steps=warmup,
+        rounds=default_rounds(budget) if repeats is None else repeats,
+        budget_seconds=budget,
+        max_reruns=max_reruns,
+    )
+    log = make_console(stderr=True)
+    if dry_run:
+        _print_plan(plan(request, make_say(log)))
+        return
+    result, directory = compare_arms(
+        request, make_say(log), lambda config: LiveProgress(log, config, verbose=shared.verbose)
+    )
+    analysis = print_run(result, directory, shared.export_json, detail=detail)
+    if strict:
+        _require_same_conditions(analysis)
+
+
+def print_run(run: Run, directory: Path, export_json: Path | None, *, detail: bool) -> Analysis:
+    """Analyse a run, print its table and its folder, and export it where that is asked for."""
+    from compare.analysis import analyse
+    from compare.report import render
+    from compare.report.table import RunTable
+    from compare.schema.files import write_text
+
+    console, analysis = make_console(), analyse(run)
+    if export_json:
+        write_text(export_json, render(run, analysis, "json") + "\n")
+    console.print()
+    console.print(RunTable(run, analysis, detail=detail))
+    print_folder(console, directory)
+    return analysis
+
+
+def _require_same_conditions(analysis: Analysis) -> None:
+    from compare.errors import ConditionsError
+    from compare.report.notes import said_of
+
+    if analysis.different:
+        raise ConditionsError(
+            "The arms ran under different conditions, which --strict does not allow.",
+            found="\n".join(map(said_of, analysis.different)),
+            remedy="Make them equal, or declare the difference as an option of an arm. The results are kept.",
+        )
+
+
+def _print_plan(plan: Plan) -> None:
+    console = make_console()
+    for section in plan:
+        console.print(f"# {section.title}", soft_wrap=True, markup=False, style="dim")
+        console.print(section.text, soft_wrap=True, markup=False)

@@ -1,0 +1,31 @@
+"""``compare verify``."""
+
+from __future__ import annotations
+
+import typer
+
+from compare.cli.console import make_console, make_say, print_folder
+from compare.cli.options import Shared, read_request, with_shared
+
+
+@with_shared
+def verify(shared: Shared) -> None:
+    """Launch every arm once, and prove that it trains what a single process would."""
+    from compare.experiment.verify import verify_arms
+    from compare.report.progress import LiveProgress
+    from compare.report.verification import renderable
+    from compare.schema.files import write_json
+    from compare.schema.job import STEPS
+
+    request = read_request(shared, steps=STEPS, warmup_steps=0, rounds=1)
+    log = make_console(stderr=True)
+    verification, directory = verify_arms(
+        request, make_say(log), lambda config: LiveProgress(log, config, verbose=shared.verbose)
+    )
+    if shared.export_json:
+        write_json(shared.export_json, verification)
+    console = make_console()
+    console.print()
+    console.print(renderable(verification))
+    print_folder(console, directory)
+    raise typer.Exit(verification.exit_code)
