@@ -276,7 +276,9 @@ def messages(tree: ast.AST) -> Iterator[Chunk]:
         else:
             continue
         if len(re.findall(r"\b[a-zA-Z]{2,}\b", text)) >= MESSAGE_WORDS and " " in text:
-            yield from (Chunk(node.lineno, line) for line in re.split(r"\n+", text) if line.strip())
+            wrapped = 0 <= (node.end_lineno or 0) - node.lineno - text.count("\n") <= ("\n" in text)
+            lines = text.splitlines() if wrapped else re.split(r"(\n)", text)
+            yield from paragraphs((node.lineno, line) for line in lines)
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:

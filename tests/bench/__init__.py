@@ -1,5 +1,5 @@
-"""Ringside measured: ``python -m tests.bench`` holds the product to its targets of speed.
+"""Measure Ringside's own speed against its targets: ``python -m tests.bench``.
 
-Every claim is a ratio of two things measured in turns (A B B A) in one run, with an interval; CPU time
-that other programs took meanwhile is measured too, and what was disturbed is measured again.
+Every claim is a ratio of two things measured in turns (A B B A), with an interval. The CPU time
+of other programs is measured too, and noisy measurements are repeated.
 """

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.bench import averaging, by_hand, command_line, cost, loop, measuring, record, report
 from tests.bench.estimate import Section
 from tests.bench.launches import BenchError
-from tests.bench.pairs import Patience
+from tests.bench.pairs import QuietWait
 from tests.bench.settings import ROOT, Settings, find_mnist
 
 BENCHES = {
@@ -32,10 +32,10 @@ BENCHES = {
 def main():
     given = _parse()
     output = given.output or (None if given.quick or given.only else ROOT / "docs" / "bench.md")
-    Patience.seconds_left = given.patience
+    QuietWait.seconds_left = given.quiet_wait
     console = Console()
     with tempfile.TemporaryDirectory(prefix="ringside-bench-") as folder:
-        # Launchers leave files in the temporary folder; here they go with it.
+        # Launchers leave files in the temporary folder. They are removed with this one.
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         settings = Settings(
             data_dir=find_mnist(),
@@ -47,7 +47,7 @@ def main():
         for name in given.only or BENCHES:
             section = _run(console, name, settings)
             failed |= section.failed
-            if output:  # at once: what took minutes is not lost where the next one is interrupted
+            if output:  # at once, so that an interrupt does not lose minutes of measuring
                 record.write(output, name, section, _command(given), order=list(BENCHES))
     if output:
         console.print(f"Written to {output}")
@@ -55,16 +55,16 @@ def main():
 
 
 def _run(console, name, settings):
-    begun = time.monotonic()
+    started_at = time.monotonic()
     try:
         with console.status(f"{name} ..."):
             section = BENCHES[name](settings)
     except BenchError as error:
-        # What the other benches found is worth having all the same.
+        # The other benches still run.
         section = Section(name, f"Could not be measured:\n\n```\n{error}\n```", [], [], failed=True)
         console.print(section.text, style="red", markup=False)
     console.print(report.table(section))
-    console.print(f"{name} took {time.monotonic() - begun:.0f} s\n", style="dim")
+    console.print(f"{name} took {time.monotonic() - started_at:.0f} s\n", style="dim")
     return section
 
 
@@ -75,15 +75,15 @@ def _parse():
     parser.add_argument(
         "--output",
         type=Path,
-        help="write the results here, and keep those that are there of other benches, measured on the same "
-        "machine with the same versions [default: docs/bench.md after a whole run]",
+        help="write the results here [default: docs/bench.md after a whole run]. Results of other benches "
+        "stay if machine and versions are the same",
     )
     parser.add_argument(
-        "--patience",
+        "--quiet-wait",
         type=float,
-        default=Patience.seconds_left,
+        default=QuietWait.seconds_left,
         metavar="SECONDS",
-        help="how long to wait in all for others to leave the machine alone [default: %(default)g]",
+        help="maximum time to wait in all for a quiet machine [default: %(default)g]",
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Averaging by hand against DDP over the same process group, and shared memory against its floor."""
+"""Compare averaging by hand with DDP, and shared memory with its floor."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tests.bench.pairs import take_palindromes
 
 RANKS = 2
 LAUNCHES = 10
-# Steps in a turn, a quarter of a second or more; and palindromes in a launch.
+# Steps in a turn, which takes at least a quarter of a second, and palindromes in a launch.
 STEPS = {"mlp": 80, "convnet": 4, "wide": 3}
 PALINDROMES = {"mlp": 3, "convnet": 3, "wide": 2}
 MODES = ("manual:mode=flat", "manual:mode=overlap")
-# Of shared memory, where more is promised.
+# Shared memory has higher targets.
 SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_least(1.25)}
 TEXT = f"""\
-{RANKS} ranks, one thread each, batch 64. The product's replicas of all arms in the same processes over the
-same Gloo process group, in turns, the first step of each not timed; speed over DDP's. *none* does not average
-at all. *none, in step* does not either, but its ranks wait for each other after every backward pass: no arm
-that averages is quicker, but by noise."""
+{RANKS} ranks, one thread each, batch 64. The product's replicas of all arms take turns in the same processes
+over the same Gloo process group. The first step of a turn is not timed. The ratio is the speed over DDP's.
+*none* does not average. *none, in step* does not average either, but its ranks wait for each other after
+every backward pass. An arm that averages can only be faster than that by noise."""
 CONTROL = "none"
 IN_STEP = "none, in step"
 FLOOR_MEGABYTES = (16, 64)
 FLOOR_LAUNCHES, FLOOR_PALINDROMES = 5, 3
 FLOOR_TEXT = """\
-What `manual:mode=shared_memory` takes to sum up so many bytes between two ranks, over what one rank alone
-takes to add two tensors of that size, with the whole machine's memory to itself."""
+The time in which `manual:mode=shared_memory` sums so many bytes between two ranks. The ratio is over the time
+of one rank that adds two tensors of that size while the other waits."""
 
 
 def bench(settings) -> Section:
@@ -75,5 +75,5 @@ def _take_floor(settings, megabytes):
     def start(folder, number):
         launches.start_ranks("floor", (folder, number, megabytes, calls, FLOOR_PALINDROMES), ranks=RANKS)
 
-    # Rank 0 adds alone, so its clock alone tells.
+    # Only rank 0 adds, so only its time counts.
     return take_palindromes(start, settings.pick(FLOOR_LAUNCHES, 2), ranks=RANKS, merge=itemgetter(0))

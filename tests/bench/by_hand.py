@@ -1,4 +1,4 @@
-"""Every arm against a script that does the same by hand, and two ranks against the published loop."""
+"""Compare arms with hand-written scripts and with the published loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.bench import launches
 from tests.bench.estimate import Row, Section, at_least, at_most, reaches
 from tests.bench.pairs import take_launches
 
-# What a competent person would write in the place of an arm. Of shared memory nobody writes a script; `mode`
-# of Horovod and MPI averages as that of `manual` does.
+# The script that a competent person would write instead of an arm. Nothing is comparable to shared memory.
+# The modes of Horovod and MPI average as those of `manual` do.
 SCRIPTS = {
     "ddp": "ddp",
     "manual": "manual",
@@ -21,16 +21,16 @@ SCRIPTS = {
 }
 RANKS, STEPS, PUBLISHED_STEPS = 2, 330, 180
 TEXT = f"""\
-{RANKS} ranks, one thread each, MLP, batch 64. The scripts are in `tests/bench/scripts`: the same data in
-memory (as floats, normalised once; the product has bytes and normalises what it fetches), the backend's
-library used directly, started by the same launcher with the same flags and environment; they test at the
-end, as `compare run` does. A pair is one launch of each, and which comes first alternates. Start-up counts
-from the start of the launcher, on both sides. The script of `mode=overlap` begins an all_reduce for every
-tensor, four here, as such scripts do; the product makes buckets of 1 MB, of which the MLP fills one."""
+{RANKS} ranks, one thread each, MLP, batch 64. The scripts are in `tests/bench/scripts`. They use the
+backend's library directly, under the same launcher with the same flags and environment. They hold the same
+data in memory as floats, normalised once; the product holds bytes and normalises each batch. They test at the
+end, as `compare run` does. A pair is one launch of each, and the order alternates. Start-up counts from the
+start of the launcher on both sides. The script of `mode=overlap` starts an all_reduce for each of the four
+tensors. The product makes buckets of 1 MB, and the MLP fills one."""
 PUBLISHED_TEXT = f"""\
-{RANKS} ranks, one thread each, MLP, batch 64: the published loop (DistributedDataParallel,
-DistributedSampler, DataLoader; torchrun) against the product's quickest arms, and these against its `ddp`.
-Launches in turns, each as a user starts it."""
+{RANKS} ranks, one thread each, MLP, batch 64. The published loop uses DistributedDataParallel, a
+DistributedSampler, a DataLoader and torchrun. The product's fastest arms are compared with it, and with the
+product's `ddp`. Launches take turns, each started as a user does."""
 
 
 def bench(settings) -> Section:

@@ -1,4 +1,4 @@
-"""How long the command line lets one wait before it says anything, and a rank after it has said all."""
+"""Measure how fast the command line starts and a rank exits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.bench.machine import LoadMeter, family_seconds
 from tests.bench.pairs import take_launches
 
 TEXT = """\
-Whole processes in turns: `compare --help` over `python -c 'import typer'`; and a process that has made an
-optimizer of torch's, which a rank ends without tearing its interpreter down, over one that tears it down."""
+Whole processes in turns. The first ratio is `compare --help` over `python -c 'import typer'`. The second
+compares two processes with a torch optimizer. One exits at once, as ranks do. One tears Python down."""
 OPTIMIZER = "import os, torch; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)"
 
 
@@ -43,9 +43,9 @@ def bench(settings) -> Section:
 
 
 def _time(argv):
-    # Told to keep no bytecode, Python would compile what is an editable install, and that alone, every time.
+    # With this variable, Python would compile an editable install every time, and only that.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     meter = LoadMeter(family_seconds)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     launches.execute(argv, environment)
-    return launches.Outcome({"seconds": time.perf_counter() - begun}, meter.read())
+    return launches.Outcome({"seconds": time.perf_counter() - started_at}, meter.read())

@@ -1,4 +1,4 @@
-"""How the cost of synchronising grows with the size of the gradients and the number of ranks."""
+"""Measure how the sync cost grows with gradient size and ranks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from compare.analysis.estimate import Estimate
 from compare.analysis.summary import summarise
 from tests.bench import launches
 from tests.bench.estimate import Section
-from tests.bench.machine import FOREIGN_LIMIT, LoadMeter, family_seconds
+from tests.bench.machine import OTHER_LOAD_LIMIT, LoadMeter, family_seconds
 from tests.bench.pairs import await_quiet
 
 ARMS = ("ddp", launches.SHARED_MEMORY, "horovod", "mpi")
 # Steps in all, and those that warm up.
 MODELS = {"mlp": (330, 30), "convnet": (40, 10), "wide": (15, 5)}
-# By the number of ranks: in launches of four, most of the time goes into waiting for a core.
+# Rounds for each number of ranks. Four ranks mostly wait for a core, so one round is enough.
 ROUNDS = {1: 3, 2: 3, 4: 1}
 TEXT = """\
-`compare run`, one thread a rank, batch 64 a rank. On one and two ranks three launches of every arm: means,
-of the sync cost with their 95 % interval by t. On four a single launch: read the growth, not small
-differences. Gradients of 0.8 MB are the MLP's, of 4.8 MB the ConvNet's, of 80 MB the wide MLP's. Sync cost
-is the step time minus that of the control `none`, round by round. Below zero it is noise: no arm does
+`compare run`, one thread a rank, batch 64 a rank. One and two ranks had three launches of every arm. The
+table shows means, and the 95 % interval (by t) of the sync cost. Four ranks had a single launch: read the
+growth, not small differences. The MLP has gradients of 0.8 MB, the ConvNet 4.8 MB, the wide MLP 80 MB. Sync
+cost is the step time minus that of the control `none`, round by round. Below zero it is noise: no arm does
 less than the control."""
 
 
@@ -39,9 +39,9 @@ def bench(settings) -> Section:
     points, conditions = [], []
     for model in list(MODELS)[: settings.pick(3, 1)]:
         for ranks in list(ROUNDS)[: settings.pick(3, 2)]:
-            found, foreign = _measure(settings, model, ranks)
+            found, others = _measure(settings, model, ranks)
             points += found
-            conditions.append(f"{model} on {ranks}: others used {foreign:.0%}")
+            conditions.append(f"{model} on {ranks}: others used {others:.0%}")
     if settings.figure:
         from tests.bench.plot import draw
 
@@ -50,9 +50,9 @@ def bench(settings) -> Section:
 
 
 def _measure(settings, model, ranks):
-    """Run all arms once; a second time if others used the machine, and keep the quieter of the two."""
+    """Run all arms, twice if there is noise; keep the better run."""
     taken = []
-    while len(taken) < 2 and not any(foreign <= FOREIGN_LIMIT for _, foreign in taken):
+    while len(taken) < 2 and not any(others <= OTHER_LOAD_LIMIT for _, others in taken):
         await_quiet()
         meter = LoadMeter(family_seconds)
         steps, warm_up = MODELS[model]
@@ -63,7 +63,7 @@ def _measure(settings, model, ranks):
             folder=settings.folder,
             rounds=settings.pick(ROUNDS[ranks], 1),
         )
-        taken.append((_points(run), meter.read().foreign))
+        taken.append((_points(run), meter.read().others))
     return min(taken, key=lambda entry: entry[1])
 
 
@@ -83,7 +83,7 @@ def _table(points, figure):
     for ranks, megabytes in sorted({(point.ranks, point.megabytes) for point in points}):
         head = f"{ranks} × {megabytes:.3g} MB{_mark(ranks)}"
         lines.append(_line([head, *(cells[ranks, megabytes, arm] for arm in arms)]))
-    notes = "\n\\* more ranks than cores: they wait for each other's core, so arms are not to be ranked.\n"
+    notes = "\n\\* More ranks than cores: they wait for each other's core, so do not rank these arms.\n"
     picture = f"![Step time and sync cost]({figure.name})\n\n" if figure else ""
     return picture + "\n".join(lines) + "\n" + notes
 

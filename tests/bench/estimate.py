@@ -1,4 +1,4 @@
-"""From paired measurements to a claim: a ratio, its interval, and whether a target is met."""
+"""Estimate ratios from paired measurements, and compare them with targets."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 FEW = 10
-"""Below so many pairs a bootstrap knows too little: the paired t interval instead."""
+"""Below this number of pairs, use a paired t interval, no bootstrap."""
 _RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio: the median over pairs, and the interval it lies in."""
+    """A ratio: the median over pairs, with its interval."""
 
     ratio: float
     low: float
@@ -22,7 +22,10 @@ class Estimate:
 
 
 def estimate(ratios) -> Estimate:
-    """Estimate a ratio from one value a pair: by t on their logarithms, or by bootstrapping the median."""
+    """Estimate a ratio from one value a pair.
+
+    The interval is by t on the logarithms, or by bootstrapping the median.
+    """
     import numpy as np
 
     logs = np.log(np.asarray(ratios, dtype=float))
@@ -42,7 +45,7 @@ def _t_interval(logs) -> tuple[float, float]:
 def _bootstrap_interval(logs) -> tuple[float, float]:
     import numpy as np
 
-    # Seeded: the same measurements always give the same interval.
+    # The seed is fixed: the same measurements always give the same interval.
     picks = np.random.default_rng(0).integers(len(logs), size=(_RESAMPLES, len(logs)))
     medians = np.median(logs[picks], axis=1)
     return tuple(np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
@@ -50,10 +53,10 @@ def _bootstrap_interval(logs) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Target:
-    """What a ratio ought to be."""
+    """A limit for a ratio."""
 
     kind: str
-    """``at least``, ``at most``, or ``reaches``: the interval contains it or lies above."""
+    """``at least``, ``at most``, or ``reaches``: the interval's upper end is not below it."""
     value: float
 
     def __str__(self) -> str:
@@ -61,9 +64,9 @@ class Target:
         return f"{sign} {self.value:.2f}"
 
     def judge(self, found: Estimate) -> str:
-        """Say in a word or two whether the target is met, and whether only because the measurement is vague.
+        """Return whether the target is met, and whether noise makes this uncertain.
 
-        The median decides; where an interval was asked to reach a value, its upper end.
+        The median decides, and for ``reaches`` the interval's upper end.
         """
         if self.kind == "reaches":
             holds = found.high >= self.value
@@ -94,7 +97,7 @@ class Row:
     what: str
     found: Estimate
     target: Target | None = None
-    """None: told for the reader to know, with nothing promised."""
+    """None: shown for information, without a target."""
     note: str = ""
 
     @property
@@ -104,23 +107,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """What one bench found."""
+    """The results of one bench."""
 
     title: str
     text: str
     """What was measured, and how."""
     rows: list[Row]
     conditions: list[str]
-    """How much others were using the machine, and what was repeated for it."""
+    """Other CPU load, and how many measurements were repeated because of it."""
     appendix: str = ""
     """Markdown below the rows."""
     failed: bool = False
-    """It could not be measured; the text says why."""
+    """The bench failed; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where something was measured: figures from two places are not put into one table."""
+    """The machine and its versions; a table holds figures of one place."""
 
     machine: str
     versions: str
@@ -128,13 +131,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Record:
-    """A section, and where, when and by what command it was measured."""
+    """A section with the place, date and command of its measurement."""
 
     name: str
-    """Of the bench."""
+    """Name of the bench."""
     section: Section
     command: str
     date: str
     place: Place
     code: str = ""
-    """Which version of the code was measured; empty in records that are older than this field."""
+    """Version of the code; empty in records older than this field."""

@@ -1,4 +1,4 @@
-"""Start what is measured: the product's own command, and scripts under the very same launchers."""
+"""Launch the product's own command, and scripts under the same launchers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from compare.schema.store import read_run
 from tests.bench.machine import Load, LoadMeter, family_seconds
 
 THREADS = 1
-"""Per rank: two ranks fill two cores."""
+"""Threads per rank: two ranks fill two cores."""
 SHARED_MEMORY = "manual:mode=shared_memory"
 _TIMEOUT_SECONDS = 600
 _SETTINGS = settings(threads=THREADS, interface="lo", executables=environment_bin())
@@ -37,12 +37,12 @@ _SETTINGS = settings(threads=THREADS, interface="lo", executables=environment_bi
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one launch showed: of ranks
+    """The figures of one launch.
 
     - ``step_seconds``: median over blocks of the mean over ranks
-    - ``first_step_seconds``: from the start of the launcher until the slowest rank has made its first step
-    - ``with_proof_seconds``: the same with what the product proves before it, which no script does
-    - ``peak_bytes``: the largest of the ranks'
+    - ``first_step_seconds``: from the start of the launcher to the slowest rank's first step
+    - ``with_proof_seconds``: the same with the product's proof of parity, which no script has
+    - ``peak_bytes``: the largest peak memory of a rank
     """
 
     figures: dict[str, float]
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def is_known(arm):
-    """Say whether this version of the product has an arm."""
+    """Return whether this version of the product has an arm."""
     try:
         parse_arm(arm)
     except UsageError:
@@ -59,11 +59,11 @@ def is_known(arm):
 
 
 class BenchError(RuntimeError):
-    """Something that was to be measured did not run; the message says what and what it printed."""
+    """A command that failed; the message holds it and its output."""
 
 
 def compare_run(*arguments, data_dir, folder, rounds=1):
-    """Execute ``compare run`` and read back what it saved."""
+    """Execute ``compare run`` and read its results."""
     command = [str(environment_bin() / "compare"), "run", "--data-dir", str(data_dir), "--dataset", "mnist"]
     output = Path(tempfile.mkdtemp(dir=folder)) / "run"
     execute(
@@ -87,7 +87,7 @@ def compare_run(*arguments, data_dir, folder, rounds=1):
 
 
 def launch_product(arm, *, ranks, steps, data_dir, folder):
-    """Launch one arm once, through the product's own command."""
+    """Launch one arm once with the product's own command."""
     meter = LoadMeter(family_seconds)
     run = compare_run(
         *("--backend", arm, "--no-control"),
@@ -109,7 +109,7 @@ def launch_product(arm, *, ranks, steps, data_dir, folder):
 
 
 def launch_script(script, arm, *, ranks, steps, data_dir, folder):
-    """Launch a script written by hand under the launcher of an arm, with the same flags and environment."""
+    """Launch a hand-written script with an arm's launcher, flags and environment."""
     out = Path(tempfile.mkdtemp(dir=folder))
     arguments = (str(data_dir / "MNIST" / "raw"), str(out), repr(time.time()), str(steps))
     meter = LoadMeter(family_seconds)
@@ -126,7 +126,7 @@ def launch_script(script, arm, *, ranks, steps, data_dir, folder):
 
 
 def start_ranks(script, arguments, *, arm="ddp", ranks=2):
-    """Run a module of ``tests.bench.scripts`` on every rank, under the launcher of an arm."""
+    """Run a module of ``tests.bench.scripts`` on every rank with an arm's launcher."""
     arm = parse_arm(arm)
     name = BACKENDS[arm.backend].launcher
     request = Request(
@@ -140,24 +140,24 @@ def start_ranks(script, arguments, *, arm="ddp", ranks=2):
         interface="lo",
         options=arm.options,
     )
-    with tempfile.TemporaryDirectory() as scratch:  # torchrun leaves a folder behind
+    with tempfile.TemporaryDirectory() as scratch:  # torchrun leaves a folder here
         for command in LAUNCHERS[name].commands(request):
             execute(command.argv, inherited(os.environ) | dict(command.environment) | {"TMPDIR": scratch})
 
 
 def start_alone(script, arguments):
-    """Run a module of ``tests.bench.scripts`` as a single process, in a rank's environment."""
+    """Run a module of ``tests.bench.scripts`` as one process in a rank's environment."""
     module = f"tests.bench.scripts.{script}"
     execute([sys.executable, "-m", module, *map(str, arguments)], inherited(os.environ) | _SETTINGS)
 
 
 def read_ranks(folder, ranks):
-    """Read what every rank has left behind."""
+    """Read the figures that every rank wrote."""
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def execute(argv, environment=None, timeout_seconds=_TIMEOUT_SECONDS):
-    """Run a command to its end; on time-out or Ctrl-C end all that it has started."""
+    """Run a command; on timeout or Ctrl-C, end all its processes."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             argv,
@@ -181,7 +181,7 @@ def execute(argv, environment=None, timeout_seconds=_TIMEOUT_SECONDS):
 
 
 def _wait(process, seconds):
-    """Wait for a process until the moment it ends: with a timeout ``Popen.wait`` looks every 50 ms."""
+    """Wait for a process without the 50 ms polling of ``Popen.wait``."""
     end = os.pidfd_open(process.pid)
     try:
         ended, _, _ = select.select([end], [], [], seconds)
@@ -193,7 +193,7 @@ def _wait(process, seconds):
 
 
 def _end(process):
-    """End a command and its children. Ranks outlive a launcher that is killed before them."""
+    """End a command and its children: ranks outlive a killed launcher."""
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for member in family:

@@ -1,4 +1,4 @@
-"""The product's loop against the published one, and against a loop that has no data to fetch."""
+"""Compare the product's loop with the published one and with its floor."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.bench.pairs import take_palindromes
 LAUNCHES, PALINDROMES = 10, 2
 FLOOR = at_least(0.93)
 TEXT = """\
-One rank, one thread. *Published* is the loop of PyTorch's and Horovod's examples: a DataLoader in the same
-process, and every image made a PIL image, a tensor, and normalised, in every epoch. *Floor* is the
-product's loop with no data to fetch: the same model, on the batch that was fetched last. The ConvNet
-computes: there is little for a loop to gain, and nothing promised."""
+One rank, one thread. *Published* is the loop of PyTorch's and Horovod's examples, with a DataLoader in the
+same process. In every epoch it converts every image to a PIL image and a tensor, and normalises it.
+*Floor* is the product's loop without fetching: the same model on the last batch. The ConvNet mostly computes,
+so a loop can gain little, and there is no target."""
 
 
 class Case(NamedTuple):
@@ -22,7 +22,7 @@ class Case(NamedTuple):
     batch_size: int
     steps: int
     published_steps: int
-    """So that a turn takes about as long as one of the others."""
+    """Chosen so that all turns take about the same time."""
     target: Target | None
 
 

@@ -1,6 +1,6 @@
-"""This machine: what it is, and how much of it others were using while something was measured.
+"""Describe this machine, and measure the CPU load of other programs.
 
-Imported by ranks as well as by the parent: the standard library only.
+Ranks import this as well as the parent, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-FOREIGN_LIMIT = 0.25
-"""Share of all cores that others may use during a measurement before it is repeated."""
+OTHER_LOAD_LIMIT = 0.25
+"""Share of all cores; above this other CPU load, measurements are repeated."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CPUS = os.cpu_count() or 1
@@ -20,24 +20,24 @@ _CPUS = os.cpu_count() or 1
 
 @dataclass(frozen=True)
 class Load:
-    """What ran on the machine for a while: in CPU seconds, and for how long."""
+    """CPU time used on the machine during some wall time."""
 
     busy_seconds: float
-    """On all cores together, whoever used them; other guests of the host too."""
+    """On all cores, by all programs and other guests of the host."""
     own_seconds: float
     wall_seconds: float
 
     @property
-    def foreign(self) -> float:
-        """Share of the machine that was used by others."""
+    def others(self) -> float:
+        """Return the share of the machine that others used."""
         return max(0.0, self.busy_seconds - self.own_seconds) / (_CPUS * self.wall_seconds)
 
 
 class LoadMeter:
-    """Measures the load from its making until it is read.
+    """A meter of the load between its creation and its reading.
 
     Args:
-        own_seconds: reads the CPU time that is our own.
+        own_seconds: reads our own CPU time.
     """
 
     def __init__(self, own_seconds=time.process_time):
@@ -52,7 +52,7 @@ class LoadMeter:
 
 
 def busy_seconds() -> float:
-    """CPU seconds that were not idle since the machine was started."""
+    """Return the busy CPU seconds since the machine was started."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
     )
@@ -60,13 +60,13 @@ def busy_seconds() -> float:
 
 
 def family_seconds() -> float:
-    """CPU seconds of this process and of all its descendants that have ended."""
+    """Return the CPU seconds of this process and its ended descendants."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def describe() -> str:
-    """Processor, cores, memory."""
+    """Return processor, cores and memory."""
     return f"{_processor()}, {_CPUS} cores, {_memory_gib():.0f} GiB"
 
 
@@ -75,7 +75,7 @@ def _processor() -> str:
     fields = dict(line.partition(":")[::2] for line in lines if ":" in line)
     names = {name.strip(): value.strip() for name, value in fields.items()}
     model = names.get("model name", os.uname().machine)
-    # Cloud machines call all their processors the same; family and model tell them apart.
+    # Cloud machines give all their processors one name; family and model distinguish them.
     return f"{model} (family {names.get('cpu family', '?')}, model {names.get('model', '?')})"
 
 

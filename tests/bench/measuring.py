@@ -1,4 +1,4 @@
-"""What measuring costs what is measured."""
+"""Measure how much the product's own measuring costs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from tests.bench.pairs import take_palindromes
 RANKS = 2
 LAUNCHES = 12
 CASES = {"mpi": (120, 10), "ddp": (80, 6)}
-"""The arm of the shortest steps, which is the hardest case, and the usual one: steps in a turn, and
-palindromes in a launch. Turns are short: what is looked for is smaller than how much the machine drifts."""
+"""Steps in a turn and palindromes in a launch, by arm.
+
+The arm with the shortest steps is the hardest case. Turns are short: the cost is smaller than the
+machine's drift.
+"""
 TEXT = f"""\
-{RANKS} ranks, one thread each, MLP, batch 64. *Reported*: the step time that the product's clock tells,
-with the reference in turns, over that of the same training with no clock in it. *Whole*: what measuring adds
-to the training itself (clock, notes of progress, watchdog), whether the clock counts it or not; the parent's
-looks at a launch, two a second, are not in it. *A/A*: the training without a clock over itself; how far two
-things that do not differ seem to."""
+{RANKS} ranks, one thread each, MLP, batch 64. *Reported* is the step time that the product reports, with a
+reference in turns, over that without a clock. *Whole* is the time of all training with
+clock, progress records and watchdog, over that without. It does not contain the parent's checks of a launch,
+two a second. *A/A* is the training without a clock over itself: the difference that noise alone makes."""
 
 
 def bench(settings) -> Section:

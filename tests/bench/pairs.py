@@ -1,7 +1,7 @@
-"""Measure things in turns, and take again the turns during which others used the machine.
+"""Measure things in turns, and repeat noisy turns.
 
-What is launched is what is counted: where a process's memory happens to lie, and how its ranks fall into
-step, moves all that it measures together, so more turns within one launch do not make it less uncertain.
+A launch counts as one sample. The memory layout of a process and the timing of its ranks move all its
+turns together. So more turns within one launch do not make the result more certain.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from pathlib import Path
 
 from tests.bench import launches
 from tests.bench.estimate import Estimate, estimate
-from tests.bench.machine import FOREIGN_LIMIT, Load, LoadMeter
+from tests.bench.machine import OTHER_LOAD_LIMIT, Load, LoadMeter
 
 _LOOK_SECONDS = 1.0
 
 
-class Patience:
-    """How long to wait, in the whole run, for others to leave the machine alone."""
+class QuietWait:
+    """The time left, in the whole run, to wait for quiet."""
 
     seconds_left = 120.0
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Everything measured once, side by side."""
+    """One measurement of every member, side by side."""
 
     figures: dict[str, dict[str, float]]
-    """What was measured (``step_seconds``, say) -> of whom -> how much."""
-    foreign: float
+    """Figure (e.g. ``step_seconds``) -> member -> value."""
+    others: float
     """Share of the machine that others used meanwhile."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What was kept of all that was taken."""
+    """The turns that were kept."""
 
     kept: list[Turn]
     repeated: int
-    """How many were dropped and taken again."""
+    """How many turns were discarded and repeated."""
 
     def ratio(self, one: str, other: str, figure: str = "step_seconds") -> Estimate:
-        """Estimate one's figure over another's, from their ratio in every turn."""
+        """Estimate the ratio of two members' figures from every turn."""
         return estimate([turn.figures[figure][one] / turn.figures[figure][other] for turn in self.kept])
 
     def median(self, name: str, figure: str = "step_seconds") -> float:
@@ -52,17 +52,17 @@ class Turns:
 
     @property
     def conditions(self) -> str:
-        worst = max(turn.foreign for turn in self.kept)
+        worst = max(turn.others for turn in self.kept)
         text = f"{len(self.kept)} pairs, others used {worst:.0%} of the machine at most"
         text += f", {self.repeated} repeated" if self.repeated else ""
-        return text + (" (**disturbed**)" if worst > FOREIGN_LIMIT else "")
+        return text + (" (**noisy**)" if worst > OTHER_LOAD_LIMIT else "")
 
 
 def take_launches(members, wanted: int) -> Turns:
-    """Launch everybody once a turn, forwards and backwards by turns: A B, B A.
+    """Launch every member once a turn, in alternating order.
 
     Args:
-        members: name -> launches it, and returns an ``Outcome``.
+        members: name -> a function that launches it and returns an ``Outcome``.
         wanted: how many turns.
     """
 
@@ -74,14 +74,13 @@ def take_launches(members, wanted: int) -> Turns:
 
 
 def take_palindromes(start, wanted: int, *, ranks: int = 1, merge=statistics.fmean) -> Turns:
-    """Launch what measures everybody in turns in the same processes; a turn is such a launch.
+    """Launch processes that measure all members; a launch is one turn.
 
     Args:
-        start: given a folder and the number of the launch, launches what measures palindromes and leaves
-            them there.
+        start: takes a folder and the number of the launch; its ranks write their palindromes there.
         wanted: how many launches.
-        ranks: how many processes leave theirs.
-        merge: makes one figure of all ranks'.
+        ranks: how many ranks write palindromes.
+        merge: makes one figure from those of all ranks.
     """
 
     def take(number):
@@ -94,7 +93,7 @@ def take_palindromes(start, wanted: int, *, ranks: int = 1, merge=statistics.fme
 
 
 def _take(take, wanted):
-    """Take turns, those during which others used the machine again; at most twice as many in all."""
+    """Take turns and repeat noisy ones, at most twice as many."""
     taken = []
     while len(taken) < 2 * wanted and _quiet(taken) < wanted:
         await_quiet()
@@ -107,47 +106,47 @@ def _turn_of_launches(outcomes):
     figures = {
         figure: {name: outcome.figures[figure] for name, outcome in outcomes.items()} for figure in measured
     }
-    return Turn(figures, max(outcome.load.foreign for outcome in outcomes.values()))
+    return Turn(figures, max(outcome.load.others for outcome in outcomes.values()))
 
 
 def _merged(entries, merge):
-    """Make one turn of what every rank measured in one palindrome."""
+    """Make one turn from every rank's measurements in one palindrome."""
     first = entries[0]
-    # Each rank sees the whole machine, but only its own part of what is ours.
+    # Each rank measures the whole machine's load, but only its own CPU time.
     load = Load(first["busy_seconds"], sum(e["own_seconds"] for e in entries), first["wall_seconds"])
     figures = {
         figure: {name: merge([entry[figure][name] for entry in entries]) for name in first[figure]}
         for figure in ("step_seconds", "step_cpu_seconds")
     }
-    return Turn(figures, load.foreign)
+    return Turn(figures, load.others)
 
 
 def _turn_of_palindromes(turns):
-    """Make one turn of a launch's palindromes, by geometric means: and so of their ratios too."""
+    """Make one turn from a launch's palindromes, by geometric means."""
     figures = {
         figure: {
             name: statistics.geometric_mean(turn.figures[figure][name] for turn in turns) for name in by_name
         }
         for figure, by_name in turns[0].figures.items()
     }
-    return Turn(figures, max(turn.foreign for turn in turns))
+    return Turn(figures, max(turn.others for turn in turns))
 
 
 def _quiet(taken):
-    return sum(turn.foreign <= FOREIGN_LIMIT for turn in taken)
+    return sum(turn.others <= OTHER_LOAD_LIMIT for turn in taken)
 
 
 def _keep(taken, wanted):
-    """Keep the quietest; among those quiet enough, the earliest."""
-    ranked = sorted(range(len(taken)), key=lambda index: max(taken[index].foreign, FOREIGN_LIMIT))
+    """Keep the least noisy turns; within the limit, keep the earliest."""
+    ranked = sorted(range(len(taken)), key=lambda index: max(taken[index].others, OTHER_LOAD_LIMIT))
     return Turns([taken[index] for index in sorted(ranked[:wanted])], len(taken) - wanted)
 
 
 def await_quiet() -> None:
-    """Wait until others leave the machine alone, as long as there is patience left."""
-    while Patience.seconds_left > 0:
+    """Wait for a quiet machine, as long as waiting time is left."""
+    while QuietWait.seconds_left > 0:
         meter = LoadMeter()
         time.sleep(_LOOK_SECONDS)
-        if meter.read().foreign <= FOREIGN_LIMIT:
+        if meter.read().others <= OTHER_LOAD_LIMIT:
             return
-        Patience.seconds_left -= _LOOK_SECONDS
+        QuietWait.seconds_left -= _LOOK_SECONDS

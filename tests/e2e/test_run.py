@@ -1,4 +1,4 @@
-"""The main job, end to end: real launchers, real libraries, real MNIST."""
+"""Test ``compare run`` end to end: real launchers, real libraries, real MNIST."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ARMS = (
 )
 
 RUN = ("run", "--max-reruns", "0")
-"""Noise may not take a round again here."""
+"""No round may be repeated because of noise."""
 
 
 def compare(*arguments, environment=None, timeout=240):
@@ -44,7 +44,7 @@ def compare(*arguments, environment=None, timeout=240):
 
 
 def processes_of(run_directory: Path) -> list[str]:
-    """Command lines of live processes that a run in this folder has started."""
+    """List the command lines of a run's live processes."""
     found, mark = [], f"{MARKER}={run_directory.resolve()}/".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -61,7 +61,7 @@ SECRET = {"AWS_SECRET_ACCESS_KEY": "hunter2hunter2"}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, mnist_dir, every_backend):
-    """One epoch of the MLP at batch 64 on two ranks, through every arm."""
+    """Run one epoch of the MLP on two ranks through every arm."""
     folder = tmp_path_factory.mktemp("whole")
     done = compare(
         *RUN,
@@ -73,7 +73,7 @@ def whole(tmp_path_factory, mnist_dir, every_backend):
     return folder / "run", done
 
 
-def test_all_arms_end_with_the_same_parameters_and_accuracy(whole):
+def test_run_of_all_arms_ends_with_equal_parameters_and_accuracy(whole):
     run = read_run(whole[0])
     summaries = {s.arm: s for s in summarise(run).arms}
     assert {s.final_hash for name, s in summaries.items() if name != "none"} == {summaries["ddp"].final_hash}
@@ -82,18 +82,18 @@ def test_all_arms_end_with_the_same_parameters_and_accuracy(whole):
     assert 0.85 < summaries["ddp"].accuracy < 0.95
 
 
-def test_every_test_sample_is_seen_once(whole):
+def test_run_evaluates_every_test_sample_once(whole):
     for launch in read_run(whole[0]).launches:
         assert sum(rank.evaluation.samples for rank in launch.ranks) == 10_000
 
 
-def test_the_control_trains_apart_and_is_exempt(whole):
+def test_control_trains_each_rank_by_itself(whole):
     (control,) = read_run(whole[0]).of(parse_arm("none"))
     assert control.ranks[0].final_hash != control.ranks[1].final_hash
     assert control.ranks[0].attestation["group"]["transport"] == "none"
 
 
-def test_the_real_launchers_were_executed(whole):
+def test_run_executes_the_real_launchers(whole):
     launchers = {
         launch.arm: (launch.launcher, Path(launch.argv[0][0]).name) for launch in read_run(whole[0]).launches
     }
@@ -102,7 +102,7 @@ def test_the_real_launchers_were_executed(whole):
     assert launchers["mpi"] == ("mpirun", "mpirun")
 
 
-def test_what_ran_is_read_back_from_the_libraries(whole):
+def test_attestation_is_read_back_from_the_libraries(whole):
     facts = {launch.arm: launch.ranks[1].attestation for launch in read_run(whole[0]).launches}
     assert facts["ddp"]["group"]["library"] == "torch.distributed gloo"
     assert facts["ddp"]["replica"]["bucket_bytes"] == [814_120]
@@ -117,13 +117,13 @@ def test_what_ran_is_read_back_from_the_libraries(whole):
     assert len(threads) == 1, "threads and affinity must be the same for every arm"
 
 
-def test_every_rank_attests_the_same_transport(whole):
-    """Also the one that looks last: nobody closes a connection before all have looked."""
+def test_attestation_names_the_same_transport_on_every_rank(whole):
+    """Check also the rank that reads last, after others may have left."""
     for launch in read_run(whole[0]).launches:
         assert len({rank.attestation["group"]["transport"] for rank in launch.ranks}) == 1, launch.arm
 
 
-def test_sync_cost_is_step_time_minus_the_controls(whole):
+def test_sync_cost_is_step_time_minus_that_of_the_control(whole):
     summaries = {s.arm: s for s in summarise(read_run(whole[0])).arms}
     none, ddp = summaries["none"].step_seconds.mean, summaries["ddp"].step_seconds.mean
     assert summaries["ddp"].sync_seconds.mean == pytest.approx(ddp - none)
@@ -131,7 +131,7 @@ def test_sync_cost_is_step_time_minus_the_controls(whole):
     assert summaries["none"].sync_seconds is None
 
 
-def test_the_table_and_the_report_say_the_same(whole):
+def test_report_prints_the_same_table_as_the_run(whole):
     directory, done = whole
     again = compare("report", directory)
     assert again.returncode == 0
@@ -142,7 +142,7 @@ def test_the_table_and_the_report_say_the_same(whole):
     assert "bitwise the same parameters" in done.stdout
 
 
-def test_the_exported_json_holds_raw_samples_and_summary(whole):
+def test_export_json_holds_raw_samples_and_summary(whole):
     exported = json.loads((whole[0].parent / "run.json").read_text())
     assert {arm["arm"] for arm in exported["summary"]["arms"]} == {"none", *ARMS}
     blocks = exported["run"]["launches"][0]["ranks"][0]["blocks"]
@@ -154,7 +154,7 @@ def test_the_exported_json_holds_raw_samples_and_summary(whole):
     assert exported == again, "every figure follows from the raw samples"
 
 
-def test_every_arm_measures_itself_its_reference_and_its_collectives(whole):
+def test_launch_measures_the_arm_its_reference_and_its_collectives(whole):
     for launch in read_run(whole[0]).launches:
         controls = launch.arm == "none"
         assert sum(rank.machine is not None for rank in launch.ranks) == 1, "once for every host"
@@ -171,7 +171,7 @@ def test_every_arm_measures_itself_its_reference_and_its_collectives(whole):
             assert sum(rank.message_bytes) == (0 if controls else rank.gradient_bytes)
 
 
-def test_where_the_cost_goes_is_known_of_every_arm(whole):
+def test_report_detail_shows_the_costs_of_every_arm(whole):
     directory, _ = whole
     detailed = compare("report", directory, "--detail")
     assert detailed.returncode == 0
@@ -183,7 +183,7 @@ def test_where_the_cost_goes_is_known_of_every_arm(whole):
             assert arm.detail.cores_per_rank.mean > 0
 
 
-def test_every_arm_was_held_against_a_single_process_before_it_trained(whole):
+def test_launch_compares_every_arm_with_a_single_process(whole):
     for launch in read_run(whole[0]).launches:
         if launch.arm == "none":
             assert [rank.parity for rank in launch.ranks] == [[], []]
@@ -194,19 +194,19 @@ def test_every_arm_was_held_against_a_single_process_before_it_trained(whole):
         assert first.hash == second.hash
 
 
-def test_nothing_is_left_running(whole):
+def test_run_leaves_no_process_running(whole):
     assert processes_of(whole[0]) == []
 
 
-def test_secrets_in_the_shell_stay_there(whole):
+def test_run_writes_no_secret_of_the_shell(whole):
     (secret,) = (value.encode() for value in SECRET.values())
     files = [file for file in whole[0].parent.rglob("*") if file.is_file()]
     assert whole[0] / "results.json" in files
     assert [file for file in files if secret in file.read_bytes()] == []
 
 
-def test_a_contradicting_environment_does_not_change_the_truth(tmp_path, mnist_dir, every_backend):
-    """What contradicts the arm is overruled; what the arm leaves open is taken; both are attested."""
+def test_run_environment_that_contradicts_an_arm_is_overruled(tmp_path, mnist_dir, every_backend):
+    """Check that the arm's options win, and the shell sets the others."""
     done = compare(
         *RUN,
         *("--backend", "horovod", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
@@ -229,7 +229,7 @@ def test_a_contradicting_environment_does_not_change_the_truth(tmp_path, mnist_d
 
 
 @pytest.mark.faults
-def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
+def test_run_interrupted_keeps_the_finished_launches(tmp_path, mnist_dir):
     directory = tmp_path / "run"
     started = subprocess.Popen(
         [sys.executable, "-m", "compare", *RUN]
@@ -239,15 +239,15 @@ def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background may have had it ignored.
+        # A shell may ignore SIGINT in a background job.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     )
     _wait_until(lambda: (directory / "results.json").exists() and len(read_run(directory).launches) >= 2)
     started.send_signal(signal.SIGINT)
-    _, said = started.communicate(timeout=20)
+    _, printed = started.communicate(timeout=20)
     assert started.returncode == 130
-    assert "compare report" in said
-    assert "Traceback" not in said
+    assert "compare report" in printed
+    assert "Traceback" not in printed
     run = read_run(directory)
     assert not run.complete
     assert len(run.launches) >= 2
@@ -258,8 +258,8 @@ def test_interrupted_a_run_keeps_what_is_finished(tmp_path, mnist_dir):
 
 
 @pytest.mark.faults
-def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
-    """NCCL on a CPU is refused by the ranks themselves, after they were started."""
+def test_run_names_a_rank_that_raises_with_its_error(tmp_path, mnist_dir):
+    """Start NCCL on CPUs: the ranks themselves refuse it."""
     done = compare(
         *RUN,
         *("--backend", "ddp,ddp:process_group=nccl", "--no-control", "--device", "cpu"),
@@ -276,7 +276,7 @@ def test_a_rank_that_raises_is_named_with_what_it_said(tmp_path, mnist_dir):
 
 
 @pytest.mark.faults
-def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
+def test_run_ends_a_launch_that_exceeds_its_timeout(tmp_path, mnist_dir):
     done = compare(
         *RUN,
         *("--backend", "mpi", "--no-control", "--repeats", 1, "--epochs", 500, "--timeout", 12),
@@ -288,16 +288,16 @@ def test_a_launch_that_takes_too_long_is_ended(tmp_path, mnist_dir):
 
 
 @pytest.mark.timed
-def test_a_budget_ends_the_run_with_what_is_whole(tmp_path, mnist_dir, requires_backend):
+def test_run_budget_ends_the_run_with_whole_rounds(tmp_path, mnist_dir, requires_backend):
     requires_backend("mpi")
-    begun = time.monotonic()
+    started_at = time.monotonic()
     short = ("--backend", "mpi", "--no-control", "--steps", 40, "--warmup", 5, "--data-dir", mnist_dir)
     done = compare(*RUN, *short, "--budget", 12, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
     launches = [*run.launches, *run.set_aside]
     assert max(la.started_at + la.seconds for la in launches) - launches[0].started_at < 12
-    assert time.monotonic() - begun < 12 + 15
+    assert time.monotonic() - started_at < 12 + 15
     assert "Ended after" in done.stdout
     too_short = compare(*RUN, *short, "--budget", 1, "--output", tmp_path / "none")
     assert too_short.returncode == 11, too_short.stderr
@@ -305,7 +305,7 @@ def test_a_budget_ends_the_run_with_what_is_whole(tmp_path, mnist_dir, requires_
     assert processes_of(tmp_path) == []
 
 
-def test_digits_stand_in_is_stamped_on_the_table(tmp_path, requires_backend):
+def test_run_on_the_stand_in_digits_states_it_on_the_table(tmp_path, requires_backend):
     requires_backend("mpi")
     done = compare(
         *RUN,

@@ -1,4 +1,4 @@
-"""`compare verify`, and the proof in `compare run`, end to end: wrong ones are caught, right ones pass."""
+"""Test parity end to end: wrong strategies fail, right ones pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNSHARDED, NEVER_STEPS = "mpi:mode=flat", "mpi:mode=per_parameter"
 ROUNDS_UNSHARDED = "ddp:comm_hook=fp16"
 
 RUN = ("run", "--max-reruns", "0")
-"""Noise may not take a round again here."""
+"""No round may be repeated because of noise."""
 
 
 def compare(*arguments, python_path=""):
@@ -41,7 +41,7 @@ def gates_of(file):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory, mnist_dir, requires_backend):
-    """Two ranks through one right strategy and five wrong ones."""
+    """Verify one right strategy and five wrong ones on two ranks."""
     requires_backend("mpi")
     folder = tmp_path_factory.mktemp("broken")
     done = compare(
@@ -55,23 +55,23 @@ def broken(tmp_path_factory, mnist_dir, requires_backend):
 
 
 @pytest.mark.faults
-def test_every_arm_is_tried_although_the_first_fails(broken):
+def test_verify_tries_every_arm_although_the_first_fails(broken):
     assert list(broken[1]) == [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, ROUNDS_UNSHARDED, "ddp"]
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("arm", [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, ROUNDS_UNSHARDED])
-def test_a_wrong_strategy_fails_in_either_precision_by_far(broken, arm):
-    said, gates = broken
+def test_verify_wrong_strategy_fails_by_far_in_both_precisions(broken, arm):
+    printed, gates = broken
     for name, limit in (("float64", 1e-12), ("float32", 1e-6)):
         gate = gates[arm][name]
         assert gate["outcome"] == "failed"
         assert gate["figure"] > 100 * limit == 100 * gate["limit"]
-    assert f"{arm} does not train what a single process trains" in said
+    assert f"{arm} does not train what a single process trains" in printed
 
 
 @pytest.mark.faults
-def test_only_ranks_that_end_apart_or_stand_still_fail_the_ranks_gate(broken):
+def test_verify_ranks_that_differ_or_stand_still_fail_the_ranks_gate(broken):
     failed = {arm for arm, gates in broken[1].items() if gates["ranks"]["outcome"] == "failed"}
     assert failed == {SKIPS, NEVER_STEPS}
 
@@ -87,18 +87,18 @@ def test_only_ranks_that_end_apart_or_stand_still_fail_the_ranks_gate(broken):
         (ROUNDS_UNSHARDED, "are their shards the parts of every global batch?"),
     ],
 )
-def test_what_is_wrong_is_told(broken, arm, meaning):
+def test_verify_finding_names_the_fault(broken, arm, meaning):
     assert meaning in broken[1][arm]["float64"]["found"]
 
 
 @pytest.mark.faults
-def test_the_right_one_beside_them_passes(broken):
-    said, gates = broken
+def test_verify_right_strategy_beside_wrong_ones_passes(broken):
+    printed, gates = broken
     assert {gate["outcome"] for gate in gates["ddp"].values()} == {"passed"}
-    assert "the same training" in next(line for line in said.splitlines() if line.startswith(" ddp "))
+    assert "the same training" in next(line for line in printed.splitlines() if line.startswith(" ddp "))
 
 
-def test_a_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
+def test_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
     done = compare(
         *RUN,
         *("--backend", SUMS, "--no-control", "--steps", 10, "--warmup", 1, "--repeats", 1),
@@ -111,7 +111,7 @@ def test_a_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_right_strategies_pass_at_any_world_size(tmp_path, mnist_dir, requires_backend, ranks):
+def test_verify_right_strategies_pass_at_any_world_size(tmp_path, mnist_dir, requires_backend, ranks):
     requires_backend("mpi")
     done = compare(
         *("verify", "--backend", "ddp,mpi", "-np", ranks, "--data-dir", mnist_dir),

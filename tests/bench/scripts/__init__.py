@@ -1,1 +1,1 @@
-"""What runs on the ranks of a bench, each started as a process of its own."""
+"""Scripts that run on the ranks of a bench, one process each."""

@@ -1,4 +1,4 @@
-"""Several arms of one process group, in turns in the same processes."""
+"""Measure several arms of one process group in turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.bench.scripts import palindrome
 def main(folder, out, seed, model, steps, palindromes, *labels):
     group = ranks.join(labels[0])
     tensors = ranks.images(folder)
-    # Who is made first has its memory in another place than who is made last; not always the same one.
+    # The order of creation decides the memory layout, so it is shuffled.
     labels = random.Random(f"{seed}, made").sample(labels, len(labels))
     arms = {label: partial(train, *_replica(label, group, model, tensors)) for label in labels}
     counts = dict.fromkeys(arms, int(steps))

@@ -1,4 +1,4 @@
-"""By hand: MNIST through DistributedDataParallel. Started by torchrun."""
+"""Train MNIST by hand with DistributedDataParallel, under torchrun."""
 
 from __future__ import annotations
 

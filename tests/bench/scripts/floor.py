@@ -1,4 +1,4 @@
-"""An all-reduce through shared memory, and one addition of as many numbers by one rank alone."""
+"""Measure an all-reduce through shared memory, and one rank's plain addition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(out, seed, megabytes, calls, palindromes):
             shared.reduce([gradient])
 
     def add(times):
-        # The others wait in the barrier, so this has the memory to itself.
+        # The other ranks wait in the barrier, so this rank alone uses the memory.
         for _ in range(times if group.rank == 0 else 0):
             torch.add(gradient.detach(), other, out=result)
 

@@ -1,4 +1,4 @@
-"""Ranks of the product without its launches: a group joined, and replicas of arms made in it."""
+"""Join a group and make replicas of arms, without the product's launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_SECONDS = 60
 
 
 def join(label):
-    """Join the group of an arm, whose launcher has started this process."""
+    """Join the group of an arm; its launcher started this process."""
     torch.set_num_threads(1)
     arm = parse_arm(label)
     make_group, _ = backends.load(arm.backend, arm.options)
@@ -33,7 +33,7 @@ def images(folder):
 
 
 def replica_of(label, group, model, tensors):
-    """Return a fresh replica of an arm, and the batches that it trains on."""
+    """Return a new replica of an arm with its batches."""
     arm = parse_arm(label)
     config = RunConfig(arms=(arm,), model=model, ranks=group.world_size)
     _, make_replica = backends.load(arm.backend, arm.options)

@@ -1,4 +1,4 @@
-"""By hand: MNIST through Horovod's DistributedOptimizer. Started by horovodrun."""
+"""Train MNIST by hand with Horovod's DistributedOptimizer, under horovodrun."""
 
 from __future__ import annotations
 

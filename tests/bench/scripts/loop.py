@@ -1,4 +1,4 @@
-"""One process: the published loop, the product's, and the product's with nothing to fetch."""
+"""Measure the published loop, the product's, and its floor in one process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def main(folder, out, seed, model, batch_size, steps, published_steps, palindrom
     raw = data.load(folder)
     images, labels = as_tensors(raw.train_images, raw.train_labels, torch.device("cpu"))
     resident = iter(Batches(images, labels, (0, 1), config))
-    # The buffer that batches are fetched to, as the last turn left it (the labels are another batch's, which
-    # takes as long), and one model for both: where whose memory lies moved their ratio by some percent.
+    # Both use one model and one buffer, because memory layout moved their ratio by some percent. The floor
+    # reads the buffer as the last turn left it. Its labels belong to another batch, which takes as long.
     fixed = repeat(next(resident))
     replica = _replica(config)
     loader = published.endless(raw.train_images, raw.train_labels, config.batch_size_per_rank)

@@ -1,4 +1,4 @@
-"""By hand: MNIST, with all gradients averaged by one torch.distributed.all_reduce. Started by torchrun."""
+"""Train MNIST by hand with one all_reduce for all gradients, under torchrun."""
 
 from __future__ import annotations
 

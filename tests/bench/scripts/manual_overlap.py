@@ -1,4 +1,4 @@
-"""By hand: MNIST, with every gradient's all_reduce begun while backward goes on. Started by torchrun."""
+"""Train MNIST by hand with all_reduces that overlap backward, under torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By hand: MNIST, with a torch.distributed.all_reduce for every gradient. Started by torchrun."""
+"""Train MNIST by hand with one all_reduce a gradient, under torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop with the product's measuring in it, and without."""
+"""Run the training loop with and without the product's measuring."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(folder, out, seed, label, model, steps, palindromes):
     reference = Side(*ranks.replica_of("none", group, model, ranks.images(folder)))
 
     def turns(steps, **sides):
-        """Train block by block, as a rank does: clock, notes of progress, watchdog."""
+        """Train block by block, as a rank does: clock, progress records, watchdog."""
         arm = parse_arm(label)
         config = RunConfig(arms=(arm,), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
         job = SimpleNamespace(config=config, arm=arm, number=int(seed))
@@ -37,15 +37,15 @@ def main(folder, out, seed, label, model, steps, palindromes):
         return list(take_turns(job, sides, group, guard, step_seconds=0.001))
 
     def reported(steps):
-        """Take turns with a reference; what the product reports is the training's time alone."""
+        """Take turns with a reference; the product reports the training's time only."""
         blocks = turns(steps, reference=reference)
-        told = [block for block in blocks if block.mode == "training" and not block.phases]
-        return sum(block.wall_ns for block in told) / sum(block.steps for block in told) * steps
+        timed = [block for block in blocks if block.mode == "training" and not block.phases]
+        return sum(block.wall_ns for block in timed) / sum(block.steps for block in timed) * steps
 
     def whole(steps):
-        turns(steps)  # what it returns is dropped: all of it is to count
+        turns(steps)  # it returns nothing, so that the caller times all of it
 
-    # "again" does the very same as "bare": how different two things look that do not differ.
+    # "again" does the same as "bare": their difference is noise.
     arms = {"bare": bare, "again": bare, "reported": reported, "whole": whole}
     counts = dict.fromkeys(arms, int(steps))
     taken = palindrome.measure(arms, counts, int(palindromes), group.barrier, seed=seed, settling=1)

@@ -1,4 +1,4 @@
-"""By hand: MNIST, with all gradients averaged by one MPI_Allreduce of mpi4py. Started by mpirun."""
+"""Train MNIST by hand with one MPI_Allreduce for all gradients, under mpirun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several ways of doing the same, measured in turns in one process: A B C C B A, in shuffled order."""
+"""Measure arms in one process as a palindrome: A B B A."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tests.bench.machine import LoadMeter
 
 
 def measure(arms, steps, palindromes, barrier=lambda: None, *, seed=0, settling=0):
-    """Measure every arm twice a palindrome: what drifts on the machine falls on all alike.
+    """Measure every arm twice a palindrome, so that drift cancels out.
 
     Args:
-        arms: name -> what does so many steps; it may return nanoseconds that it measured itself.
+        arms: name -> a function that does so many steps. It may return nanoseconds that it measured itself.
         steps: name -> steps in a turn.
-        palindromes: how many of them.
+        palindromes: how many palindromes.
         barrier: called before every turn, outside the timed part.
-        seed: of the order, the same on every rank and another in every launch.
-        settling: steps before every turn that are not timed: the caches still hold what another arm left.
+        seed: the seed of the order: the same on every rank, another in every launch.
+        settling: untimed steps before every turn, because the caches hold another arm's data.
 
     Returns:
-        One entry a palindrome: wall and CPU seconds a step of every arm, and the load meanwhile.
+        One entry a palindrome: every arm's wall and CPU seconds a step, and the load.
     """
     gc.disable()
     for name, work in arms.items():
-        # Two turns: buffers are made in the first steps, and DDP makes its buckets anew after one.
+        # Two turns: the first steps make buffers, and DDP rebuilds its buckets after one step.
         work(steps[name])
         work(steps[name])
     shuffle = random.Random(seed)
@@ -44,10 +44,10 @@ def _palindrome(arms, steps, barrier, shuffle, settling):
         barrier()
         if settling:
             arms[name](settling)
-        begun, begun_cpu = time.perf_counter_ns(), time.process_time_ns()
+        started, started_cpu = time.perf_counter_ns(), time.process_time_ns()
         itself = arms[name](steps[name])
-        wall[name] += itself or time.perf_counter_ns() - begun
-        cpu[name] += time.process_time_ns() - begun_cpu
+        wall[name] += itself or time.perf_counter_ns() - started
+        cpu[name] += time.process_time_ns() - started_cpu
     load = meter.read()
     return {
         "step_seconds": {name: ns / 1e9 / (2 * steps[name]) for name, ns in wall.items()},

@@ -1,4 +1,4 @@
-"""The published loop on several ranks: DistributedDataParallel and a DistributedSampler."""
+"""Run the published loop on several ranks with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def main(folder, out, launched_at, steps):
     blocks = []
     for _ in range((int(steps) - stopwatch.WARM_UP) // stopwatch.BLOCK):
         published.train(model, optimizer, loader, 1)  # not timed
-        begun = time.perf_counter_ns()
+        started = time.perf_counter_ns()
         published.train(model, optimizer, loader, stopwatch.BLOCK - 1)
-        blocks.append((time.perf_counter_ns() - begun) / 1e9 / (stopwatch.BLOCK - 1))
+        blocks.append((time.perf_counter_ns() - started) / 1e9 / (stopwatch.BLOCK - 1))
     figures = {
         "step_seconds": blocks,
         "first_step_seconds": first_step,
@@ -45,7 +45,7 @@ def main(folder, out, launched_at, steps):
     Path(out, f"rank-{rank}.json").write_text(json.dumps(figures))
     dist.destroy_process_group()
     sys.stdout.flush()
-    # Seen once: a thread of torch's that is still there when the interpreter ends aborts the process.
+    # Seen once: a torch thread that outlives the interpreter aborted the process.
     os._exit(0)
 
 

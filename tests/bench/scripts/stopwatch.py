@@ -1,6 +1,6 @@
-"""What the scripts written by hand have in common: MNIST in memory, and a clock around their steps.
+"""Load MNIST and time the steps, for the hand-written scripts.
 
-Nothing of Ringside is imported: this is what somebody would write who has never heard of it.
+It imports nothing of Ringside: it stands for a script of a user without Ringside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCH, BLOCK, WARM_UP = 64, 30, 30
 
 
 def read(folder, kind):
-    """Read the images, normalised, and the labels of ``train`` or ``t10k``."""
+    """Read the normalised images and the labels of ``train`` or ``t10k``."""
     images = _bytes(folder, f"{kind}-images-idx3-ubyte", header=16).view(-1, 784)
     labels = _bytes(folder, f"{kind}-labels-idx1-ubyte", header=8)
     return images.float().div_(255).sub_(0.1307).div_(0.3081), labels.long()
@@ -29,12 +29,12 @@ def _bytes(folder, name, header):
     content = (
         plain.read_bytes() if plain.exists() else gzip.decompress(Path(folder, f"{name}.gz").read_bytes())
     )
-    # A copy, because torch will not have memory that it may not write.
+    # A copy, because torch refuses read-only memory.
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=header).copy())
 
 
 def batches(images, labels, rank, world):
-    """Walk over this rank's part of every epoch, for ever."""
+    """Yield this rank's batches of every epoch, without end."""
     while True:
         order = torch.randperm(len(images))
         steps = len(order) // (BATCH * world)
@@ -43,7 +43,7 @@ def batches(images, labels, rank, world):
 
 
 def run(train_step, model, rank, world):
-    """Train, timed block by block as Ringside does it; test; and leave the figures in a file."""
+    """Train in timed blocks as Ringside does, test, and write the figures."""
     folder, out, launched_at, steps = sys.argv[1:]
     images, labels = read(folder, "train")
     walk = batches(images, labels, rank, world)
@@ -54,10 +54,10 @@ def run(train_step, model, rank, world):
     blocks = []
     for _ in range((int(steps) - WARM_UP) // BLOCK):
         train_step(*next(walk))  # not timed
-        begun = time.perf_counter_ns()
+        started = time.perf_counter_ns()
         for _ in range(BLOCK - 1):
             train_step(*next(walk))
-        blocks.append((time.perf_counter_ns() - begun) / 1e9 / (BLOCK - 1))
+        blocks.append((time.perf_counter_ns() - started) / 1e9 / (BLOCK - 1))
     figures = {
         "step_seconds": blocks,
         "first_step_seconds": first_step,

@@ -1,7 +1,7 @@
-"""Put on PYTHONPATH, this lets the arms that average by hand train through strategies with one fault each,
-and DDP where it compresses.
+"""Replace strategies with wrong ones.
 
-The registry holds strings, so nothing is loaded here but itself.
+A process loads this if the folder is on its PYTHONPATH. The arms that average by hand get one fault each, and
+so does DDP with compression. The registry holds strings, so this loads only the registry.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Which fault each arm has, where ``sitecustomize.py`` beside this is on PYTHONPATH."""
+"""Choose the fault of each arm, for ``sitecustomize.py`` beside this file."""
 
 from backends.strategies.ddp import DDPReplica
 from tests.contract.broken import NeverSteps, SkipsAParameter, Sums, Unsharded

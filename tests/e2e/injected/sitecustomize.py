@@ -1,6 +1,7 @@
-"""Put on PYTHONPATH, this changes what the ranks of a run do, as ``injected.json`` beside it says.
+"""Change what ranks do, as ``injected.json`` describes.
 
-The product has no hooks for tests: this changes its modules as a rank imports them.
+A rank loads this if the folder is on its PYTHONPATH. The product has no hooks for tests. So this changes its
+modules as a rank imports them.
 """
 
 import importlib.abc
@@ -16,9 +17,10 @@ _INJECTED = Path(__file__).with_name("injected.json")
 
 
 class _Delay:
-    """Goes off and on again, every other block of a mode; where phases are timed, every other step.
+    """A delay in every other block of a mode.
 
-    So what it does is compared within one process and one second, whatever else the machine is doing.
+    In the block with timed phases it is in every other step. So its effect is measured within one process and
+    one second, also on a busy machine.
     """
 
     def __init__(self, seconds):
@@ -46,7 +48,7 @@ class _Delay:
     def before(self, function):
         def delayed(*arguments, **named):
             if next(self._steps):
-                # Work, and no sleep: that would leave the core to others.
+                # It works instead of sleeping: a sleep would free the core for others.
                 end = time.perf_counter() + self._seconds
                 while time.perf_counter() < end:
                     pass
@@ -56,7 +58,7 @@ class _Delay:
 
 
 def _slow_sync(module, job, placement, seconds):
-    """Slow down the synchronisation of every rank; neither the control nor the reference have any."""
+    """Slow down every rank's synchronisation; control and reference have none."""
     import backends
 
     if job.arm.synchronises:
@@ -65,7 +67,7 @@ def _slow_sync(module, job, placement, seconds):
 
 
 def _slow_computing(module, job, placement, seconds):
-    """Slow down what the last rank computes, whatever it trains: the arm, its reference, the control."""
+    """Slow down the last rank's computing: arm, reference and control."""
     from compare.worker import loop as train
 
     if placement.rank == placement.world_size - 1:
@@ -73,7 +75,7 @@ def _slow_computing(module, job, placement, seconds):
 
 
 def _no_reference(module, job, placement, seconds):
-    """Let no replica stand beside the arm."""
+    """Train the arm without its reference."""
     take_turns = module.take_turns
     module.make_reference = lambda *_: None
     module.take_turns = lambda job, sides, *others, **named: take_turns(
@@ -87,9 +89,9 @@ _CHANGES = {"slow sync": _slow_sync, "slow computing": _slow_computing, "no refe
 def _change(module, injected):
     run = module.run
 
-    def changed(job, placement, guard):
+    def changed(job, placement, watchdog):
         _CHANGES[injected["change"]](module, job, placement, injected["seconds"])
-        return run(job, placement, guard)
+        return run(job, placement, watchdog)
 
     module.run = changed
 

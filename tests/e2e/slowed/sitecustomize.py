@@ -1,6 +1,7 @@
-"""Put on PYTHONPATH, this slows the ranks of some arms down, as ``causes.json`` beside it says, arm by arm.
+"""Slow down arms, as ``causes.json`` describes.
 
-The product has no hooks for it: this changes its modules as they are imported.
+A rank loads this if the folder is on its PYTHONPATH. The product has no hooks for tests. So this changes its
+modules as they are imported.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ def _delay_all_reduce(module, seconds_of):
 
 
 def _compete(module):
-    """Keep a core busy from the moment a rank joins: hashing leaves Python's lock to others."""
+    """Keep a core busy after a rank joins; hashing releases Python's lock."""
     join = module.TorchGroup.join.__func__
     data = bytes(1 << 22)
 
@@ -93,7 +94,7 @@ def _label(job_file):
     return ":".join([arm["backend"], *(f"{name}={value}" for name, value in arm["given"].items())])
 
 
-# Only the ranks' processes are called with a job.
+# Only processes of ranks have a job as their last argument.
 if sys.orig_argv[-1].endswith("/job.json") and "compare.worker" in sys.orig_argv:
     _causes = json.loads((Path(__file__).parent / "causes.json").read_text())
     _cause = _causes.get(_label(sys.orig_argv[-1]))

@@ -1,4 +1,4 @@
-"""The benches' statistics and judgements, on numbers whose answers are known."""
+"""Test the benches' statistics and verdicts on known numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from compare.analysis.estimate import Estimate as LaunchEstimate
 from tests.bench import cost, pairs, record, report
 from tests.bench.estimate import Estimate, Row, Section, at_least, at_most, estimate, reaches
-from tests.bench.machine import FOREIGN_LIMIT, Load, LoadMeter, busy_seconds
+from tests.bench.machine import OTHER_LOAD_LIMIT, Load, LoadMeter, busy_seconds
 from tests.bench.pairs import Turn
 
 
-def test_few_pairs_get_the_paired_t_interval():
+def test_estimate_of_few_pairs_has_the_paired_t_interval():
     # ln ratios -0.1, 0, 0.1, 0.2: mean 0.05, sd 0.1291, t(3) 3.1824 -> half-width 0.20543.
     found = estimate([math.exp(x) for x in (-0.1, 0.0, 0.1, 0.2)])
     assert found.ratio == pytest.approx(math.exp(0.05))
@@ -25,13 +25,13 @@ def test_few_pairs_get_the_paired_t_interval():
     assert found.n == 4
 
 
-def test_many_pairs_get_the_bootstrapped_median_which_one_outlier_does_not_move():
+def test_estimate_of_many_pairs_resists_one_outlier():
     calm = [1.0 + 0.001 * k for k in range(-10, 11)]
     found = estimate([*calm, 50.0])
     assert 0.99 < found.low < 1.0 < found.high < 1.01
 
 
-def test_the_interval_holds_the_truth_about_as_often_as_it_says():
+def test_estimate_interval_covers_the_true_ratio_often_enough():
     chance = random.Random(1)
     for pairs_each in (5, 12):
         draws = [estimate([math.exp(chance.gauss(0.2, 0.1)) for _ in range(pairs_each)]) for _ in range(200)]
@@ -39,7 +39,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
         assert share > 0.88
 
 
-def test_one_pair_gives_no_interval():
+def test_estimate_of_one_pair_is_an_error():
     with pytest.raises(ValueError, match="1 pairs"):
         estimate([1.0])
 
@@ -58,17 +58,17 @@ def test_one_pair_gives_no_interval():
         (reaches(1), (0.98, 0.95, 0.999), "MISSED"),
     ],
 )
-def test_a_target_is_judged_by_the_median_and_the_interval_qualifies(target, found, verdict):
+def test_target_is_judged_by_median_and_qualified_by_interval(target, found, verdict):
     assert Row("x", Estimate(*found, n=5), target).verdict == verdict
 
 
-def test_what_others_used_is_what_was_busy_and_not_ours():
-    assert Load(busy_seconds=0.5, own_seconds=0.7, wall_seconds=1.0).foreign == 0
-    cores = Load(busy_seconds=1.0, own_seconds=0.0, wall_seconds=1.0).foreign ** -1
+def test_load_of_others_is_the_busy_time_that_is_not_ours():
+    assert Load(busy_seconds=0.5, own_seconds=0.7, wall_seconds=1.0).others == 0
+    cores = Load(busy_seconds=1.0, own_seconds=0.0, wall_seconds=1.0).others ** -1
     assert cores == round(cores) >= 1
 
 
-def test_the_meter_sees_time_pass_on_the_machine():
+def test_load_meter_reads_the_time_of_the_machine():
     meter = LoadMeter()
     since = busy_seconds()
     sum(range(3_000_000))
@@ -78,18 +78,18 @@ def test_the_meter_sees_time_pass_on_the_machine():
     assert busy_seconds() >= since > 0
 
 
-def turn(foreign, one=2.0, other=1.0):
-    return Turn({"step_seconds": {"one": one, "other": other}}, foreign)
+def turn(others, one=2.0, other=1.0):
+    return Turn({"step_seconds": {"one": one, "other": other}}, others)
 
 
-def test_the_quietest_turns_are_kept_and_those_quiet_enough_in_their_order():
-    loud, quiet, silent = turn(0.9), turn(FOREIGN_LIMIT, one=4.0), turn(0.0, one=3.0)
+def test_turns_keep_the_least_noisy_in_their_order():
+    loud, quiet, silent = turn(0.9), turn(OTHER_LOAD_LIMIT, one=4.0), turn(0.0, one=3.0)
     kept = pairs._keep([loud, quiet, silent], 2)
     assert kept.kept == [quiet, silent]
     assert kept.repeated == 1
     assert kept.ratio("one", "other").ratio == pytest.approx(math.sqrt(12))
-    assert "disturbed" not in kept.conditions
-    assert "disturbed" in pairs._keep([loud, quiet], 2).conditions
+    assert "noisy" not in kept.conditions
+    assert "noisy" in pairs._keep([loud, quiet], 2).conditions
 
 
 def palindrome(one, other, busy=0.0):
@@ -103,11 +103,11 @@ def palindrome(one, other, busy=0.0):
     }
 
 
-def test_a_launch_counts_once_however_many_palindromes_it_measured(monkeypatch):
+def test_launch_with_many_palindromes_counts_once(monkeypatch):
     monkeypatch.setattr(pairs, "await_quiet", lambda: None)
     measured = [
         [palindrome(4.0, 1.0), palindrome(1.0, 1.0)],  # twice, as a geometric mean of paired ratios
-        [palindrome(2.0, 1.0), palindrome(9.0, 1.0, busy=1e6)],  # others were at it: taken again
+        [palindrome(2.0, 1.0), palindrome(9.0, 1.0, busy=1e6)],  # others used the machine: repeated
         [palindrome(30.0, 10.0), palindrome(30.0, 10.0)],
     ]
     numbers = []
@@ -129,7 +129,7 @@ def launch_estimate(milliseconds, half):
     return LaunchEstimate(middle, middle - half, middle + half, 3, "t")
 
 
-def test_growth_is_told_by_ranks_and_size_with_intervals_of_the_sync_cost(monkeypatch):
+def test_cost_table_lists_ranks_and_sizes_with_intervals(monkeypatch):
     monkeypatch.setattr(cost, "_cores", lambda: 2)
     points = [
         cost.Point(arm, ranks, 80.2, launch_estimate(step, 1.0), sync)
@@ -148,14 +148,14 @@ def test_growth_is_told_by_ranks_and_size_with_intervals_of_the_sync_cost(monkey
     ]
 
 
-# ---- what is kept ----
+# ---- the record of earlier runs ----
 
 
 def a_section(title, ratio=1.0):
     return Section(title, "How.", [Row("what", Estimate(ratio, 0.9, 1.1, 5), at_most(2.0))], ["quiet"])
 
 
-def test_sections_of_other_runs_on_the_same_machine_are_kept(tmp_path):
+def test_record_keeps_sections_of_other_runs_on_the_same_machine(tmp_path):
     output, order = tmp_path / "bench.md", ["first", "second"]
     record.write(output, "second", a_section("Second", 1.25), "bench --only second", order=order)
     record.write(output, "first", a_section("First"), "bench --only first", order=order)
@@ -168,7 +168,7 @@ def test_sections_of_other_runs_on_the_same_machine_are_kept(tmp_path):
     assert "## First" in output.read_text()
 
 
-def test_a_section_that_fails_does_not_replace_what_was_measured(tmp_path):
+def test_record_keeps_a_section_when_its_next_run_fails(tmp_path):
     output, order = tmp_path / "bench.md", ["first"]
     failed = Section("first", "Could not be measured.", [], [], failed=True)
     record.write(output, "first", failed, "bench", order=order)
@@ -179,7 +179,7 @@ def test_a_section_that_fails_does_not_replace_what_was_measured(tmp_path):
     assert "Could not be measured" not in output.read_text()
 
 
-def test_sections_that_another_machine_measured_are_not(tmp_path, monkeypatch):
+def test_record_drops_sections_of_another_machine(tmp_path, monkeypatch):
     output, order = tmp_path / "bench.md", ["first", "second"]
     record.write(output, "first", a_section("First"), "bench", order=order)
     monkeypatch.setattr(report, "describe", lambda: "another machine")

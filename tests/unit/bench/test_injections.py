@@ -1,6 +1,7 @@
-"""What `make test-long` puts into ranks still fits the product, which has no hooks for it.
+"""Test that the injections of ``make test-long`` still fit the product.
 
-Those tests take a quarter of an hour and are run by hand: whether their injections do anything is seen here.
+The product has no hooks for them. Those tests take a quarter of an hour and are run by hand. So this
+checks with every change that their injections have an effect.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tests.unit.factories import a_config
 
 E2E = Path(__file__).resolve().parents[2] / "e2e"
 GROUP = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), barrier=lambda: None)
-GUARD = SimpleNamespace(note=lambda *_, **__: None, steps_at_once=lambda _: 1000)
+WATCHDOG = SimpleNamespace(note=lambda *_, **__: None, steps_at_once=lambda _: 1000)
 
 
 def load(folder, monkeypatch):
-    """The module as a rank loads it, but that nothing of it takes effect by itself."""
+    """Load the module as a rank does, but without its effects."""
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     spec = importlib.util.spec_from_file_location("injection", E2E / folder / "sitecustomize.py")
     module = importlib.util.module_from_spec(spec)
@@ -41,12 +42,12 @@ def load(folder, monkeypatch):
 
 @pytest.fixture
 def injected(monkeypatch):
-    """Its clock goes on by a second whenever it is looked at."""
+    """Load the delays with a clock that advances a second a reading."""
     module = load("injected", monkeypatch)
     looks = count()
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
     module.looks = looks
-    # What it replaces is put back.
+    # monkeypatch restores what the module replaces.
     for owner, name in (
         *((turns._Turns, "_timed_block"), (LocalReplica, "sync"), (AveragingReplica, "sync")),
         *((train, "loss_function"), (rank, "make_reference"), (rank, "take_turns")),
@@ -72,9 +73,7 @@ def is_delayed(injected, act):
 
 
 @pytest.mark.parametrize("change", ["slow sync", "slow computing"])
-def test_a_delay_goes_off_in_every_other_block_and_on_every_other_step_of_the_phased_one(
-    injected, monkeypatch, change
-):
+def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, change):
     job, found = a_job(), {"training": [], "reference": []}
     place = {"slow sync": (AveragingReplica, "sync"), "slow computing": (train, "loss_function")}[change]
     monkeypatch.setattr(*place, lambda *_: torch.zeros((), requires_grad=True))
@@ -91,7 +90,7 @@ def test_a_delay_goes_off_in_every_other_block_and_on_every_other_step_of_the_ph
     for mode, side in sides.items():
         side.replica.__class__ = type(mode, (Watched,), {"mode": mode})
     monkeypatch.setattr(train, "loss_function", torch.nn.functional.cross_entropy)
-    blocks = list(take_turns(job, sides, GROUP, GUARD, step_seconds=0.001))
+    blocks = list(take_turns(job, sides, GROUP, WATCHDOG, step_seconds=0.001))
 
     for mode, steps in found.items():
         taken, alone = iter(steps), 0
@@ -106,7 +105,7 @@ def test_a_delay_goes_off_in_every_other_block_and_on_every_other_step_of_the_ph
         assert next(taken, None) is None
 
 
-def test_a_side_without_its_reference_is_the_arm_alone(injected, monkeypatch):
+def test_no_reference_leaves_the_arm_alone(injected, monkeypatch):
     seen = []
     monkeypatch.setattr(rank, "take_turns", lambda job, sides, *_, **__: seen.append(list(sides)))
     injected._CHANGES["no reference"](rank, None, None, 0.0)
@@ -116,31 +115,31 @@ def test_a_side_without_its_reference_is_the_arm_alone(injected, monkeypatch):
 
 
 @pytest.mark.parametrize(("cause", "seconds"), [("latency", 0.002), ("bandwidth", 600 / 60e6)])
-def test_an_all_reduce_is_slowed_down(monkeypatch, cause, seconds):
-    slowed, told = load("slowed", monkeypatch), []
-    monkeypatch.setattr(TorchGroup, "all_reduce_", lambda _, tensor: told.append(tensor))
-    monkeypatch.setattr(slowed, "time", SimpleNamespace(sleep=told.append))
+def test_slowed_all_reduce_takes_longer(monkeypatch, cause, seconds):
+    slowed, seen = load("slowed", monkeypatch), []
+    monkeypatch.setattr(TorchGroup, "all_reduce_", lambda _, tensor: seen.append(tensor))
+    monkeypatch.setattr(slowed, "time", SimpleNamespace(sleep=seen.append))
     module, change = slowed._CAUSES[cause]
     change(sys.modules[module])
     tensor = torch.zeros(150)
     TorchGroup.all_reduce_(None, tensor)
-    assert told[0] == pytest.approx(seconds)
-    assert told[1] is tensor
+    assert seen[0] == pytest.approx(seconds)
+    assert seen[1] is tensor
 
 
-def test_a_straggler_is_the_second_rank_of_every_strategy(monkeypatch):
-    slowed, told = load("slowed", monkeypatch), []
+def test_straggler_is_the_second_rank_under_every_strategy(monkeypatch):
+    slowed, seen = load("slowed", monkeypatch), []
     monkeypatch.setattr(LocalReplica, "forward", lambda _, inputs: inputs)
     monkeypatch.setattr(slowed, "_STRAGGLING_SECONDS", 0.0)
-    monkeypatch.setattr(slowed, "time", SimpleNamespace(perf_counter=lambda: told.append("look") or 0.0))
+    monkeypatch.setattr(slowed, "time", SimpleNamespace(perf_counter=lambda: seen.append("look") or 0.0))
     module, change = slowed._CAUSES["straggler"]
     change(sys.modules[module])
     for shard in ((0, 2), (1, 2)):
         assert AveragingReplica.forward(SimpleNamespace(shard=shard), "inputs") == "inputs"
-        assert bool(told) is (shard[0] == 1)
+        assert bool(seen) is (shard[0] == 1)
 
 
-def test_competition_begins_when_a_rank_joins(monkeypatch):
+def test_background_competition_starts_when_a_rank_joins(monkeypatch):
     slowed, started = load("slowed", monkeypatch), []
     monkeypatch.setattr(TorchGroup, "join", classmethod(lambda _, *arguments: arguments))
     thread = SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=lambda: started.append(True)))
@@ -151,7 +150,7 @@ def test_competition_begins_when_a_rank_joins(monkeypatch):
     assert started == [True]
 
 
-def test_an_arm_is_found_by_the_name_that_its_job_has(monkeypatch, tmp_path):
+def test_slowed_arm_is_found_by_the_label_in_its_job(monkeypatch, tmp_path):
     job = a_job("manual:mode=per_parameter")
     file = tmp_path / "job.json"
     file.write_bytes(msgspec.json.encode({"arm": job.arm}))

@@ -1,4 +1,4 @@
-"""The reasons under the table, each with its cause put into real launches, and without it."""
+"""Test the reasons under the table by injecting each cause into launches."""
 
 import json
 import os
@@ -19,11 +19,11 @@ SLOW = {
     "manual": "bandwidth",
     "ddp": "background",
 }
-# Much to compute: what is slowed down little is not slowed down noticeably.
+# With much to compute, a small slowdown stays within the noise.
 MUCH = ("--batch-size", 4096, "--steps", 16, "--warmup", 3)
 LITTLE = ("--batch-size", 1, "--steps", 200)
 
-# Of a run of 25 launches, and 15 more where others disturb it, of 15 s each where torch takes three to load.
+# A run of 25 launches, with 15 more on a busy machine. One takes 15 s where torch loads in three.
 LONGEST_SECONDS = 650
 
 pytestmark = [
@@ -35,16 +35,16 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measure(tmp_path_factory, mnist_dir):
-    """Carry out a run whose arms are slowed down as told; give its reasons, its table, and the run."""
+    """Run arms with injected slowdowns; return reasons, table and run."""
 
     def carry_out(arms, *flags, causes=None):
         folder = tmp_path_factory.mktemp("explained")
-        site = shutil.copytree(Path(__file__).parent / "slowed", folder / "site")
-        (site / "causes.json").write_text(json.dumps(causes or {}))
+        injection = shutil.copytree(Path(__file__).parent / "slowed", folder / "injection")
+        (injection / "causes.json").write_text(json.dumps(causes or {}))
         done = subprocess.run(
             [sys.executable, "-m", "compare", "run", "--backend", ",".join(arms), *map(str, flags)]
             + ["--data-dir", str(mnist_dir), "--output", str(folder / "run"), "--max-reruns", "3"],
-            env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(site)},
+            env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(injection)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -60,19 +60,19 @@ def measure(tmp_path_factory, mnist_dir):
 
 @pytest.fixture(scope="module")
 def slowed(measure, requires_backend):
-    """Every arm but mpi has a cause of its own, and each arm goes without the causes of the others."""
+    """Give every arm except mpi a slowdown of its own."""
     requires_backend("mpi")
     return measure([*SLOW, "mpi"], *MUCH, "--repeats", 5, causes=SLOW)
 
 
 @pytest.mark.parametrize("arm", SLOW)
-def test_what_slows_one_arm_down_is_named_in_this_arm_alone(slowed, arm):
+def test_causes_of_a_slowed_arm_are_named_for_this_arm_only(slowed, arm):
     reasons, text, _ = slowed
     assert [reason.arm for reason in reasons if reason.key == SLOW[arm]] == [arm], reasons
     assert text.count("Why: ") == len({reason.key for reason in reasons})
 
 
-def test_the_evidence_is_what_was_put_in(slowed):
+def test_causes_evidence_matches_the_injected_delay(slowed):
     of = {reason.key: reason.evidence for reason in slowed[0]}
     # Four calls of 2 ms; 814,120 bytes at 60 MB/s.
     assert 0.008 < of["latency"]["fixed_seconds"] < 0.018
@@ -80,7 +80,7 @@ def test_the_evidence_is_what_was_put_in(slowed):
     assert 0.0115 < of["bandwidth"]["growing_seconds"] < 0.020
 
 
-def test_tcp_on_one_host_is_named_beside_shared_memory(slowed):
+def test_causes_name_tcp_on_one_host_beside_shared_memory(slowed):
     reasons, text, _ = slowed
     seen = {reason.arm: reason.evidence for reason in reasons if reason.key == "transport"}
     assert {"manual", "manual:mode=per_parameter"} <= set(seen)
@@ -88,11 +88,11 @@ def test_tcp_on_one_host_is_named_beside_shared_memory(slowed):
     assert "by shared memory" in text
 
 
-def test_enough_compute_and_even_ranks_are_no_reason(slowed):
+def test_causes_do_not_include_enough_compute_or_even_ranks(slowed):
     assert not {reason.key for reason in slowed[0]} & {"little_compute", "straggler", "oversubscription"}
 
 
-def test_every_rank_sweeps_sizes_but_those_that_go_past_their_group(slowed):
+def test_sweep_measures_several_sizes_on_every_rank_except_the_control(slowed):
     run = slowed[2]
     for launch in run.launches:
         for rank in launch.ranks:
@@ -101,7 +101,7 @@ def test_every_rank_sweeps_sizes_but_those_that_go_past_their_group(slowed):
             assert len(sizes) >= 3 if launch.arm != "none" else not sizes
 
 
-def test_a_straggler_is_named_by_its_rank(measure):
+def test_causes_of_a_straggler_name_its_rank(measure):
     reasons, text, _ = measure(
         ["manual"], *LITTLE, "--no-control", "--repeats", 3, causes={"manual": "straggler"}
     )
@@ -111,7 +111,7 @@ def test_a_straggler_is_named_by_its_rank(measure):
     assert "straggler: rank 1 on" in text
 
 
-def test_too_little_compute_is_named_and_one_transport_is_none(measure):
+def test_causes_of_little_compute_do_not_include_the_only_transport(measure):
     reasons, text, _ = measure(["manual:mode=per_parameter"], *LITTLE, "--no-control", "--repeats", 3)
     keys = {reason.key for reason in reasons}
     assert "little_compute" in keys
@@ -119,7 +119,7 @@ def test_too_little_compute_is_named_and_one_transport_is_none(measure):
     assert "too little compute per step: manual:mode=per_parameter computes for" in text
 
 
-def test_more_threads_than_cores_are_the_only_reason(measure):
+def test_causes_with_more_threads_than_cores_are_nothing_else(measure):
     reasons, text, _ = measure(
         ["manual"], *LITTLE, "--no-control", "--repeats", 1, "--threads", CORES, "--num-proc", 2
     )

@@ -1,4 +1,4 @@
-"""What could make arms unlike, in real launches: overruled, alike, or found."""
+"""Test in real launches that different conditions are overruled or found."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ SHELL = {
 pytestmark = pytest.mark.long
 
 RUN = ("run", "--max-reruns", "0")
-"""Noise may not take a round again here."""
+"""No round may be repeated because of noise."""
 
 
 def compare_run(mnist_dir, directory, *flags, environment=None):
@@ -43,12 +43,12 @@ def compare_run(mnist_dir, directory, *flags, environment=None):
 
 @pytest.fixture(scope="module")
 def contradicted(tmp_path_factory, mnist_dir, every_backend):
-    folder = tmp_path_factory.mktemp("fairness") / "run"
+    folder = tmp_path_factory.mktemp("conditions") / "run"
     done = compare_run(mnist_dir, folder, "--backend", "ddp,horovod,mpi", "--strict", environment=SHELL)
     return done, read_run(folder), folder
 
 
-def test_strict_ends_with_its_own_code_after_the_results_are_saved(contradicted):
+def test_strict_with_unlike_arms_saves_the_results_and_exits_with_10(contradicted):
     done, run, _ = contradicted
     assert done.returncode == ConditionsError.exit_code, done.stderr
     assert run.complete
@@ -57,7 +57,7 @@ def test_strict_ends_with_its_own_code_after_the_results_are_saved(contradicted)
     assert "NOT ALIKE: HOROVOD_FUSION_THRESHOLD" in done.stdout
 
 
-def test_what_ringside_sets_overrules_the_shell_and_the_rest_is_found_where_it_matters(contradicted):
+def test_conditions_of_the_shell_are_overruled_or_found(contradicted):
     run = contradicted[1]
     found = {finding.item: finding for finding in compare_conditions(run)}
     assert [item for item, f in found.items() if f.kind == "different"] == ["HOROVOD_FUSION_THRESHOLD"]
@@ -70,7 +70,7 @@ def test_what_ringside_sets_overrules_the_shell_and_the_rest_is_found_where_it_m
     assert attested["malloc"]["MALLOC_TRIM_THRESHOLD_"] != "1"
 
 
-def test_every_item_is_attested_by_every_arm(contradicted):
+def test_conditions_are_attested_by_every_arm(contradicted):
     found = {finding.item: finding for finding in compare_conditions(contradicted[1])}
     everywhere = {
         *("device", "host", "threads", "inter-op threads", "affinity", "malloc settings", "matmul precision"),
@@ -83,11 +83,11 @@ def test_every_item_is_attested_by_every_arm(contradicted):
     assert "lr=0.01" in found["optimizer"].values["horovod"]
 
 
-def test_no_secret_is_recorded(contradicted):
+def test_results_record_no_secret_of_the_shell(contradicted):
     assert b"hunter2hunter2" not in msgspec.json.encode(contradicted[1])
 
 
-def test_strict_is_content_where_nothing_is_unlike(tmp_path, mnist_dir):
+def test_strict_without_unlike_arms_exits_with_0(tmp_path, mnist_dir):
     done = compare_run(
         mnist_dir, tmp_path / "run", "--max-reruns", "0", "--backend", "ddp,manual", "--strict"
     )
