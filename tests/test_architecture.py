@@ -1,4 +1,4 @@
-"""Hold the sources to the rules of CONTRIBUTING.md: rooms, directions, and what may never happen."""
+"""Hold the sources to the rules of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Import(NamedTuple):
 
     name: str
     when: str
-    """``start`` of the importing module, ``later`` in a function, or ``never``: for type checkers alone."""
+    """``start`` of the module, ``later`` in a function, ``never`` for type checkers."""
 
 
 def _modules():
@@ -83,20 +83,23 @@ def imports_of(tree):
 
 
 def module_of(name):
-    """The module of ours that an imported name is, or is defined in; None for other people's."""
+    """Return our module that defines an imported name; None for a library's."""
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def room_of(module):
-    """The room of a module of ours: ``schema`` for ``compare.schema.job``, ``backends`` for all of these."""
+    """Return a module's room: ``schema`` for ``compare.schema.job``."""
     package, _, rest = module.partition(".")
     return package if package == "backends" else rest.partition(".")[0]
 
 
 def may_import(room, module):
-    """Whether a room may import a module of ours; the version and the package's folder are everybody's."""
+    """Return whether a room may import one of our modules.
+
+    Every room may import the version and the package's folder.
+    """
     inside = module.removeprefix("compare.")
     if module == "compare" or room_of(module) == room:
         return True
@@ -126,7 +129,7 @@ def docstrings_of(tree):
 
 
 def words_of(tree):
-    """Every identifier and every string of a module but its docstrings, cut into words."""
+    """Return the words of all identifiers and strings, without docstrings."""
     prose = docstrings_of(tree)
     texts = []
     for node in ast.walk(tree):
@@ -142,7 +145,7 @@ def words_of(tree):
 
 
 def forbidden_in(tree):
-    """What would read text as a program, or bytes from elsewhere as objects."""
+    """Return what would run text as a program, or unpickle bytes."""
     found = [
         f"import {i.name}"
         for i in imports_of(tree)
@@ -186,7 +189,7 @@ def cycles_in(graph):
 # ---- the instruments themselves ----
 
 
-def test_imports_are_told_apart_by_when_they_happen():
+def test_imports_are_sorted_by_when_they_happen():
     tree = ast.parse(
         "import a\nfrom b.c import d as x\n"
         "if TYPE_CHECKING:\n    import e\nelse:\n    import f\n"
@@ -232,7 +235,7 @@ def test_words_are_found_in_names_and_strings_and_not_in_prose():
     assert words_of(tree) & set(BACKENDS) == {"horovod", "mpi", "manual"}
 
 
-def test_all_modules_are_looked_at():
+def test_every_module_belongs_to_a_room():
     assert {"compare", "compare.cli.main", "backends.launchers.mpirun", "backends"} <= set(MODULES)
     assert len(MODULES) > 35
     assert {room_of(module) for module in MODULES} - {""} == set(MAY_IMPORT)

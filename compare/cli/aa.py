@@ -23,7 +23,10 @@ def aa(
     max_reruns: MaxReruns = 10,
     detail: Detail = False,
 ) -> None:
-    """Compare an arm with itself: how often does this tool see a difference where none exists?"""
+    """Compare an arm with itself, as an A/A test.
+
+    How often does this tool report a difference where none exists?
+    """
     from compare.experiment.run import compare_arms
     from compare.report.progress import LiveProgress
 

@@ -1,4 +1,4 @@
-"""Print to the terminal: results to standard output, all else to standard error."""
+"""Print results to standard output and all else to standard error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Make a console as wide as the terminal; for a file or a pipe, as wide as a whole table."""
+    """Make a console as wide as the terminal.
+
+    For a file or a pipe, it is as wide as a whole table.
+    """
     from rich.console import Console
 
     from compare.report.table import PLAIN_WIDTH

@@ -35,7 +35,9 @@ def doctor(
         Path | None, typer.Option(help="Also write the printed report to this file.")
     ] = None,
 ) -> None:
-    """Examine the hosts, or this machine: what would break or slow down a run, and how to mend it.
+    """Examine the hosts, or this machine.
+
+    Report what would break or slow down a run, and how to fix it.
 
     Exits with 0 where there is no problem, otherwise with 9; warnings and notes are no problems.
     """

@@ -23,6 +23,21 @@ EITHER_SPELLING = {
     "help_option_names": ["-h", "--help"],
 }
 
+EXIT_CODES = {
+    0: "done",
+    2: "wrong usage",
+    3: "data",
+    4: "something is not available",
+    5: "output",
+    6: "a launch failed",
+    7: "a launch stalled",
+    8: "an arm does not train what it should",
+    9: "a host cannot be used",
+    10: "--strict found different conditions",
+    11: "the budget was too small",
+    130: "interrupted",
+}
+
 app = typer.Typer(
     name="compare",
     help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?",
@@ -31,9 +46,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # coloured help takes as long to load as all the rest
     pretty_exceptions_enable=False,
     context_settings=EITHER_SPELLING,
-    epilog="Exit codes: 0 done, 2 wrong usage, 3 data, 4 something is not available, 5 output, 6 a launch "
-    "failed, 7 a launch stalled, 8 an arm does not train what it should, 9 a host cannot be used, "
-    "10 --strict found different conditions, 11 the budget was too small, 130 interrupted.",
+    epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()),
 )
 data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True, rich_markup_mode=None)
 install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True, rich_markup_mode=None)
@@ -42,7 +55,10 @@ app.add_typer(install_app, name="install")
 
 
 def main() -> None:
-    """Run the command line. A user's mistake ends in three lines and an exit code, never in a traceback."""
+    """Run the command line.
+
+    A user's mistake ends in three lines and an exit code, never in a traceback.
+    """
     end_in_good_order()
     streams.take_over()
     try:
@@ -50,7 +66,7 @@ def main() -> None:
     except KeyboardInterrupt:  # while a module was being loaded
         sys.exit(INTERRUPTED)
     except RingsideError as error:
-        if not isinstance(error, streams.NobodyReadsError):
+        if not isinstance(error, streams.ClosedPipeError):
             with suppress(OutputError):
                 print_notes(error)
                 print_error(error)
@@ -60,7 +76,7 @@ def main() -> None:
 
 
 def _register(to: typer.Typer, command: Callable[..., None], name: str) -> None:
-    """Register a command that ends with 130 on Ctrl-C and prints what it has kept."""
+    """Register a command, with 130 as its exit code after Ctrl-C."""
 
     @wraps(command)
     def interruptible(*arguments: Any, **options: Any) -> None:
@@ -107,4 +123,4 @@ def program(
         ),
     ] = False,
 ) -> None:
-    """Which way of synchronising gradients should I use on my machines, what does it cost me, and why?"""
+    """Compare ways of synchronising gradients on your own machines."""

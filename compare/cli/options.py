@@ -92,7 +92,7 @@ class Shared:
         typer.Option(
             "-x",
             "--env",
-            help="NAME, with its value from your shell, or NAME=VALUE: set for every rank, and "
+            help="NAME, with its value from your shell, or NAME=VALUE: set for every rank. The value is "
             "kept out of command lines, logs and results.",
         ),
     ] = None
@@ -130,7 +130,7 @@ class Shared:
 
 
 def with_shared(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of ``Shared``, which it gets as its first argument."""
+    """Pass the flags of ``Shared`` to a command, as its first argument."""
     shared, *own = inspect.signature(command).parameters.values()
     hints = get_type_hints(command, include_extras=True)
     shared_hints = get_type_hints(Shared, include_extras=True)

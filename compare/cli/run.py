@@ -48,7 +48,7 @@ def run(
     ] = False,
     detail: Detail = False,
 ) -> None:
-    """Run the same training through every arm, and print them side by side."""
+    """Run the same training through every arm, side by side."""
     from compare.experiment.run import compare_arms, plan
     from compare.experiment.settle import default_rounds
     from compare.report.progress import LiveProgress
@@ -77,7 +77,7 @@ def run(
 
 
 def print_run(run: Run, directory: Path, export_json: Path | None, *, detail: bool) -> Analysis:
-    """Analyse a run, print its table and its folder, and export it where that is asked for."""
+    """Analyse a run, print it, and export it if asked to."""
     from compare.analysis import analyse
     from compare.report import render
     from compare.report.table import RunTable

@@ -1,4 +1,4 @@
-"""Standard output and error: what cannot be written there is an error of output like any other."""
+"""Raise an ``OutputError`` where standard output or error cannot be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def take_over() -> None:
     """From now on raise an ``OutputError`` where something cannot be printed.
 
-    Otherwise rich and typer, each in its own way, would end the program with 1 and without a word.
+    Otherwise rich and typer would exit with 1 and without a message.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -26,7 +26,7 @@ def take_over() -> None:
 
 
 def leave_nothing_to_write() -> None:
-    """Give up what could not be written: Python would try it again when it ends, and complain."""
+    """Discard what could not be written, or Python would warn at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream:
@@ -35,8 +35,8 @@ def leave_nothing_to_write() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-class NobodyReadsError(OutputError):
-    """Whoever read has seen enough, and need not be told."""
+class ClosedPipeError(OutputError):
+    """The reader has closed the pipe, so no message is needed."""
 
 
 class _Output:
@@ -61,6 +61,6 @@ def _told() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise NobodyReadsError("Nobody reads what is printed any more.") from None
+        raise ClosedPipeError("Standard output is closed.") from None
     except OSError as error:
-        raise OutputError("What is printed cannot be written.", found=system_reason(error)) from None
+        raise OutputError("Standard output cannot be written.", found=system_reason(error)) from None

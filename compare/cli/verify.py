@@ -10,7 +10,7 @@ from compare.cli.options import Shared, read_request, with_shared
 
 @with_shared
 def verify(shared: Shared) -> None:
-    """Launch every arm once, and prove that it trains what a single process would."""
+    """Prove that every arm trains what a single process would."""
     from compare.experiment.verify import verify_arms
     from compare.report.progress import LiveProgress
     from compare.report.verification import renderable

@@ -1,1 +1,1 @@
-"""Settle flags into a RunConfig, decide what comes next, and carry it out."""
+"""Settle a request, decide what comes next, and carry it out."""

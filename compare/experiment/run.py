@@ -1,4 +1,4 @@
-"""Carry out a run: launch after launch, each proven and saved before the next starts."""
+"""Carry out a run: prove and save each launch before the next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compare.analysis.parity import check_launch
 from compare.analysis.step_times import foreign_share
 from compare.doctor.examine import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
-from compare.experiment.schedule import end_for_want_of_time, next_launch, order_of, set_aside_disturbed
+from compare.experiment.schedule import discard_noisy, discard_unfinished, next_launch, order_of
 from compare.experiment.settle import settle
 from compare.launch.arm import Observer, commands_for, launch_arm, launch_files
 from compare.launch.target import open_site, topology
@@ -118,7 +118,7 @@ def _plan_launch(config: RunConfig, planned: Planned, directory: Path, site: Sit
 
 @contextmanager
 def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Site]:
-    """Open the hosts of a request, and say what is known of them before anything starts.
+    """Open the hosts of a request, and print their topology.
 
     Raises:
         HostError: a host cannot be reached, or has another version.
@@ -131,7 +131,7 @@ def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Sit
     with open_site(
         request.hosts, reach=request.reach, interface=request.interface, exported=request.exported
     ) as site:
-        # Of this machine alone there is nothing to say, unless the user named it.
+        # A single machine needs no lines, unless the user named it.
         named = any(host.source != NOBODY_NAMED for host in request.hosts)
         for line in topology(site) if named else ():
             say(line)
@@ -147,7 +147,7 @@ def begin(
     *,
     purpose: str = "",
 ) -> tuple[Run, Path]:
-    """Find the data, make the run's folder, and stage the data on every host.
+    """Find the data, make the run's folder, and stage the data.
 
     Args:
         request: what the user asked for.
@@ -170,19 +170,19 @@ def begin(
 
 
 def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
-    """Launch everything that the run's config asks for, and save after every launch.
+    """Launch what the config asks for, and save after every launch.
 
     Args:
         run: the run as far as it has come; not changed.
         directory: its folder.
         site: where it runs.
-        observer: told of everything that happens.
+        observer: gets every event.
 
     Returns:
-        The complete run. What a budget cut short is no part of it.
+        The complete run, without a round that the budget cut short.
 
     Raises:
-        BudgetError: the budget was over before every arm had run once.
+        BudgetError: the budget ended before every arm had run once.
         RingsideError: a launch failed; what was finished is saved, and marked incomplete.
         KeyboardInterrupt: likewise.
     """
@@ -197,14 +197,14 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
             )
             check_launch(planned.arm, launch.ranks)
             disturbed_before = len(run.set_aside)
-            # From here on it is part of what is kept, whatever comes between.
-            run = set_aside_disturbed(msgspec.structs.replace(run, launches=[*run.launches, launch]))
+            # Keep it now: an interrupt may come before it is saved.
+            run = discard_noisy(msgspec.structs.replace(run, launches=[*run.launches, launch]))
             write_json(directory / RESULTS_FILE, run)
             observer.launch_ended(planned, launch)
             if disturbed := run.set_aside[disturbed_before:]:
                 observer.round_repeats(planned.round, max(map(foreign_share, disturbed)))
         except BudgetError:
-            ended = end_for_want_of_time(run)
+            ended = discard_unfinished(run)
             if ended.launches:
                 run = ended
                 break
@@ -226,7 +226,7 @@ def _save_failure(run: Run, planned: Planned, error: BaseException, directory: P
         kind=type(error).__name__,
         message=str(error) or "interrupted",
     )
-    # Where nothing can be written any more, the first error is the one to tell.
+    # Where nothing can be written, the first error is the one to report.
     with suppress(OutputError):
         write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
 
@@ -234,7 +234,7 @@ def _save_failure(run: Run, planned: Planned, error: BaseException, directory: P
 def _too_small_a_budget(run: Run) -> BudgetError:
     done, arms = len(run.launches), len(run.config.arms)
     return BudgetError(
-        f"--budget {run.config.budget_seconds:g} was over before every arm had run once.",
+        f"--budget {run.config.budget_seconds:g} ended before every arm had run once.",
         found=f"{done} of {arms} had." if done else "None had.",
         remedy="Give it longer, name fewer arms, or train fewer --steps.",
     )

@@ -1,8 +1,8 @@
-"""What to launch next, from what has been launched so far: pure, seeded, and with no process in sight.
+"""Choose the next launch from the launches so far. Pure and seeded.
 
-Every round launches every arm once, in an order of its own: what drifts on a machine then falls on
-all arms alike. A round during which others used the machine is set aside whole and taken again, a bounded
-number of times: never one arm of it alone, or its rival would keep the disturbed figure.
+Every round launches every arm once, in an order of its own. A drift of the machine then affects all arms.
+A noisy round is discarded and repeated as a whole, a limited number of times. If only one arm of it were
+repeated, its rival would keep the noisy figure.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
-    """Order the arms for one round; the same seed gives the same order, and a round taken again has it too.
+    """Order the arms of a round; a repeated round keeps its order.
 
-    Every two rounds are shuffled anew, and the second is the first in reverse: whatever the place in a
-    round does to a launch, it does to every arm in both directions. Orders that know nothing of each other
-    would put one arm behind its rival three times running in a quarter of all runs of three rounds.
+    Every two rounds are shuffled anew, and the second is the first in reverse. An effect of the place in a
+    round then acts on every arm in both directions. With independent orders, one arm would follow its rival
+    three times running in every fourth run of three rounds.
     """
     pair, second = divmod(round_ - 1, 2)
     arms = list(config.arms)
@@ -38,7 +38,7 @@ def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
 
 
 def next_launch(run: Run) -> Planned | None:
-    """Say what comes next, or None when the run is done."""
+    """Return the next launch, or None when the run is done."""
     round_index, position = divmod(len(run.launches), len(run.config.arms))
     if position == 0 and not _goes_on(run, round_index):
         return None
@@ -48,7 +48,7 @@ def next_launch(run: Run) -> Planned | None:
 
 
 def _goes_on(run: Run, rounds: int) -> bool:
-    """Whether another round is to come after so many."""
+    """Return whether another round follows after so many."""
     if rounds >= run.config.rounds:
         return False
     if run.config.budget_seconds is None:
@@ -57,17 +57,17 @@ def _goes_on(run: Run, rounds: int) -> bool:
 
 
 def is_settled(run: Run) -> bool:
-    """Whether every arm has a verdict that more rounds would not change, or none will ever be shown."""
+    """Return whether every verdict is final, or none will be shown."""
     if is_oversubscribed(run):
         return True
     found = verdicts(run, run.config.baseline).values()
     return all(verdict.kind != "unresolved" for verdict in found)
 
 
-def end_for_want_of_time(run: Run) -> Run:
-    """Set aside what there is of a round that will not be finished: its arms have nobody to stand beside.
+def discard_unfinished(run: Run) -> Run:
+    """Discard the launches of a round that will not be finished.
 
-    If it was being taken again, the attempt before counts after all, disturbed as it was.
+    If that round was a repetition, its first attempt counts after all, although it was noisy.
     """
     width = len(run.config.arms)
     whole = len(run.launches) // width * width
@@ -78,13 +78,13 @@ def end_for_want_of_time(run: Run) -> Run:
     return msgspec.structs.replace(run, launches=launches, set_aside=run.set_aside + unfinished)
 
 
-def set_aside_disturbed(run: Run) -> Run:
-    """Set the last round aside where it is complete, was disturbed, and may be taken again."""
+def discard_noisy(run: Run) -> Run:
+    """Discard the last round if it is noisy and may be repeated."""
     width = len(run.config.arms)
     if not run.launches or len(run.launches) % width:
         return run
     last = run.launches[-width:]
-    taken_again = len(run.set_aside) // width
-    if not any(map(is_disturbed, last)) or taken_again >= run.config.max_reruns or not has_time_left(run):
+    repeated = len(run.set_aside) // width
+    if not any(map(is_disturbed, last)) or repeated >= run.config.max_reruns or not has_time_left(run):
         return run
     return msgspec.structs.replace(run, launches=run.launches[:-width], set_aside=[*run.set_aside, *last])

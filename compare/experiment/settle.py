@@ -1,6 +1,6 @@
-"""Settle what a user left open, from what is there: which arms, which device, how many threads.
+"""Settle what a user left open: the arms, the device, the threads.
 
-Whatever was asked for by name is taken or refused, never replaced.
+What the user named is taken or refused, never replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEFAULT_RANKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class UserRequest:
-    """What the user asked for, before it is settled by what is there."""
+    """What the user asked for, before the machine is known."""
 
     arms: tuple[Arm, ...]
     """Empty for all that can run."""
@@ -68,7 +68,7 @@ class UserRequest:
 
 
 def settle(request: UserRequest, site: Site) -> tuple[RunConfig, dict[str, str]]:
-    """Settle a request by what is there.
+    """Settle a request by what the hosts have.
 
     Args:
         request: what the user asked for.
@@ -100,7 +100,7 @@ def settle(request: UserRequest, site: Site) -> tuple[RunConfig, dict[str, str]]
 
 
 def _draft(request: UserRequest, site: Site) -> RunConfig:
-    """Make the config as far as it follows from the request and from where the ranks run."""
+    """Make the config that follows from the request and the hosts."""
     learning_rate = request.learning_rate
     if learning_rate is None:
         # The config itself refuses an optimizer that does not exist.
@@ -119,17 +119,20 @@ def _draft(request: UserRequest, site: Site) -> RunConfig:
 
 
 def default_rounds(budget_seconds: float | None) -> int:
-    """Say how many rounds there are when nobody says: a few, or under a budget as many as it takes."""
+    """Return the number of rounds; under a budget, the maximum."""
     return DEFAULT_ROUNDS if budget_seconds is None else MOST_ROUNDS
 
 
 def default_threads(hosts: Sequence[Host], cpus: Sequence[Sequence[int]]) -> int:
-    """Share the CPUs of every host among its ranks; all ranks take as many threads as the fewest allow."""
+    """Share the CPUs of every host among its ranks.
+
+    All ranks take the same number of threads: the smallest share.
+    """
     return max(1, min(len(its) // host.slots for host, its in zip(hosts, cpus, strict=True)))
 
 
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
-    """Take CUDA where there is any, or exactly what was asked for.
+    """Choose the named device, or CUDA where a host has GPUs.
 
     Args:
         asked: auto, cpu or cuda.
@@ -155,7 +158,7 @@ def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str
 def choose_arms(
     named: tuple[Arm, ...], device: str, survey: Survey, *, one_host: bool
 ) -> tuple[tuple[Arm, ...], dict[str, str]]:
-    """Take the arms that were named, or else all that can run here.
+    """Choose the arms that the user named, or all that can run.
 
     Args:
         named: by the user.
@@ -218,7 +221,7 @@ def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:
 
 
 def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
-    """Take the baseline that was asked for, or the first arm named that is not the control.
+    """Choose the named baseline, or the first arm that is no control.
 
     Raises:
         UsageError: what was asked for is no arm.
@@ -239,11 +242,11 @@ def choose_dataset(asked: str) -> DatasetChoice:
     for name in known:
         if name == asked:
             return name
-    raise UsageError(f"There is no data set called {asked!r}.", remedy=f"Use {' or '.join(known)}.")
+    raise UsageError(f"--dataset cannot be {asked!r}.", remedy=f"Use {' or '.join(known)}.")
 
 
 def choose_all_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
-    """Read all hosts of a hostfile or of ``-H``, or take this machine.
+    """Read the hosts of a hostfile or ``-H``, or take this machine.
 
     Raises:
         UsageError: the hosts are wrong, or both were given.
@@ -263,7 +266,7 @@ def choose_hosts(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> tuple[Host, ...]:
-    """Read the hostfile, or take this machine; with as many slots on each host as it gets ranks.
+    """Read the hosts, each with as many slots as it gets ranks.
 
     Args:
         hostfile: the hosts' file, if one was given.
@@ -278,7 +281,7 @@ def choose_hosts(
     if hostfile is None and named is None:
         if include or exclude:
             raise UsageError(
-                "--include and --exclude choose among hosts, and none are named.",
+                "--include and --exclude need named hosts.",
                 remedy="Name hosts with --hostfile or -H.",
             )
         return (local_host(ranks or DEFAULT_RANKS),)

@@ -1,4 +1,4 @@
-"""Carry out a verification: every arm launched once, and put through every gate; none stops the others."""
+"""Carry out a verification: launch every arm once, and try every gate."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class VerificationObserver(Observer, Protocol):
-    """Somebody who watches a verification."""
+    """Gets the events of a verification."""
 
     def arm_verified(self, arm: ArmVerification) -> None:
-        """Hear how an arm fared."""
+        """Handle the result of one arm."""
 
 
 def verify_arms(
@@ -63,13 +63,15 @@ def verify_arms(
 
 
 def verify(run: Run, directory: Path, site: Site, observer: VerificationObserver) -> Verification:
-    """Launch every arm of a run once, in the order named, and judge it; saved after every arm.
+    """Launch and judge every arm once, in the order named.
+
+    The verification is saved after every arm. An arm that fails stops no other.
 
     Args:
         run: without launches; not changed.
         directory: its folder.
         site: where it runs.
-        observer: told of everything that happens.
+        observer: gets every event.
 
     Raises:
         RingsideError: something failed that would fail every arm; what was finished is saved.

@@ -1,4 +1,4 @@
-"""Builders of results: what a run would have measured, had somebody waited for it.
+"""Build results as a run would have measured them.
 
 Every builder takes what its test is about and fills in the rest.
 """
@@ -31,7 +31,7 @@ DIGITS = DatasetSource(
 
 
 def a_config(arms: str = "none,ddp", **changes: Any) -> RunConfig:
-    """A valid config; ``arms`` as a user writes them, the baseline the first that is not the control."""
+    """Return a valid config; the first arm with communication is the baseline."""
     parsed = parse_arms([arms])
     first = next((arm.label for arm in parsed if arm.backend != "none"), "none")
     return RunConfig(**{"arms": parsed, "baseline": first, "steps": 100, "warmup_steps": 10} | changes)
@@ -62,7 +62,7 @@ def a_pass(**changes: Any) -> ParityPass:
 
 
 def a_phased_block(mode: Mode = "training", **milliseconds: list[float]) -> Block:
-    """A block whose phases were timed: of each the milliseconds in every step."""
+    """Return a block with the milliseconds of each phase in every step."""
     phases = {name: [round(time * 1e6) for time in times] for name, times in milliseconds.items()}
     nanoseconds = sum(map(sum, phases.values()))
     steps = len(next(iter(phases.values())))
@@ -76,7 +76,7 @@ def a_rank(
     reference: float | Sequence[float] = (),
     **changes: Any,
 ) -> RankResult:
-    """One rank's result; a block of 30 steps for every step time in ``milliseconds`` and ``reference``."""
+    """Return a rank's result: a block of 30 steps for every step time."""
     times, others = _list(milliseconds), _list(reference)
     fields: dict[str, Any] = {
         "rank": rank,
@@ -131,7 +131,10 @@ def a_run(
     config: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Run:
-    """A run from the step time of every arm in every round; a shorter list is a run that was cut short."""
+    """Return a run from the step times of all arms and rounds.
+
+    A shorter list is a run that was stopped.
+    """
     if milliseconds is None:
         milliseconds = {"none": [4.0, 4.0, 4.0], "ddp": [5.0, 5.1, 5.2]}
     launches = [

@@ -1,4 +1,4 @@
-"""The command line: every mistake ends in three lines and the documented exit code, never in a traceback."""
+"""Test that a mistake ends in three lines and an exit code."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ SURVEY = Survey(
 )
 
 
-class Ended:
-    """How a call of the program ended."""
+class Outcome:
+    """Exit code and output of a call of the program."""
 
     def __init__(self, code, out, err):
         self.code, self.out, self.err = code, out, err
 
     @property
     def parts(self):
-        """What an error said: what failed, what was found, what to do."""
+        """Return the three parts of an error."""
         first, *rest = self.err.splitlines()
         assert first.startswith("error: "), self.err
         assert rest, self.err
@@ -79,7 +79,7 @@ class Ended:
 
 @pytest.fixture
 def compare(monkeypatch, capfd, tmp_path):
-    """Call the program, in an empty folder, on a machine without GPUs and without mpi4py."""
+    """Call the program in an empty folder, without GPUs and mpi4py."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # what reads from a pipe is no terminal of some width
     monkeypatch.setattr(availability, "survey", lambda _wanted=(): SURVEY)
@@ -93,7 +93,7 @@ def compare(monkeypatch, capfd, tmp_path):
             cli.main()
         out, err = capfd.readouterr()
         assert "Traceback" not in out + err
-        return Ended(ended.value.code or 0, out, err)
+        return Outcome(ended.value.code or 0, out, err)
 
     yield call
     signal.signal(signal.SIGTERM, terminate)
@@ -101,7 +101,7 @@ def compare(monkeypatch, capfd, tmp_path):
 
 @pytest.fixture
 def carried_out(monkeypatch):
-    """Let a run end at once, in a result or in an error."""
+    """Let a run end at once, in a result or an error."""
 
     def end_in(result):
         def carry_out(*_arguments):
@@ -161,7 +161,7 @@ def carried_out(monkeypatch):
         ("--backend ddp --export-json .", OUTPUT, ["is a folder"]),
     ],
 )
-def test_a_mistake_is_answered_in_three_parts_before_anything_is_started(
+def test_run_with_a_mistake_prints_three_parts_and_starts_nothing(
     compare, carried_out, arguments, code, says
 ):
     carried_out(AssertionError("nothing may be started"))
@@ -175,7 +175,7 @@ def test_a_mistake_is_answered_in_three_parts_before_anything_is_started(
 @pytest.mark.parametrize(
     "arguments", ["-np 0", "-np -1", "-np two", "--num-proc 0", "--no-such-flag", "--batch-size x"]
 )
-def test_what_is_not_even_a_number_is_answered_with_the_flag(compare, arguments):
+def test_run_with_a_value_that_is_no_number_names_the_flag(compare, arguments):
     ended = compare("run", *arguments.split())
     assert ended.code == USAGE
     assert arguments.split()[0] in ended.err
@@ -184,14 +184,14 @@ def test_what_is_not_even_a_number_is_answered_with_the_flag(compare, arguments)
 
 @pytest.fixture(autouse=True)
 def _signals_as_they_were():
-    """What was interrupted ignores further interrupts: in these tests it shares its process with others."""
+    """Restore the signals: an interrupted command ignores further interrupts."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-def test_a_command_that_there_is_not_is_an_error(compare):
+def test_an_unknown_command_exits_with_2(compare):
     ended = compare("rnu")
     assert ended.code == USAGE
     assert "rnu" in ended.err
@@ -206,7 +206,7 @@ def test_a_command_that_there_is_not_is_an_error(compare):
         ("far.example slots=2\n", 3, ["3 ranks do not fit"]),
     ],
 )
-def test_a_wrong_hostfile_is_answered_with_its_line(compare, text, ranks, says):
+def test_run_with_a_wrong_hostfile_names_its_line(compare, text, ranks, says):
     Path("hosts").write_text(text)
     ended = compare("run", "--hostfile", "hosts", "-np", ranks)
     assert ended.code == USAGE
@@ -215,7 +215,7 @@ def test_a_wrong_hostfile_is_answered_with_its_line(compare, text, ranks, says):
     assert [path.name for path in Path.cwd().iterdir()] == ["hosts"]
 
 
-def test_an_output_folder_that_cannot_be_made_is_an_error(compare, carried_out):
+def test_run_with_an_output_folder_that_cannot_be_made_exits_with_5(compare, carried_out):
     carried_out(AssertionError("nothing may be started"))
     Path("file").touch()
     ended = compare("run", "--backend", "ddp", "--output", "file/run")
@@ -224,7 +224,7 @@ def test_an_output_folder_that_cannot_be_made_is_an_error(compare, carried_out):
     assert "--output" in ended.parts[-1]
 
 
-def test_an_output_folder_that_holds_anything_is_left_as_it_is(compare, carried_out):
+def test_run_leaves_an_output_folder_that_is_not_empty(compare, carried_out):
     carried_out(AssertionError("nothing may be started"))
     Path("old").mkdir()
     Path("old/notes").write_text("mine")
@@ -234,7 +234,7 @@ def test_an_output_folder_that_holds_anything_is_left_as_it_is(compare, carried_
     assert [path.name for path in Path("old").iterdir()] == ["notes"]
 
 
-def test_damaged_data_is_an_error(compare, carried_out, monkeypatch):
+def test_run_with_damaged_data_exits_with_3(compare, carried_out, monkeypatch):
     carried_out(AssertionError("nothing may be started"))
     monkeypatch.setattr(data, "resolve", RESOLVE)
     monkeypatch.setenv(mnist.MIRRORS_VARIABLE, "http://127.0.0.1:9/")
@@ -247,7 +247,7 @@ def test_damaged_data_is_an_error(compare, carried_out, monkeypatch):
     assert compare("data", "status", "--data-dir", "data").code == DATA
 
 
-def test_a_format_that_there_is_not_is_an_error(compare):
+def test_report_with_an_unknown_format_exits_with_2(compare):
     write_json(Path(RESULTS_FILE), a_run())
     ended = compare("report", ".", "--format", "pdf")
     assert ended.code == USAGE
@@ -256,28 +256,28 @@ def test_a_format_that_there_is_not_is_an_error(compare):
 
 
 @pytest.mark.parametrize("path", ["gone", ".", "gone/results.json"])
-def test_a_run_that_there_is_not_is_an_error(compare, path):
+def test_report_of_a_missing_run_exits_with_5(compare, path):
     ended = compare("report", path)
     assert ended.code == OUTPUT
     assert "no run" in ended.parts[0]
     assert "compare run" in ended.parts[-1]
 
 
-def test_a_run_that_was_cut_short_on_disk_is_an_error(compare):
+def test_report_of_a_truncated_file_exits_with_5(compare):
     Path(RESULTS_FILE).write_text('{"schema_version": 1, "laun')
     ended = compare("report", ".")
     assert ended.code == OUTPUT
     assert RESULTS_FILE in ended.parts[0]
 
 
-def test_a_report_says_where_the_cost_goes_where_it_is_asked_to(compare):
+def test_report_with_detail_shows_where_the_cost_goes(compare):
     write_json(Path(RESULTS_FILE), a_run())
     assert "Where the cost goes" not in compare("report", ".").out
     assert "Where the cost goes" in compare("report", ".", "--detail").out
     assert "Where the cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
 
 
-def test_a_report_that_cannot_be_written_is_an_error(compare):
+def test_report_that_cannot_be_written_exits_with_5(compare):
     write_json(Path(RESULTS_FILE), a_run())
     ended = compare("report", ".", "--output", "gone/table.txt")
     assert ended.code == OUTPUT
@@ -300,9 +300,7 @@ def test_a_report_that_cannot_be_written_is_an_error(compare):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_run_that_fails_ends_with_the_code_of_its_failure_and_says_what_is_kept(
-    compare, carried_out, error, code
-):
+def test_run_that_fails_exits_with_its_code_and_prints_what_is_kept(compare, carried_out, error, code):
     carried_out(error)
     ended = compare("run", "--backend", "ddp", "--output", "out")
     assert ended.code == code
@@ -310,7 +308,7 @@ def test_a_run_that_fails_ends_with_the_code_of_its_failure_and_says_what_is_kep
     assert "error: what\n  remedy\n" in ended.err
 
 
-def test_an_interrupted_run_says_what_is_kept(compare, carried_out):
+def test_run_that_is_interrupted_prints_what_is_kept(compare, carried_out):
     carried_out(KeyboardInterrupt())
     ended = compare("run", "--backend", "ddp", "--output", "out")
     assert ended.code == INTERRUPTED
@@ -328,7 +326,7 @@ def test_an_interrupted_run_says_what_is_kept(compare, carried_out):
         ("--backend ddp --export-json gone/out.json", OUTPUT, "gone/out.json"),
     ],
 )
-def test_a_verification_refuses_what_a_run_refuses(compare, arguments, code, says):
+def test_verify_refuses_what_run_refuses(compare, arguments, code, says):
     ended = compare("verify", *arguments.split())
     assert ended.code == code
     assert says in " ".join(ended.parts)
@@ -336,7 +334,7 @@ def test_a_verification_refuses_what_a_run_refuses(compare, arguments, code, say
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("passed", 0), ("failed", PARITY)])
-def test_a_verification_shows_its_table_and_ends_with_its_code(compare, monkeypatch, outcome, code):
+def test_verify_prints_its_table_and_exits_with_its_code(compare, monkeypatch, outcome, code):
     asked = []
 
     def verify(run, directory, *_):
@@ -355,7 +353,7 @@ def test_a_verification_shows_its_table_and_ends_with_its_code(compare, monkeypa
     assert (config.ranks, config.total_steps, [arm.label for arm in config.arms]) == (3, 20, ["ddp"])
 
 
-def test_an_interrupted_verification_says_where_the_finished_part_is(compare, monkeypatch):
+def test_verify_that_is_interrupted_prints_what_is_kept(compare, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -365,7 +363,7 @@ def test_an_interrupted_verification_says_where_the_finished_part_is(compare, mo
     assert str(Path("out").absolute()) in ended.err
 
 
-def test_an_interrupt_before_the_first_launch_ends_likewise(compare, monkeypatch):
+def test_an_interrupt_before_the_first_launch_exits_with_130(compare, monkeypatch):
     asked = []
 
     def interrupt(wanted):
@@ -378,7 +376,7 @@ def test_an_interrupt_before_the_first_launch_ends_likewise(compare, monkeypatch
 
 
 @pytest.mark.parametrize("folder", ["out", "out [bold]", "out [/]"])
-def test_a_run_that_ends_well_shows_its_table_and_where_everything_is(compare, carried_out, folder):
+def test_run_that_succeeds_prints_its_table_and_its_folder(compare, carried_out, folder):
     carried_out(a_run())
     ended = compare("run", "--backend", "ddp", "--output", folder, "--export-json", "run.json")
     assert ended.code == 0
@@ -407,7 +405,7 @@ def dry_run(compare, *arguments):
     )
 
 
-def test_a_dry_run_prints_one_command_an_arm_and_does_nothing(compare):
+def test_dry_run_prints_one_command_an_arm_and_starts_nothing(compare):
     commands = dry_run(compare, "--backend", "ddp,manual:mode=overlap,horovod", "--output", "out")
     assert set(commands) == {"none", "ddp", "manual:mode=overlap", "horovod"}
     assert "/opt/env/bin/torchrun" in commands["ddp"]
@@ -415,7 +413,7 @@ def test_a_dry_run_prints_one_command_an_arm_and_does_nothing(compare):
     assert "GLOO_SOCKET_IFNAME=lo" in commands["ddp"]
 
 
-def test_what_a_dry_run_prints_can_be_pasted_into_a_shell(compare, monkeypatch):
+def test_dry_run_prints_commands_that_a_shell_accepts(compare, monkeypatch):
     monkeypatch.setenv("PATH", "/opt/my programs:/bin")
     ended = compare("run", "--dry-run", "--backend", "ddp", "--no-control", "--output", "my runs")
     _, line = ended.out.splitlines()
@@ -424,7 +422,7 @@ def test_what_a_dry_run_prints_can_be_pasted_into_a_shell(compare, monkeypatch):
     assert re.fullmatch(rf"({assignment} )+/opt/env/bin/torchrun .* '[^']*/job.json'", line)
 
 
-def test_without_a_backend_all_that_can_run_are_taken(compare):
+def test_run_without_a_backend_takes_all_that_can_run(compare):
     expected = {"none", "ddp", "manual", "manual:mode=shared_memory", "horovod"}
     assert set(dry_run(compare)) == expected
     assert set(dry_run(compare, "-H", "localhost:2")) == expected
@@ -440,7 +438,7 @@ def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
     assert "--nproc_per_node=3" in command
 
 
-def test_the_hostfile_says_how_many_ranks_there_are(compare, tmp_path_factory):
+def test_run_takes_the_number_of_ranks_from_the_hostfile(compare, tmp_path_factory):
     hostfile = tmp_path_factory.mktemp("hosts") / "hosts"
     hostfile.write_text("localhost slots=5\n")
     (command,) = dry_run(compare, "--backend", "ddp", "--no-control", "--hostfile", hostfile).values()
@@ -448,7 +446,7 @@ def test_the_hostfile_says_how_many_ranks_there_are(compare, tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", RENDERERS)
-def test_a_run_is_shown_again_in_every_format(compare, form):
+def test_report_shows_a_run_in_every_format(compare, form):
     write_json(Path(RESULTS_FILE), a_run(complete=False))
     printed = compare("report", ".", "--format", form)
     assert printed.code == 0
@@ -461,7 +459,7 @@ def test_a_run_is_shown_again_in_every_format(compare, form):
         assert Path("shown").read_text() == printed.out
 
 
-def test_the_backends_are_listed_with_their_options_and_the_reason_why_one_is_not_here(compare):
+def test_backends_lists_options_and_why_one_is_missing(compare):
     ended = compare("backends")
     assert ended.code == 0
     said = " ".join(ended.out.split())
@@ -486,7 +484,7 @@ def test_the_backends_are_listed_with_their_options_and_the_reason_why_one_is_no
         ("--export-markdown .", OUTPUT, ["is a folder"]),
     ],
 )
-def test_a_doctor_called_wrongly_examines_nobody(compare, monkeypatch, arguments, code, says):
+def test_doctor_with_wrong_flags_examines_no_host(compare, monkeypatch, arguments, code, says):
     monkeypatch.setattr(doctor, "examine", lambda *_, **__: pytest.fail("nobody may be examined"))
     ended = compare("doctor", *arguments.split())
     assert ended.code == code
@@ -494,7 +492,7 @@ def test_a_doctor_called_wrongly_examines_nobody(compare, monkeypatch, arguments
         assert part in " ".join(ended.parts)
 
 
-def test_a_doctor_told_of_no_hosts_examines_this_machine(compare):
+def test_doctor_without_hosts_examines_this_machine(compare):
     ended = compare("doctor", "--quick", "--export-json", "found.json", "--export-markdown", "found.md")
     found = json.loads(Path("found.json").read_text())
     assert ended.code == (HOST if any(f["level"] == "problem" for f in found["findings"]) else 0)
@@ -503,14 +501,14 @@ def test_a_doctor_told_of_no_hosts_examines_this_machine(compare):
     assert "| localhost |" in Path("found.md").read_text()
 
 
-def test_a_problem_that_the_doctor_finds_is_an_exit_code(compare):
+def test_doctor_that_finds_a_problem_exits_with_9(compare):
     ended = compare("doctor", "--quick", "--python", "/no/such/python")
     assert ended.code == HOST
     assert "There is no /no/such/python." in ended.out
     assert ended.err == "Examining 1 host\n"
 
 
-def test_a_doctor_that_is_interrupted_says_so(compare, monkeypatch):
+def test_doctor_that_is_interrupted_exits_with_130(compare, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
@@ -520,7 +518,7 @@ def test_a_doctor_that_is_interrupted_says_so(compare, monkeypatch):
     assert ended.err.endswith("Interrupted.\n")
 
 
-def test_a_doctor_logs_in_as_it_is_told(compare, monkeypatch):
+def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
     Path("key").touch()
     asked = {}
     shown = doctor.Examination(
@@ -542,7 +540,7 @@ def test_a_doctor_logs_in_as_it_is_told(compare, monkeypatch):
     assert (asked["ports"], asked["quick"], asked["python"]) == (True, False, sys.executable)
 
 
-def test_help_and_every_commands_help_work_and_load_no_library():
+def test_help_of_every_command_loads_no_heavy_library():
     script = f"""
 import sys
 from compare.cli.main import main
@@ -585,15 +583,15 @@ def print_to(stdout, arguments):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
-def test_what_cannot_be_printed_is_an_error_of_output(arguments):
+def test_output_that_cannot_be_printed_exits_with_5(arguments):
     with Path("/dev/full").open("w") as full:
         done = print_to(full, arguments)
     assert done.returncode == errors.OutputError.exit_code
-    assert done.stderr == f"error: What is printed cannot be written.\n  {os.strerror(errno.ENOSPC)}\n"
+    assert done.stderr == f"error: Standard output cannot be written.\n  {os.strerror(errno.ENOSPC)}\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
-def test_a_reader_that_has_seen_enough_is_told_nothing(arguments):
+def test_a_closed_pipe_prints_no_message(arguments):
     reader, writer = os.pipe()
     os.close(reader)
     done = print_to(writer, arguments)
@@ -601,7 +599,7 @@ def test_a_reader_that_has_seen_enough_is_told_nothing(arguments):
     assert (done.returncode, done.stderr) == (errors.OutputError.exit_code, "")
 
 
-def test_every_exit_code_is_documented_and_no_two_errors_share_one():
+def test_every_exit_code_is_documented_and_unique():
     def branches(kind):
         return [kind, *(leaf for branch in kind.__subclasses__() for leaf in branches(branch))]
 
@@ -620,7 +618,7 @@ def test_every_exit_code_is_documented_and_no_two_errors_share_one():
         (["report", "gone"], OUTPUT, "There is no run at gone."),
     ],
 )
-def test_as_a_program_of_its_own_it_answers_the_same(tmp_path, arguments, code, says):
+def test_python_m_compare_prints_the_same_errors(tmp_path, arguments, code, says):
     done = subprocess.run(
         [sys.executable, "-m", "compare", *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

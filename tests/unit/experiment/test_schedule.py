@@ -1,6 +1,6 @@
-"""The order of launches: every arm once a round, shuffled, the same for the same seed, and then an end.
+"""Test the order of launches: shuffled, seeded, every arm once a round.
 
-And which rounds are taken again: whole ones alone, those that others disturbed, and not for ever.
+Also test which rounds are repeated: whole noisy ones, a limited number of times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compare.analysis.summary import summarise
 from compare.analysis.verdict import FIRST_LOOK
 from compare.errors import BudgetError, OutputError
 from compare.experiment.run import carry_out
-from compare.experiment.schedule import next_launch, order_of, set_aside_disturbed
+from compare.experiment.schedule import discard_noisy, next_launch, order_of
 from compare.launch.arm import Observer
 from compare.schema import files
 from compare.schema.config import total_launches
@@ -39,7 +39,7 @@ def a_beginning(config):
 
 
 def launched(planned, *, disturbed=False):
-    """What came of a planned launch: during a second, others used a third of three CPUs or nothing."""
+    """Return a launch, during which others used a CPU or nothing."""
     busy = 10**9 if disturbed else 0
     machine = MachineUse(wall_ns=10**9, cpus=3, busy_ns=busy, stolen_ns=0)
     return a_launch(
@@ -51,13 +51,13 @@ def launched(planned, *, disturbed=False):
 
 
 def carried_out(config, is_disturbed=lambda planned: False):
-    """Launch to the end; return the run, and everything that was planned, in the order of time."""
+    """Launch to the end; return the run and all planned launches."""
     run, history = a_beginning(config), []
     while planned := next_launch(run):
         history.append(planned)
         assert len(history) < 1000
         launch = launched(planned, disturbed=is_disturbed(planned))
-        run = set_aside_disturbed(msgspec.structs.replace(run, launches=[*run.launches, launch]))
+        run = discard_noisy(msgspec.structs.replace(run, launches=[*run.launches, launch]))
     return run, history
 
 
@@ -142,14 +142,14 @@ def test_the_order_of_a_seed_never_changes():
     ]
 
 
-# ---- rounds that are taken again ----
+# ---- rounds that are repeated ----
 
 
 def numbers(launches):
     return [launch.number for launch in launches]
 
 
-def test_a_disturbed_round_is_set_aside_whole_and_taken_again():
+def test_a_noisy_round_is_discarded_whole_and_repeated():
     config = a_config("none,ddp,mpi", rounds=3)
     # One launch of the second round, once.
     run, history = carried_out(config, lambda planned: planned.number == 5)
@@ -160,24 +160,24 @@ def test_a_disturbed_round_is_set_aside_whole_and_taken_again():
     assert [planned.number for planned in history] == list(range(1, 13))
 
 
-def test_a_round_is_not_set_aside_before_it_is_complete():
+def test_a_round_is_not_discarded_before_it_is_complete():
     config = a_config("none,ddp,mpi", rounds=1)
     run = a_beginning(config)
     for _ in range(2):
         launch = launched(next_launch(run), disturbed=True)
         run = msgspec.structs.replace(run, launches=[*run.launches, launch])
-        assert set_aside_disturbed(run) is run
+        assert discard_noisy(run) is run
 
 
-def test_a_round_that_nobody_disturbed_is_kept():
+def test_a_quiet_round_is_kept():
     run, _ = carried_out(a_config("none,ddp", rounds=2))
     assert run.set_aside == []
-    assert set_aside_disturbed(run) is run
+    assert discard_noisy(run) is run
 
 
 def test_a_run_without_a_launch_is_left_alone():
     run = a_beginning(a_config())
-    assert set_aside_disturbed(run) is run
+    assert discard_noisy(run) is run
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
@@ -199,16 +199,16 @@ def test_reruns_are_counted_over_the_whole_run():
 
 
 def test_only_the_last_round_is_looked_at():
-    """An older one that was disturbed counts by now: there had been no reruns left for it."""
+    """An older noisy one counts: no reruns were left for it."""
     run, _ = carried_out(a_config("none,ddp", rounds=2, max_reruns=0), lambda planned: planned.round == 1)
-    assert set_aside_disturbed(msgspec.structs.replace(run, config=a_config("none,ddp", max_reruns=3))) == (
+    assert discard_noisy(msgspec.structs.replace(run, config=a_config("none,ddp", max_reruns=3))) == (
         msgspec.structs.replace(run, config=a_config("none,ddp", max_reruns=3))
     )
 
 
 @settings(deadline=None)
 @given(CONFIGS, st.sets(st.integers(1, 40)), st.integers(0, 3))
-def test_whatever_is_disturbed_every_round_is_whole_in_the_end(config, disturbed, most):
+def test_every_round_is_whole_in_the_end_with_any_noise(config, disturbed, most):
     config = msgspec.structs.replace(config, max_reruns=most)
     run, history = carried_out(config, lambda planned: planned.number in disturbed)
     assert Counter((launch.round, launch.arm) for launch in run.launches) == {
@@ -226,7 +226,7 @@ def test_whatever_is_disturbed_every_round_is_whole_in_the_end(config, disturbed
     assert everything == [planned.number for planned in history] == list(range(1, len(history) + 1))
 
 
-def test_a_round_is_taken_again_in_its_own_order():
+def test_a_repeated_round_keeps_its_order():
     """Or it would not be the reverse of its neighbour any more."""
     config = a_config("none,ddp,manual,mpi", rounds=2, max_reruns=2)
     _, history = carried_out(config, lambda planned: planned.number in {2, 7})
@@ -239,7 +239,7 @@ def test_a_round_is_taken_again_in_its_own_order():
 
 
 class Listening(Observer):
-    """Writes down which rounds were taken again, and how busy others were."""
+    """Records which rounds were repeated, and how busy others were."""
 
     def __init__(self):
         self.repeated = []
@@ -249,7 +249,7 @@ class Listening(Observer):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OutputError("Nobody reads")])
-def test_a_launch_that_ended_well_is_kept_although_it_cannot_be_told(monkeypatch, tmp_path, error):
+def test_a_launch_is_kept_although_its_event_cannot_be_printed(monkeypatch, tmp_path, error):
     class Deaf(Observer):
         def launch_ended(self, *_):
             raise error
@@ -261,7 +261,7 @@ def test_a_launch_that_ended_well_is_kept_although_it_cannot_be_told(monkeypatch
     assert (numbers(kept.launches), kept.failure.kind) == ([1], type(error).__name__)
 
 
-def test_a_launch_that_ended_well_is_kept_although_saving_it_was_interrupted(monkeypatch, tmp_path):
+def test_a_launch_is_kept_although_saving_it_was_interrupted(monkeypatch, tmp_path):
     write, written = files.write_json, []
 
     def interrupted_once(path, value):
@@ -289,7 +289,7 @@ def over_after(launches):
 
 
 @pytest.mark.parametrize(("done", "counted"), [(2, [1, 2]), (3, [1, 2]), (4, [1, 2, 3, 4])])
-def test_a_round_that_a_budget_cuts_short_is_set_aside(monkeypatch, tmp_path, done, counted):
+def test_a_round_that_the_budget_cuts_short_is_discarded(monkeypatch, tmp_path, done, counted):
     monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(done))
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
     run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
@@ -300,7 +300,7 @@ def test_a_round_that_a_budget_cuts_short_is_set_aside(monkeypatch, tmp_path, do
 
 @pytest.mark.parametrize(("cores", "rounds"), [(2, 9), (1, FIRST_LOOK)])
 def test_a_budget_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds):
-    """The arms differ in turns: where ranks have cores of their own, that is never settled."""
+    """Arms that lead by turns are settled only if oversubscribed."""
     times = {"ddp": [5.0, 9.0, 3.0, 8.0, 4.0] * 2, "mpi": [9.0, 5.0, 8.0, 3.0, 6.0] * 2}
     for done in range(1, 10):
         run = a_run(
@@ -312,7 +312,7 @@ def test_a_budget_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds):
         assert (next_launch(run) is None) is (done >= rounds)
 
 
-def test_a_disturbed_round_counts_after_all_where_its_second_attempt_is_cut_short(monkeypatch, tmp_path):
+def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_path):
     def launch(run, planned, directory, affinity, observer, **budget):
         if planned.number > 5:
             raise BudgetError("over")
@@ -326,11 +326,9 @@ def test_a_disturbed_round_counts_after_all_where_its_second_attempt_is_cut_shor
 
 
 @pytest.mark.parametrize(("done", "said"), [(0, "None had"), (1, "1 of 2 had")])
-def test_a_budget_that_ends_in_the_first_round_is_an_error_that_loses_nothing(
-    monkeypatch, tmp_path, done, said
-):
+def test_a_budget_that_ends_in_the_first_round_loses_nothing(monkeypatch, tmp_path, done, said):
     monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(done))
-    with pytest.raises(BudgetError, match="--budget 3 was over before every arm had run once") as caught:
+    with pytest.raises(BudgetError, match="--budget 3 ended before every arm had run once") as caught:
         carry_out(
             a_beginning(a_config("none,ddp", rounds=9, budget_seconds=3)), tmp_path, [0, 1], Listening()
         )
@@ -341,7 +339,7 @@ def test_a_budget_that_ends_in_the_first_round_is_an_error_that_loses_nothing(
     assert len(kept.launches) == done
 
 
-def test_a_run_saves_what_it_sets_aside_and_tells_of_it(monkeypatch, tmp_path):
+def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
     saved = []
 
     def launch(run, planned, directory, affinity, observer, **budget):

@@ -1,4 +1,4 @@
-"""What a user left open is settled from what is there; what was asked for by name is taken or refused."""
+"""Test how a request is settled by what is available."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_an_unknown_device_is_left_to_the_config_to_refuse():
 # ---- arms ----
 
 
-def test_what_torch_has_for_gpus_alone_is_refused_on_the_cpu_and_never_replaced():
+def test_choose_arms_refuses_cuda_options_on_the_cpu():
     arms = parse_arms(["ddp,ddp:comm_hook=bf16"])
     with pytest.raises(UnavailableError) as caught:
         settle.choose_arms(arms, "cpu", a_survey(), one_host=True)
@@ -135,7 +135,7 @@ def test_all_that_can_run_are_taken_where_none_is_named():
     assert left_out == {}
 
 
-def test_where_memory_cannot_be_shared_that_arm_is_left_out_with_the_reason():
+def test_choose_arms_leaves_shared_memory_out_with_the_reason():
     survey = a_survey()
     survey.libraries["torch"].facts["shared_memory_problem"] = "memory cannot be shared here (why)"
     arms, left_out = settle.choose_arms((), "cpu", survey, one_host=True)
@@ -242,7 +242,7 @@ def test_the_control_runs_first_unless_it_is_not_wanted(named, control, run):
         ("horovod", "ddp,mpi", "horovod"),
     ],
 )
-def test_the_baseline_is_what_was_asked_for_or_the_first_that_is_not_the_control(asked, named, baseline):
+def test_choose_baseline_takes_the_named_arm_or_the_first(asked, named, baseline):
     assert settle.choose_baseline(asked, parse_arms([named])) == baseline
 
 
@@ -299,7 +299,7 @@ def test_the_hostfile_says_how_many_ranks_there_are(hostfile):
         ("", 2, "no host is named"),
     ],
 )
-def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_is_started(hostfile, text, ranks, named):
+def test_choose_hosts_refuses_a_wrong_hostfile(hostfile, text, ranks, named):
     with pytest.raises(UsageError) as caught:
         settle.choose_hosts(hostfile(text), ranks)
     assert named in caught.value.what
@@ -317,7 +317,7 @@ def test_other_machines_are_taken_from_a_file_or_from_the_command_line(hostfile)
 def test_hosts_are_named_once(hostfile):
     with pytest.raises(UsageError, match="both name hosts"):
         settle.choose_hosts(hostfile("n1\n"), None, named="n1")
-    with pytest.raises(UsageError, match="none are named"):
+    with pytest.raises(UsageError, match="need named hosts"):
         settle.choose_hosts(None, None, include=["n1"])
 
 
@@ -437,7 +437,7 @@ def test_a_new_run_records_what_it_begins_with(monkeypatch):
 
 
 def test_a_folder_is_claimed_by_the_first_run(tmp_path):
-    """Two that start in the same second must not write into each other."""
+    """Two runs of the same second must not share a folder."""
     create_directory(tmp_path / "run")
     with pytest.raises(OutputError, match="not empty"):
         create_directory(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What `compare verify` says and with which code it ends; the launches themselves are in tests/e2e."""
+"""Test what `compare verify` prints and its exit code."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_gate_has_its_figure_and_every_arm_its_verdict():
     assert "did not run" in row(text, "mpi")
 
 
-def test_what_failed_is_told_under_the_table_with_the_limits():
+def test_a_failed_gate_is_printed_under_the_table_with_its_limit():
     text = shown(an_arm("manual", "failed", 0.5), did_not_run(), dataset=DIGITS)
     text = " ".join(text.split())
     assert "manual is wrong. Why." in text
@@ -102,7 +102,7 @@ class Silent:
 
 
 def pretend(monkeypatch, outcomes):
-    """Let arms be launched in no time: each ends as ``outcomes`` has it."""
+    """Launch arms in no time: each ends as ``outcomes`` has it."""
 
     def launch_arm(run, planned, directory, affinity, observer, *, proof):
         assert proof == "whole"
