@@ -9,7 +9,6 @@ from tests import prose
 OPEN = (
     "README.md",
     "CONTRIBUTING.md",
-    "docs/aa.md",
     "docs/measuring.md",
     "docs/results.md",
     "backends/",
