@@ -76,7 +76,7 @@ def a_rank(
     reference: float | Sequence[float] = (),
     **changes: Any,
 ) -> RankResult:
-    """Return a rank's result: a block of 30 steps for every step time."""
+    """Return a rank's result with a block for every step time."""
     times, others = _list(milliseconds), _list(reference)
     fields: dict[str, Any] = {
         "rank": rank,

@@ -300,7 +300,7 @@ def test_a_round_that_the_budget_cuts_short_is_discarded(monkeypatch, tmp_path, 
 
 @pytest.mark.parametrize(("cores", "rounds"), [(2, 9), (1, FIRST_LOOK)])
 def test_a_budget_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds):
-    """Arms that lead by turns are settled only if oversubscribed."""
+    """Arms that lead by turns stay unresolved; oversubscribed arms get no verdict."""
     times = {"ddp": [5.0, 9.0, 3.0, 8.0, 4.0] * 2, "mpi": [9.0, 5.0, 8.0, 3.0, 6.0] * 2}
     for done in range(1, 10):
         run = a_run(
