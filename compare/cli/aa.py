@@ -27,7 +27,7 @@ def aa(
 
     How often does this tool report a difference where none exists?
     """
-    from compare.experiment.run import compare_arms
+    from compare.experiment import compare_arms
     from compare.report.progress import LiveProgress
 
     request = read_request(

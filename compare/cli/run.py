@@ -49,7 +49,7 @@ def run(
     detail: Detail = False,
 ) -> None:
     """Run the same training through every arm, side by side."""
-    from compare.experiment.run import compare_arms, plan
+    from compare.experiment import compare_arms, plan
     from compare.experiment.settle import default_rounds
     from compare.report.progress import LiveProgress
 

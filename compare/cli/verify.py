@@ -11,7 +11,7 @@ from compare.cli.options import Shared, read_request, with_shared
 @with_shared
 def verify(shared: Shared) -> None:
     """Prove that every arm trains what a single process would."""
-    from compare.experiment.verify import verify_arms
+    from compare.experiment import verify_arms
     from compare.report.progress import LiveProgress
     from compare.report.verification import renderable
     from compare.schema.files import write_json
