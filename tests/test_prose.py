@@ -7,7 +7,6 @@ import pytest
 from tests import prose
 
 OPEN = (
-    "README.md",
     "CONTRIBUTING.md",
     "docs/measuring.md",
     "docs/results.md",
