@@ -9,7 +9,6 @@ from tests import prose
 OPEN = (
     "CONTRIBUTING.md",
     "docs/measuring.md",
-    "docs/results.md",
     "backends/",
     "compare/analysis/",
     "compare/cli/",
