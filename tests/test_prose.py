@@ -7,11 +7,9 @@ import pytest
 from tests import prose
 
 OPEN = (
-    "CONTRIBUTING.md",
     "docs/measuring.md",
     "backends/",
     "compare/analysis/",
-    "compare/cli/",
     "compare/data/",
     "compare/doctor/",
     "compare/experiment/",
@@ -24,16 +22,12 @@ OPEN = (
     "tests/lab/",
     "tests/unit/analysis/",
     "tests/unit/backends/",
-    "tests/unit/cli/",
     "tests/unit/data/",
     "tests/unit/doctor/",
-    "tests/unit/experiment/",
     "tests/unit/launch/",
     "tests/unit/report/",
     "tests/unit/schema/",
     "tests/unit/worker/",
-    "tests/unit/factories.py",
-    "tests/test_architecture.py",
 )
 """Places that are still to be rewritten. A finished place leaves this list; in the end it is empty."""
 
