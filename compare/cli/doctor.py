@@ -44,7 +44,7 @@ def doctor(
     from compare.doctor.examine import examine, exit_code
     from compare.doctor.report import DoctorReport, markdown
     from compare.experiment.settle import choose_all_hosts
-    from compare.launch.engines.fanout import Reach
+    from compare.launch.engines.ssh import Ssh
     from compare.schema.files import write_json, write_text
     from compare.schema.store import require_writable
     from compare.text import counted
@@ -55,7 +55,7 @@ def doctor(
     make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}")
     examination = examine(
         chosen,
-        reach=Reach(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
+        carrier=Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
         python=python or sys.executable,
         quick=quick,
         ports=ports and not quick and len(chosen) > 1,

@@ -173,7 +173,7 @@ def read_request(
         OutputError: the file of ``--export-json`` cannot be written.
     """
     from compare.experiment.settle import UserRequest, choose_dataset, choose_hosts
-    from compare.launch.engines.fanout import Reach
+    from compare.launch.engines.ssh import Ssh
     from compare.schema.environment import read_exports
     from compare.schema.store import require_writable
 
@@ -194,7 +194,7 @@ def read_request(
         baseline=baseline,
         control=control,
         hosts=hosts,
-        reach=Reach(user=shared.ssh_user, port=shared.ssh_port, identity=identity),
+        carrier=Ssh(user=shared.ssh_user, port=shared.ssh_port, identity=identity),
         interface=shared.interface,
         exported=read_exports(shared.env or [], os.environ),
         dataset=dataset,

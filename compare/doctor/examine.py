@@ -29,13 +29,13 @@ from compare.doctor.diagnose import (
     meeting,
 )
 from compare.errors import HostError
-from compare.launch.engines.fanout import NOT_THERE, SSH_FAILED, run_everywhere, script_command, trouble
+from compare.launch.engines.commands import NOT_FOUND, host_error, run_everywhere, script_command
 from compare.schema.hosts import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from compare.launch.engines.fanout import Answer, Reach
+    from compare.launch.engines import Answer, Carrier
     from compare.schema.hosts import Host
 
 QUICK_SECONDS = 14.0
@@ -54,7 +54,7 @@ _SHOWN = 8
 def examine(
     hosts: Sequence[Host],
     *,
-    reach: Reach,
+    carrier: Carrier,
     python: str = sys.executable,
     quick: bool = False,
     ports: bool = False,
@@ -63,7 +63,7 @@ def examine(
 
     Args:
         hosts: at least one; this machine is examined without ssh.
-        reach: how to log in.
+        carrier: how hosts are reached.
         python: the interpreter that the ranks will have on the hosts.
         quick: leave out what takes longer than a second: GPUs, mpirun, and loading libraries.
         ports: also let all connect to a port of the first.
@@ -73,9 +73,9 @@ def examine(
     """
     # Hundreds of handshakes take longer than one: they have the cores here in common.
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * len(hosts)
-    seen = _look(hosts, python, reach, seconds, _arguments(hosts, quick=quick))
+    seen = _look(hosts, python, carrier, seconds, _arguments(hosts, quick=quick))
     if ports:
-        seen = _meet(seen, python, reach)
+        seen = _meet(seen, python, carrier)
     mine = checkup.ringside()
     here = Here(version=__version__, sources=mine["ringside_sources"])
     return Examination(
@@ -92,7 +92,7 @@ def exit_code(examination: Examination) -> int:
 
 
 def quick_check(
-    hosts: Sequence[Host], *, reach: Reach, python: str = sys.executable
+    hosts: Sequence[Host], *, carrier: Carrier, python: str = sys.executable
 ) -> tuple[Examination, list[Finding]]:
     """Insist, before anything is started, on hosts that answer and have the same Ringside, Python and torch.
 
@@ -106,7 +106,7 @@ def quick_check(
         HostError: some cannot be used; all of them are named, each with what to do.
         UnavailableError: there is no ssh here.
     """
-    examination = examine(hosts, reach=reach, python=python, quick=True)
+    examination = examine(hosts, carrier=carrier, python=python, quick=True)
     problems = examination.of("problem")
     stopping = [problem for problem in problems if problem.topic in STOPPING]
     if stopping:
@@ -142,38 +142,42 @@ def _arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
 
 
 def _look(
-    hosts: Sequence[Host], python: str, reach: Reach, seconds: float, arguments: list[str]
+    hosts: Sequence[Host], python: str, carrier: Carrier, seconds: float, arguments: list[str]
 ) -> list[Seen]:
-    seen = [_seen(answer, python) for answer in _ask(hosts, python, reach, seconds, arguments)]
+    seen = [_seen(answer, python, carrier) for answer in _ask(hosts, python, carrier, seconds, arguments)]
     # Where the right Python is missing or broken, any other will do to see the rest.
     strange = [number for number, each in enumerate(seen) if each.trouble and each.trouble.topic == "python"]
-    again = _ask([hosts[number] for number in strange], _ANY_PYTHON, reach, seconds, arguments)
+    again = _ask([hosts[number] for number in strange], _ANY_PYTHON, carrier, seconds, arguments)
     for number, answer in zip(strange, again, strict=True):
-        stand_in = _seen(answer, _ANY_PYTHON)
+        stand_in = _seen(answer, _ANY_PYTHON, carrier)
         seen[number] = msgspec.structs.replace(stand_in, trouble=seen[number].trouble)
     return seen
 
 
 def _ask(
-    hosts: Sequence[Host], python: str, reach: Reach, seconds: float, arguments: list[str]
+    hosts: Sequence[Host], python: str, carrier: Carrier, seconds: float, arguments: list[str]
 ) -> list[Answer]:
     script = Path(checkup.__file__).read_bytes()
     argv = script_command(python, *arguments)
-    return run_everywhere(hosts, argv, reach=reach, timeout_seconds=seconds, stdin=script)
+    return run_everywhere(hosts, argv, carrier=carrier, timeout_seconds=seconds, stdin=script)
 
 
-def _seen(answer: Answer, python: str) -> Seen:
-    if error := trouble(answer):
-        return Seen(host=answer.host, trouble=_trouble(answer, error, python), seconds=answer.seconds)
+def _seen(answer: Answer, python: str, carrier: Carrier) -> Seen:
+    if error := host_error(answer, carrier):
+        return Seen(
+            host=answer.host, trouble=_trouble(answer, error, python, carrier), seconds=answer.seconds
+        )
     try:
         facts = msgspec.convert(_line(answer), Facts)
     except msgspec.MsgspecError as error:
         what = "Something else than the examination answered."
         unexpected = HostError(what, found=str(error), remedy="Is its login shell set to say something?")
-        return Seen(host=answer.host, trouble=_trouble(answer, unexpected, python), seconds=answer.seconds)
+        return Seen(
+            host=answer.host, trouble=_trouble(answer, unexpected, python, carrier), seconds=answer.seconds
+        )
     # It began after we did, and answered before we heard of it: its clock lies between these two.
-    most = facts.began_at - answer.began_at
-    least = facts.answered_at - (answer.began_at + answer.seconds)
+    most = facts.began_at - answer.started_at
+    least = facts.answered_at - (answer.started_at + answer.seconds)
     return Seen(
         host=answer.host,
         facts=facts,
@@ -194,13 +198,13 @@ def _line(answer: Answer) -> Any:
     return msgspec.json.decode(lines[-1][len(prefix) :])
 
 
-def _trouble(answer: Answer, error: HostError, python: str) -> Finding:
+def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) -> Finding:
     host = answer.host
     named = f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
     what = error.what.removeprefix(named).lstrip(" :")
     what, fix = what[:1].upper() + what[1:], error.remedy
-    refused = answer.status is None or (answer.status == SSH_FAILED and not is_local(host))
-    if answer.status in NOT_THERE:
+    refused = answer.status is None or carrier.explain(answer) is not None
+    if answer.status in NOT_FOUND:
         what = f"There is no {python}."
         fix = "Make the environment at the same path on every host; or name another with --python."
     elif b"SyntaxError" in answer.stderr:
@@ -216,7 +220,7 @@ def _trouble(answer: Answer, error: HostError, python: str) -> Finding:
     )
 
 
-def _meet(seen: list[Seen], python: str, reach: Reach) -> list[Seen]:
+def _meet(seen: list[Seen], python: str, carrier: Carrier) -> list[Seen]:
     """Let all hosts that can connect to a port of the first, as the ranks of a launch would."""
     able = [number for number, each in enumerate(seen) if each.software]
     address = _address([seen[number] for number in able])
@@ -227,7 +231,7 @@ def _meet(seen: list[Seen], python: str, reach: Reach) -> list[Seen]:
     seconds = _MEET_SECONDS + HANDSHAKE_SECONDS * len(able)
     arguments = ["--meet", address, str(port), str(len(able) - 1), str(seconds)]
     answers = _ask(
-        [seen[number].host for number in able], python, reach, 2 * seconds + QUICK_SECONDS, arguments
+        [seen[number].host for number in able], python, carrier, 2 * seconds + QUICK_SECONDS, arguments
     )
     seen = seen.copy()
     for number, answer in zip(able, answers, strict=True):

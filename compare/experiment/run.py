@@ -125,11 +125,11 @@ def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Sit
         UsageError: the network interface is not there, or none can be chosen.
     """
     if not all(map(is_local, request.hosts)):
-        _, findings = quick_check(request.hosts, reach=request.reach)
+        _, findings = quick_check(request.hosts, carrier=request.carrier)
         for finding in findings:
             say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
     with open_site(
-        request.hosts, reach=request.reach, interface=request.interface, exported=request.exported
+        request.hosts, carrier=request.carrier, interface=request.interface, exported=request.exported
     ) as site:
         # A single machine needs no lines, unless the user named it.
         named = any(host.source != NOBODY_NAMED for host in request.hosts)

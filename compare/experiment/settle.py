@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from compare.data import DatasetChoice
     from compare.doctor.availability import Survey
-    from compare.launch.engines.fanout import Reach
+    from compare.launch.engines import Carrier
     from compare.launch.local import Site
 
 MOST_ROUNDS = 1000
@@ -51,7 +51,7 @@ class UserRequest:
     control: bool = False
     hosts: tuple[Host, ...]
     """Each with the number of its ranks as slots."""
-    reach: Reach
+    carrier: Carrier
     interface: str | None
     exported: Mapping[str, str]
     """Environment of the ranks that ``-x`` names."""

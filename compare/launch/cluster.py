@@ -1,9 +1,9 @@
-"""A run on hosts that are reached by ssh, with or without a file system in common.
+"""A run on hosts that a carrier reaches, with or without a file system in common.
 
 One link to each host is kept for the whole run. The agent at its other end puts down what the ranks
 read, sends back what they write as it comes to be, and ends them. torchrun is started by the agents, one
-on each host; mpirun and horovodrun are started here and start their ranks by ssh themselves, through a
-wrapper that knows how to log in and never asks.
+on each host; mpirun and horovodrun are started here and start their ranks themselves, through the
+remote shell of the carrier.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.errors import HostError, RingsideError, UnavailableError
+from compare.errors import HostError, RingsideError
 from compare.launch.agent.__main__ import addresses
 from compare.launch.agent.connection import START_SECONDS, linked
 from compare.launch.agent.protocol import Begin
-from compare.launch.engines.fanout import KEEPALIVE_SECONDS, command, python_command, together
+from compare.launch.engines import write_remote_shell
+from compare.launch.engines.commands import join_errors, python_command
 from compare.launch.local import Folders, masked_json
 from compare.launch.network import choose_network, in_network
 from compare.launch.processes import Ending, supervise
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from backends.launchers.request import Command
     from compare.data import DatasetSource
     from compare.launch.agent.connection import Link
-    from compare.launch.engines.fanout import Reach
+    from compare.launch.engines import Carrier
     from compare.launch.local import Spot
     from compare.schema.hosts import Host, Network
     from compare.schema.job import Job
@@ -60,7 +61,7 @@ def many_hosts(
     hosts: tuple[Host, ...],
     *,
     python: str,
-    reach: Reach,
+    carrier: Carrier,
     interface: str | None = None,
     exported: Mapping[str, str] | None = None,
 ) -> Iterator[ManyHosts]:
@@ -69,7 +70,7 @@ def many_hosts(
     Args:
         hosts: each with the number of its ranks as slots.
         python: the interpreter, at the same path on every host.
-        reach: how to log in.
+        carrier: how hosts are reached.
         interface: network interface of all arms; None to find the one that all hosts share.
         exported: environment of the ranks that travels in the job alone.
 
@@ -77,9 +78,9 @@ def many_hosts(
         HostError: a host cannot be reached or is of another version; named within seconds.
         UsageError: it cannot be told which interface to take, or that one is not there.
     """
-    with linked(hosts, python=python, reach=reach) as links:
+    with linked(hosts, python=python, carrier=carrier) as links:
         _require_ready(links)
-        yield ManyHosts(links, python, reach, interface, exported or {})
+        yield ManyHosts(links, python, carrier, interface, exported or {})
 
 
 class ManyHosts:
@@ -89,7 +90,7 @@ class ManyHosts:
         self,
         links: list[Link],
         python: str,
-        reach: Reach,
+        carrier: Carrier,
         interface: str | None,
         exported: Mapping[str, str],
     ) -> None:
@@ -97,7 +98,7 @@ class ManyHosts:
         self.exported = exported
         self._links = links
         self._python = python
-        self._reach = reach
+        self._carrier = carrier
         self._ready = [link.ready for link in links if link.ready]
         self.network = choose_network(
             {link.host.name: ready.addresses for link, ready in zip(links, self._ready, strict=True)},
@@ -123,7 +124,7 @@ class ManyHosts:
 
     def deliver(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """Find the data set on every host where it lies here, or put it there."""
-        self._datasets = deliver(self.hosts, source, python=self._python, reach=self._reach, say=say)
+        self._datasets = deliver(self.hosts, source, python=self._python, carrier=self._carrier, say=say)
 
     def free_port(self) -> int:
         """Ask the first host for a port that is free there."""
@@ -169,14 +170,16 @@ class _Spot:
 
     def described(self) -> dict[str, str]:
         exported = {f"{self._directory}/exported.json on every host": masked_json(self._site.exported)}
-        reach, python = self._site._reach, self._site._python  # noqa: SLF001
-        agents = [
-            command(host, python_command(python, "compare.launch.agent"), reach) for host in self._site.hosts
-        ]
+        hosts, carrier = self._site.hosts, self._site._carrier  # noqa: SLF001
+        agent = python_command(self._site._python, "compare.launch.agent")  # noqa: SLF001
+        agents = [carrier.argv(host, agent) for host in hosts]
         return {
             "the agents, one connection to each host for the whole run": "\n".join(map(shlex.join, agents)),
             **(exported if self._site.exported else {}),
-            "ssh_config of the launchers that are started here": ssh_config(self._site.hosts, reach),
+            **{
+                f"{name} of the launchers that are started here": content
+                for name, content in carrier.remote_shell(self._here, hosts).items()
+            },
         }
 
     def carry_out(
@@ -254,8 +257,8 @@ class _Spot:
     def _supervised(
         self, commands: Sequence[Command], deadline_seconds: float, on_tick: Callable[[], bool]
     ) -> Ending:
-        """Start a launcher here, which starts its ranks by ssh."""
-        path = _write_ssh(self._here, self._site.hosts, self._site._reach)  # noqa: SLF001
+        """Start a launcher here, which starts its ranks by the remote shell."""
+        path = write_remote_shell(self._site._carrier, self._here, self._site.hosts)  # noqa: SLF001
         made = [folder for folder in self._folders if _make(folder)]
         ours = [
             replace(
@@ -330,7 +333,7 @@ def _require_ready(links: Sequence[Link]) -> None:
                 troubles[link.host.name] = error
         time.sleep(_POLL_SECONDS)
     if troubles:
-        raise together(list(troubles.values()), of=len(links))
+        raise join_errors(list(troubles.values()), of=len(links))
     # Nobody was refused meanwhile.
     for link in links:
         link.tick()
@@ -359,7 +362,7 @@ def _addresses_of(hosts: Sequence[Host]) -> list[str]:
 
 
 def _address_of(host: Host) -> str:
-    """Look a host's address up as ssh would; nothing where only ssh knows the name."""
+    """Look a host's address up as the carrier would; nothing where only the carrier knows the name."""
     try:
         return socket.gethostbyname(host.name)
     except OSError:
@@ -388,38 +391,3 @@ def _make(folder: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _write_ssh(folder: Path, hosts: Sequence[Host], reach: Reach) -> Path:
-    """Write an ``ssh`` for launchers that start ranks by it; return the folder that belongs first on PATH.
-
-    Launchers know neither users nor time-outs, and each spells ports and keys in its own way. The user's
-    own configuration holds beneath what is said here.
-
-    Raises:
-        UnavailableError: there is no ssh.
-    """
-    ssh = shutil.which("ssh")
-    if ssh is None:
-        raise UnavailableError(
-            "Other hosts are reached by ssh, which is not there.", remedy="apt-get install openssh-client"
-        )
-    config, wrapper = folder / "ssh_config", folder / "bin" / "ssh"
-    config.write_text(ssh_config(hosts, reach))
-    wrapper.parent.mkdir()
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(ssh)} -F {shlex.quote(str(config))} "$@"\n')
-    wrapper.chmod(0o700)
-    return wrapper.parent
-
-
-def ssh_config(hosts: Sequence[Host], reach: Reach) -> str:
-    """Return the ssh configuration by which launchers log in just as the links do."""
-    lines = [f"Host {host.name}\n  User {host.user}" for host in hosts if host.user]
-    lines += ["Host *", "  BatchMode yes", f"  ConnectTimeout {reach.connect_timeout_seconds}"]
-    lines += [f"  ServerAliveInterval {KEEPALIVE_SECONDS}", "  ServerAliveCountMax 2"]
-    lines += ["  ForwardAgent no", "  ForwardX11 no"]
-    lines += [f"  User {reach.user}"] if reach.user else []
-    lines += [f"  Port {reach.port}"] if reach.port else []
-    lines += [f'  IdentityFile "{reach.identity}"'] if reach.identity else []
-    # With a file of its own ssh reads neither of these by itself.
-    return "\n".join([*lines, "Include ~/.ssh/config", "Include /etc/ssh/ssh_config", ""])

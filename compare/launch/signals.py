@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 INTERRUPTED = 130
 """The exit code of whoever was interrupted, as shells have it."""
@@ -38,10 +38,37 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(interrupt, handler)
 
 
+@contextlib.contextmanager
+def postponed_interrupts(react: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Raise an interrupt only when the block has ended; call ``react`` when it comes.
+
+    Raises:
+        KeyboardInterrupt: one came.
+    """
+    came: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        came.append(number)
+        react()
+
+    before = _handled_by(note) if threading.current_thread() is threading.main_thread() else {}
+    try:
+        yield
+    finally:
+        for interrupt, handler in before.items():
+            signal.signal(interrupt, handler)
+        if came:
+            raise KeyboardInterrupt
+
+
 def ignore_interrupts() -> dict[signal.Signals, Any]:
     """From now on ignore Ctrl-C, and what is treated as one; return what was done about them before."""
+    return _handled_by(signal.SIG_IGN)
+
+
+def _handled_by(handler: Any) -> dict[signal.Signals, Any]:
     before = {interrupt: signal.getsignal(interrupt) for interrupt in _INTERRUPTS}
-    meant = {i: handler for i, handler in before.items() if handler is signal.default_int_handler}
+    meant = {i: handled for i, handled in before.items() if handled is signal.default_int_handler}
     for interrupt in meant:
-        signal.signal(interrupt, signal.SIG_IGN)
+        signal.signal(interrupt, handler)
     return meant

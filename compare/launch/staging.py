@@ -15,13 +15,14 @@ import msgspec
 from compare import data
 from compare.data import catalogue
 from compare.errors import HostError
-from compare.launch.engines.fanout import Answer, put, python_command, require, run_everywhere
+from compare.launch.engines import Answer
+from compare.launch.engines.commands import put, python_command, require_success, run_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from compare.data import DatasetName, DatasetSource
-    from compare.launch.engines.fanout import Reach
+    from compare.launch.engines import Carrier
     from compare.schema.hosts import Host
 
 _LOOK_SECONDS = 60.0
@@ -38,14 +39,14 @@ class Held(msgspec.Struct, frozen=True):
 
 
 def deliver(
-    hosts: Sequence[Host], source: DatasetSource, *, python: str, reach: Reach, say: Callable[[str], None]
+    hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier, say: Callable[[str], None]
 ) -> list[str]:
     """Return the folder of the data set on every host; those that lack it are given it.
 
     Raises:
         HostError: one cannot be asked, or what it was given did not arrive whole.
     """
-    held = _ask(hosts, source, python, reach)
+    held = _ask(hosts, source, python, carrier)
     lacking = [host for host, its in zip(hosts, held, strict=True) if not its.directory]
     if not lacking:
         return [its.directory for its in held]
@@ -54,8 +55,8 @@ def deliver(
     for cache in sorted({its.cache for its in held if not its.directory}):
         here = [h for h, its in zip(hosts, held, strict=True) if not its.directory and its.cache == cache]
         # Where hosts share this folder the first fills it and the others fail: what counts is what is found.
-        put(here, cache, files, reach=reach, timeout_seconds=_PUT_SECONDS)
-    held = _ask(hosts, source, python, reach)
+        put(here, cache, files, carrier=carrier, timeout_seconds=_PUT_SECONDS)
+    held = _ask(hosts, source, python, carrier)
     for host, its in zip(hosts, held, strict=True):
         if not its.directory:
             raise HostError(
@@ -66,10 +67,10 @@ def deliver(
     return [its.directory for its in held]
 
 
-def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, reach: Reach) -> list[Held]:
+def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier) -> list[Held]:
     ask = python_command(python, "compare.launch.staging", source.name, source.directory)
-    answers = run_everywhere(hosts, ask, reach=reach, timeout_seconds=_LOOK_SECONDS)
-    require(answers)
+    answers = run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=_LOOK_SECONDS)
+    require_success(answers, carrier)
     return [_read(answer) for answer in answers]
 
 

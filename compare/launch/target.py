@@ -16,13 +16,13 @@ from compare.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from compare.launch.engines.fanout import Reach
+    from compare.launch.engines import Carrier
     from compare.launch.local import Site
 
 
 @contextmanager
 def open_site(
-    hosts: tuple[Host, ...], *, reach: Reach, interface: str | None, exported: Mapping[str, str]
+    hosts: tuple[Host, ...], *, carrier: Carrier, interface: str | None, exported: Mapping[str, str]
 ) -> Iterator[Site]:
     """Open the way to all hosts of a run for as long as the block lasts; to this machine there is none.
 
@@ -37,7 +37,7 @@ def open_site(
     from compare.launch.cluster import many_hosts  # only here: most runs need no ssh
 
     with many_hosts(
-        hosts, python=sys.executable, reach=reach, interface=interface, exported=exported
+        hosts, python=sys.executable, carrier=carrier, interface=interface, exported=exported
     ) as site:
         yield site
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from compare.errors import HostError
 from compare.launch.agent.connection import linked
 from compare.launch.agent.protocol import Begin
-from compare.launch.engines.fanout import Reach
+from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import parse_hostfile
 from compare.schema.launch_files import LaunchFiles
 
@@ -28,7 +28,7 @@ def main(text):
     hosts = parse_hostfile(asked["hosts"], "hosts.txt")
     files = LaunchFiles(Path(asked["mirrored"]))
     files.directory.mkdir(parents=True)
-    with linked(hosts, python=asked.get("python", sys.executable), reach=Reach()) as links:
+    with linked(hosts, python=asked.get("python", sys.executable), carrier=Ssh()) as links:
         begin(links, asked, files)
         try:
             watch(links)

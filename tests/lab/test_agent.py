@@ -158,4 +158,4 @@ def test_a_login_shell_that_talks_disturbs_nobody(make_lab):
 def test_a_wrong_interpreter_is_named(make_lab):
     lab = make_lab(1)
     said = Started(lab, "1", hosts="n1", python="/no/such/python").said()
-    assert "Host n1 (hosts.txt:1) cannot execute what it should" in said["error"]
+    assert "Host n1 (hosts.txt:1) cannot execute the command" in said["error"]

@@ -130,7 +130,7 @@ def test_a_host_that_is_well_is_left_in_peace(examined):
         ),
         ("n4", "disk", "problem", "full", "1.0 MB free", "--shm-size"),
         ("n4", "network", "warning", "another MTU", "1400 on eth0", "mtu 1500"),
-        ("n5", "reach", "problem", "Lets nobody in without a password", "Permission denied", "ssh-copy-id"),
+        ("n5", "reach", "problem", "Does not let you log in without a password", "Permission denied", "ssh-copy-id"),
         ("n6", "python", "problem", f"There is no {PYTHON}", PYTHON, "--python"),
         ("n7", "ringside", "problem", "Ringside is not there", "finds no module", "pip install ringside=="),
         ("n7", "torch", "problem", "torch is not installed", "The others have", "pip install torch=="),
@@ -155,10 +155,10 @@ CHECK = """
 import sys
 from compare.doctor.examine import quick_check
 from compare.errors import HostError
-from compare.launch.engines.fanout import Reach
+from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import parse_hosts
 try:
-    _, found = quick_check(parse_hosts(sys.argv[1]), reach=Reach())
+    _, found = quick_check(parse_hosts(sys.argv[1]), carrier=Ssh())
     print("well:", *(f"{finding.host}: {finding.what}" for finding in found))
 except HostError as error:
     print(error)
@@ -187,6 +187,6 @@ def test_before_a_run_a_host_that_is_down_is_named(lab):
 def test_before_a_run_all_hosts_that_cannot_be_used_are_named_within_fifteen_seconds(lab):
     said, seconds = check(lab, "down,n1,nowhere,silent")
     assert said.startswith("3 of 4 hosts cannot be used.\nHost down (-H:1): Cannot be reached.")
-    assert "Host nowhere (-H:3): Has a name that nothing knows." in said
+    assert "Host nowhere (-H:3): Has a name that does not resolve." in said
     assert "Host silent (-H:4): Cannot be reached." in said
     assert seconds < 15

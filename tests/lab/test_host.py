@@ -7,6 +7,7 @@ import time
 import pytest
 
 from backends.launchers.request import MARKER
+from tests.lab.hosts import REPOSITORY
 
 pytestmark = pytest.mark.lab
 
@@ -17,21 +18,19 @@ THERE = "/tmp/there"  # noqa: S108
 PROGRAM = """
 import json, sys
 from compare.errors import HostError
-from compare.launch.engines.fanout import *
+from compare.launch.engines.commands import *
+from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import parse_hostfile
 asked = json.loads(sys.argv[1])
 hosts = parse_hostfile(asked["hosts"], "hosts.txt")
-reach = Reach(**asked.get("reach", {}))
+carrier = Ssh()
 if asked["what"] == "put":
-    require(put(hosts, "/tmp/there", {"a": b"1", "b": b"2"}, reach=reach, timeout_seconds=20))
-    got = get(hosts, "/tmp/there", reach=reach, timeout_seconds=20)
-    print(json.dumps([{name: data.decode() for name, data in files.items()} for _, files in got]))
-elif asked["what"] == "end":
-    require(end_everywhere(hosts, asked["mark"], python=sys.executable, reach=reach, timeout_seconds=20))
+    files = {"a": b"1", "b": b"2"}
+    require_success(put(hosts, "/tmp/there", files, carrier=carrier, timeout_seconds=20), carrier)
 else:
-    answers = run_everywhere(hosts, asked["argv"], reach=reach, timeout_seconds=asked.get("timeout", 20))
+    answers = run_everywhere(hosts, asked["argv"], carrier=carrier, timeout_seconds=asked.get("timeout", 20))
     try:
-        require(answers)
+        require_success(answers, carrier)
         print(json.dumps([answer.stdout.decode() for answer in answers]))
     except HostError as error:
         print(json.dumps(str(error)))
@@ -61,7 +60,7 @@ def test_the_login_itself_is_reached_without_ssh(lab):
     [
         ("down", "Host down (hosts.txt:2) cannot be reached", "switched on"),
         ("silent", "Host silent (hosts.txt:2) cannot be reached", "switched on"),
-        ("nowhere", "Host nowhere (hosts.txt:2) has a name that nothing knows", "Correct the name"),
+        ("nowhere", "Host nowhere (hosts.txt:2) has a name that does not resolve", "Correct the name"),
         ("10.77.0.1", "Host 10.77.0.1 (hosts.txt:2) runs no sshd", "Start sshd"),
     ],
 )
@@ -76,7 +75,7 @@ def test_a_key_that_is_not_welcome_is_told(make_lab):
     lab = make_lab(1)
     (lab.folder / "keys" / "login.pub").write_text("")
     said, seconds = ask(lab, what="run", hosts="n1", argv=["true"])
-    assert "Host n1 (hosts.txt:1) lets nobody in without a password" in said
+    assert "Host n1 (hosts.txt:1) does not let you log in without a password" in said
     assert "ssh-copy-id" in said
     assert seconds < 15
 
@@ -87,13 +86,13 @@ def test_a_host_key_that_is_not_known_is_told(make_lab, known):
     other = (lab.folder / "keys" / "n2.pub").read_text()
     (lab.folder / "known_hosts").write_text(known.format(other=other))
     said, _ = ask(lab, what="run", hosts="n1", argv=["true"])
-    assert "Host n1 (hosts.txt:1) is not known to ssh, or has another key than it had" in said
+    assert "Host n1 (hosts.txt:1) is not known to ssh, or its host key has changed" in said
     assert "known_hosts" in said
 
 
 def test_a_wrong_interpreter_is_told(lab):
     said, _ = ask(lab, what="run", hosts="n1", argv=["/no/such/python", "-m", "compare.worker"])
-    assert "Host n1 (hosts.txt:1) cannot execute what it should" in said
+    assert "Host n1 (hosts.txt:1) cannot execute the command" in said
     assert "/no/such/python" in said
 
 
@@ -115,9 +114,11 @@ def test_a_host_that_says_nothing_any_more_is_given_up(make_lab):
 
 def test_folders_are_put_and_got(make_lab):
     lab = make_lab(2)
-    got, _ = ask(lab, what="put", hosts="n1\nn2")
-    assert got == [{"a": "1", "b": "2"}] * 2
+    ask(lab, what="put", hosts="n1\nn2")
     for host in lab.hosts:
+        assert host.run(["tail", "-n+1", f"{THERE}/a", f"{THERE}/b"]).stdout.split() == [
+            *("==>", f"{THERE}/a", "<==", "1", "==>", f"{THERE}/b", "<==", "2")
+        ]
         assert host.run(["stat", "-c", "%a", THERE, f"{THERE}/a"]).stdout.split() == ["700", "600"]
 
 
@@ -129,6 +130,19 @@ def test_all_processes_of_a_launch_end_on_all_hosts(make_lab):
     for host in lab.hosts:
         while sorted(host.command_lines()) != ["sleep 321", "sleep 654"]:
             time.sleep(0.02)
-    ask(lab, what="end", hosts="n1\nn2", mark="/runs/one")
+    ask(
+        lab,
+        what="run",
+        hosts="n1\nn2",
+        argv=[
+            "env",
+            f"PYTHONPATH={REPOSITORY}",
+            sys.executable,
+            "-m",
+            "compare.launch.agent",
+            "end",
+            "/runs/one",
+        ],
+    )
     for host in lab.hosts:
         assert host.command_lines() == ["sleep 654"]

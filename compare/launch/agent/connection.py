@@ -32,7 +32,8 @@ from compare.launch.agent.protocol import (
     Refused,
     Whole,
 )
-from compare.launch.engines.fanout import Answer, by_hand, command, enough_files, python_command, trouble
+from compare.launch.engines import Answer
+from compare.launch.engines.commands import enough_files, host_error, python_command
 from compare.schema.files import temporary_file, write_text
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from compare.launch.agent.protocol import Message
-    from compare.launch.engines.fanout import Reach
+    from compare.launch.engines import Carrier
     from compare.schema.hosts import Host
     from compare.schema.launch_files import LaunchFiles
 
@@ -60,10 +61,10 @@ class Link:
     Args:
         host: where; this machine is reached without ssh.
         python: the interpreter there.
-        reach: how to log in.
+        carrier: how the host is reached.
     """
 
-    def __init__(self, host: Host, *, python: str, reach: Reach) -> None:
+    def __init__(self, host: Host, *, python: str, carrier: Carrier) -> None:
         self.host = host
         self.ready: Ready | None = None
         """What the agent is; None until it has said its first word."""
@@ -78,11 +79,11 @@ class Link:
         self._refused: HostError | None = None
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
-        self._by_hand = by_hand(host, reach)
+        self._carrier = carrier
         self._stderr = temporary_file()
         # A session of its own: Ctrl-C reaches us alone, and we end the launch in good order.
         self._process = subprocess.Popen(
-            command(host, python_command(python, "compare.launch.agent"), reach),
+            carrier.argv(host, python_command(python, "compare.launch.agent")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -227,7 +228,7 @@ class Link:
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
         stderr = self._stderr.read()
         silent = self._channel.silent_seconds
-        error = trouble(Answer(self.host, status, b"", stderr, silent, by_hand=self._by_hand))
+        error = host_error(Answer(self.host, status, b"", stderr, silent), self._carrier)
         return error or HostError(
             f"Host {self.host.name}: the agent ended by itself.",
             found=stderr.decode(errors="replace").strip(),
@@ -236,12 +237,12 @@ class Link:
 
 
 @contextmanager
-def linked(hosts: Sequence[Host], *, python: str, reach: Reach) -> Iterator[list[Link]]:
+def linked(hosts: Sequence[Host], *, python: str, carrier: Carrier) -> Iterator[list[Link]]:
     """Link to all hosts at once for as long as the block lasts; a host that fails is told by ``tick``."""
     with enough_files(len(hosts)):
         links: list[Link] = []
         try:
-            links.extend(Link(host, python=python, reach=reach) for host in hosts)
+            links.extend(Link(host, python=python, carrier=carrier) for host in hosts)
             yield links
         finally:
             close_all(links)

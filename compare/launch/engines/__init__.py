@@ -1,1 +1,104 @@
-"""Reach hosts: one file for each way."""
+"""Reach hosts: one file for each way.
+
+An engine gives two things. An ``Allocation`` says which hosts a run has, and how many ranks each takes.
+A ``Carrier`` starts one process on a host, with pipes to its standard input, output and error.
+All else is the same for every engine: ``fanout`` runs a command on many hosts, ``agent`` runs launches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from compare.errors import HostError
+    from compare.schema.hosts import Host
+
+STREAM_BYTES = 1 << 20
+"""Maximum size of what a command on one host may send on its standard output, or its standard error."""
+
+_LAST_LINES = 3
+
+
+class Answer(NamedTuple):
+    """The outcome of a command on a host."""
+
+    host: Host
+    status: int | None
+    """Its exit status, or the carrier's; None where it was ended."""
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    started_at: float = 0.0
+    """Unix time of this machine at which the command was started."""
+    flooded: str = ""
+    """The stream on which the host sent too much; empty where it did not."""
+
+    @property
+    def last_lines(self) -> str:
+        """The end of what was printed to stderr, without the greetings that many hosts print first."""
+        text = self.stderr.decode(errors="replace")
+        lines = [printable(line).strip() for line in text.splitlines() if line.strip("@ \r\n")]
+        return "\n".join(lines[-_LAST_LINES:])
+
+
+class Carrier(Protocol):
+    """A way to start processes on hosts."""
+
+    def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the command to execute here that executes ``argv`` on a host, pipes joined.
+
+        Raises:
+            UnavailableError: the program that reaches hosts is not installed.
+        """
+
+    def by_hand(self, host: Host) -> str:
+        """Return the command with which a user checks that a host is reached; empty for this machine."""
+
+    def explain(self, answer: Answer) -> HostError | None:
+        """Say why a host was not reached; None where it was, and the command itself failed."""
+
+    def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
+        """Return the files that let mpirun and horovodrun start ranks on hosts.
+
+        Both call a program named ``ssh``. It belongs at ``bin/ssh``, and ``bin`` first on their PATH.
+
+        Args:
+            folder: where the files will be.
+            hosts: all hosts of the run.
+
+        Returns:
+            Their contents, by their names below the folder; none where every host is this machine.
+
+        Raises:
+            UnavailableError: the program that reaches hosts is not installed.
+        """
+
+
+class Allocation(NamedTuple):
+    """The hosts of a run, with as many slots as each has ranks, and the way to reach them."""
+
+    hosts: tuple[Host, ...]
+    carrier: Carrier
+
+
+def named(host: Host) -> str:
+    """Return how a message names a host: with the line that it was read from."""
+    return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
+
+
+def write_remote_shell(carrier: Carrier, folder: Path, hosts: Sequence[Host]) -> Path:
+    """Write the carrier's remote shell; return the folder that belongs first on a launcher's PATH."""
+    for name, content in carrier.remote_shell(folder, hosts).items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        path.chmod(0o700)
+    return folder / "bin"
+
+
+def printable(line: str) -> str:
+    """Escape what could steer a terminal: a host decides what it sends."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

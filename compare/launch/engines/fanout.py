@@ -1,395 +1,185 @@
-"""Reach hosts: run a command on one or on five hundred, put files there and get them, over ssh or here.
+"""Execute thousands of processes at the same time, each with a time-out and a limit on its output.
 
-The OpenSSH client connects, with the user's own configuration, so that whatever ``ssh HOST`` can do by
-hand works here as well: jump hosts, keys, aliases. It never asks: a question would hang a run. Nothing
-that is secret is ever an argument, because arguments are seen by everybody on either machine; it goes by
-standard input.
-
-An ssh handshake costs 0.2 to 0.4 s of computing, a command over a connection that is shared
-(ControlMaster) 0.03 s. Connections are not shared all the same: a run opens one long channel to each
-host (see ``link.py``) and sends everything through it, and a shared one would be one more thing that
-outlives a ``kill -9``.
+Ctrl-C, and what counts as one, ends all of them within a second.
 """
 
 from __future__ import annotations
 
-import io
-import logging
-import resource
-import shlex
-import shutil
-import tarfile
+import asyncio
+import contextlib
+import os
+import signal
+import sys
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-import msgspec
-
-from compare import PACKAGE_ROOT
-from compare.errors import HostError, UnavailableError
-from compare.schema.hosts import is_local
+from compare.launch.engines import STREAM_BYTES
+from compare.launch.signals import postponed_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from compare.schema.hosts import Host
-
-SSH_FAILED = 255
-"""The status with which ssh ends when it could not do its part; a command's own is passed on."""
-KEEPALIVE_SECONDS = 3
-"""After twice this long without a sign of a host, ssh gives it up: a link that went down says nothing."""
-
-NOT_THERE = (126, 127)
-"""Statuses with which a shell, or env, says that it could not execute what it should."""
-
-_SHOWN_HOSTS = 8
-_SPARE_FILES = 128
-_FILES_PER_HOST = 6
-_PACKAGES = str(PACKAGE_ROOT)
-
-# In a fixed program the folder is an argument and never part of the text.
-_RECEIVE = (
-    'set -eu; umask 077; new="$1.new.$$"; trap \'rm -rf "$new"\' EXIT; '
-    'mkdir -p "$new"; tar -x --no-same-owner -f - -C "$new"; mv -T "$new" "$1"'
-)
-_SEND = 'exec tar -c -f - -C "$1" .'
+_PIECE_BYTES = 1 << 16
+_EXIT_SECONDS = 0.5
+"""Maximum time for killed processes to exit; the kernel ends what is left."""
+_EOF_SECONDS = 0.5
+"""Maximum time from an exit to the end of the output: a background process may keep the pipes open."""
+_STREAMS = {1: "stdout", 2: "stderr"}
 
 
-class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """How to log in to hosts; what is left open here, the user's ssh configuration decides.
+class Outcome(NamedTuple):
+    """How a process ended; see ``Answer``."""
 
-    Attributes:
-        user: for hosts that name none themselves.
-        port: of sshd.
-        identity: file of the private key.
-        connect_timeout_seconds: until a host that does not answer counts as unreachable.
-    """
-
-    user: str = ""
-    port: int | None = None
-    identity: str = ""
-    connect_timeout_seconds: int = 10
-
-
-class Answer(NamedTuple):
-    """What came of a command on a host."""
-
-    host: Host
     status: int | None
-    """Its exit status, or that of ssh; None where it was ended for want of an answer."""
     stdout: bytes
     stderr: bytes
     seconds: float
-    began_at: float = 0.0
-    """Unix time at which it was started here."""
-    by_hand: str = ""
-    """What logs in there as this did, for the user to try; empty for what no flags were given to."""
+    started_at: float
+    flooded: str
 
 
-def by_hand(host: Host, reach: Reach) -> str:
-    """Say what logs in to a host by hand, with the flags that were given."""
-    flags = [f"-p{reach.port}"] if reach.port else []
-    flags += [f"-i{reach.identity}"] if reach.identity else []
-    flags += [f"-l{reach.user}"] if reach.user and not host.user else []
-    return shlex.join(["ssh", *flags, host.destination])
-
-
-def command(host: Host, argv: Sequence[str], reach: Reach) -> tuple[str, ...]:
-    """Say what to execute here so that ``argv`` is executed on a host: itself, where that is this machine.
-
-    The shell at the other end takes apart what ssh puts together, so ``argv`` is quoted, and only here.
-    """
-    if is_local(host):
-        return tuple(argv)
-    user, options = host.user or reach.user, [f"-oConnectTimeout={reach.connect_timeout_seconds}"]
-    options += [f"-oServerAliveInterval={KEEPALIVE_SECONDS}", "-oServerAliveCountMax=2"]
-    options += [f"-p{reach.port}"] if reach.port else []
-    options += [f"-i{reach.identity}"] if reach.identity else []
-    options += [f"-l{user}"] if user else []
-    never = ("-oBatchMode=yes", "-oForwardAgent=no", "-oForwardX11=no", "-oEscapeChar=none")
-    return ("ssh", "-T", *never, *options, "--", host.name, shlex.join(argv))
-
-
-def python_command(python: str, module: str, *arguments: str) -> tuple[str, ...]:
-    """Return the argv that runs a module of ours on a host, found where it is found here."""
-    return (*_with_packages(python), "-m", module, *arguments)
-
-
-def script_command(python: str, *arguments: str) -> tuple[str, ...]:
-    """Return the argv that runs a program given as standard input; it finds our modules where they are."""
-    return (*_with_packages(python), "-", *arguments)
-
-
-def _with_packages(python: str) -> tuple[str, ...]:
-    return ("env", f"PYTHONPATH={_PACKAGES}", "PYTHONSAFEPATH=1", python)
-
-
-def run_everywhere(
-    hosts: Sequence[Host], argv: Sequence[str], *, reach: Reach, timeout_seconds: float, stdin: bytes = b""
-) -> list[Answer]:
-    """Execute one command on all hosts at the same time, so that all take as long as the slowest.
+def execute(
+    commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
+) -> list[Outcome]:
+    """Execute commands side by side, with the same input and time-out for each.
 
     Args:
-        hosts: where; this machine is reached without ssh.
-        argv: what; no shell sees it but the one that ssh needs, quoted.
-        reach: how to log in.
-        timeout_seconds: after which a host counts as not answering, from its own start.
-        stdin: what the command reads, on every host the same.
-
-    Returns:
-        An answer for every host, in their order; look at them with ``trouble`` or ``require``.
+        commands: what to execute; without a shell.
+        stdin: the input of each.
+        timeout_seconds: maximum time for each, from its own start.
+        at_once: how many may run at the same time.
 
     Raises:
-        UnavailableError: there is no ssh here.
+        KeyboardInterrupt: an interrupt came; no process is left.
     """
-    commands = [command(host, argv, reach) for host in hosts]
-    if any(line[0] == "ssh" for line in commands) and shutil.which("ssh") is None:
-        raise UnavailableError(
-            "Other hosts are reached by ssh, which is not there.", remedy="apt-get install openssh-client"
-        )
-    outcomes = _execute(commands, stdin, timeout_seconds)
-    return [
-        Answer(host, *outcome, by_hand(host, reach)) for host, outcome in zip(hosts, outcomes, strict=True)
-    ]
-
-
-def put(
-    hosts: Sequence[Host],
-    directory: str,
-    files: Mapping[str, bytes],
-    *,
-    reach: Reach,
-    timeout_seconds: float,
-) -> list[Answer]:
-    """Make a folder of small files on all hosts, readable by their owner alone; it is there whole or not.
-
-    A folder of this name that holds anything is left as it is, and the answer's status is not 0.
-    """
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o600
-            tar.addfile(entry, io.BytesIO(content))
-    receive = ["sh", "-c", _RECEIVE, "sh", directory]
-    return run_everywhere(
-        hosts, receive, reach=reach, timeout_seconds=timeout_seconds, stdin=archive.getvalue()
-    )
-
-
-def get(
-    hosts: Sequence[Host], directory: str, *, reach: Reach, timeout_seconds: float
-) -> list[tuple[Answer, dict[str, bytes]]]:
-    """Read the regular files of a folder on all hosts, by their names below it; none where it failed."""
-    send = ["sh", "-c", _SEND, "sh", directory]
-    answers = run_everywhere(hosts, send, reach=reach, timeout_seconds=timeout_seconds)
-    return [(answer, _unpack(answer.stdout) if answer.status == 0 else {}) for answer in answers]
-
-
-def end_everywhere(
-    hosts: Sequence[Host], mark: str, *, python: str, reach: Reach, timeout_seconds: float
-) -> list[Answer]:
-    """End every process of a launch on all hosts, found by its mark.
-
-    Args:
-        hosts: where to look.
-        mark: the launch's name, as ``supervise`` knows it.
-        python: the interpreter on the hosts.
-        reach: how to log in.
-        timeout_seconds: how long a host may take.
-    """
-    end = python_command(python, "compare.launch.agent", "end", mark)
-    return run_everywhere(hosts, end, reach=reach, timeout_seconds=timeout_seconds)
-
-
-def require(answers: Sequence[Answer]) -> None:
-    """Insist that the command succeeded on every host.
-
-    Raises:
-        HostError: on some it did not; they are named, with what ssh or the command said.
-    """
-    troubles = [error for error in map(trouble, answers) if error]
-    if troubles:
-        raise together(troubles, of=len(answers))
-
-
-def together(troubles: Sequence[HostError], *, of: int) -> HostError:
-    """Make one error of those of several hosts, out of so many."""
-    if len(troubles) == 1:
-        return troubles[0]
-    shown = [f"{error.what} {error.found}" for error in troubles[:_SHOWN_HOSTS]]
-    more = len(troubles) - len(shown)
-    return HostError(
-        f"{len(troubles)} of {of} hosts cannot be used.",
-        found="\n".join(shown + ([f"and {more} more"] if more else [])),
-        remedy="\n".join(dict.fromkeys(error.remedy for error in troubles[:_SHOWN_HOSTS])),
-    )
-
-
-def trouble(answer: Answer) -> HostError | None:
-    """Say why a host cannot be used, and what to do; None where its command succeeded."""
-    if answer.status == 0:
-        return None
-    host, said = answer.host, _last_words(answer.stderr)
-    name = f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
-    by_hand = f"`{answer.by_hand or f'ssh {host.destination}'}`"
-    if answer.status is None:
-        return HostError(
-            f"{name} did not answer within {answer.seconds:.0f} s.",
-            found=said,
-            remedy=f"Does {by_hand} work? If the host is merely slow, try again.",
-        )
-    if answer.status == SSH_FAILED and not is_local(host):
-        for marks, what, remedy in _SSH_TROUBLES:
-            if any(mark in answer.stderr.decode(errors="replace") for mark in marks):
-                return HostError(f"{name} {what}.", found=said, remedy=remedy.format(by_hand=by_hand))
-        return HostError(f"{name}: ssh failed.", found=said, remedy=f"Try {by_hand}.")
-    if answer.status in NOT_THERE:
-        return HostError(
-            f"{name} cannot execute what it should.",
-            found=said,
-            remedy="Ringside and its Python must be at the same path on every host.",
-        )
-    remedy = "What it said is above; it was the command that failed, not ssh."
-    if "No module named" in said:
-        remedy = "Is Ringside installed there, for this Python and in the same version?"
-    return HostError(f"{name}: a command failed with status {answer.status}.", found=said, remedy=remedy)
-
-
-@contextmanager
-def enough_files(hosts: int) -> Iterator[int]:
-    """Allow this process the open files that so many hosts need; yield for how many at once they suffice."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _SPARE_FILES + _FILES_PER_HOST * hosts
-    unlimited = resource.RLIM_INFINITY  # which is -1
-    allowed = needed if soft == unlimited else max(soft, needed)
-    allowed = allowed if hard == unlimited else min(allowed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    loop = asyncio.new_event_loop()
+    if sys.version_info < (3, 12):
+        # The default of 3.11 starts a thread for every process.
+        watcher = asyncio.PidfdChildWatcher()
+        watcher.attach_loop(loop)
+        asyncio.set_child_watcher(watcher)
     try:
-        yield max(1, min(hosts, (allowed - _SPARE_FILES) // _FILES_PER_HOST))
+        work = loop.create_task(_execute(commands, stdin, timeout_seconds, at_once))
+        with postponed_interrupts(lambda: loop.call_soon_threadsafe(work.cancel)):
+            return loop.run_until_complete(work)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        loop.close()
 
 
-_SSH_TROUBLES = (
-    # What ssh says, what that means, what to do. The first that fits counts.
-    (
-        ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED", "No matching host key"),
-        "is not known to ssh, or has another key than it had",
-        "Compare its key and accept it with {by_hand}; or add it to ~/.ssh/known_hosts.",
-    ),
-    (
-        ("Permission denied", "Too many authentication failures", "no mutual signature"),
-        "lets nobody in without a password",
-        "Set up a key with ssh-copy-id until {by_hand} asks nothing; or name user and key.",
-    ),
-    (
-        ("Could not resolve hostname", "Name or service not known"),
-        "has a name that nothing knows",
-        "Correct the name in the hostfile, or make it known (DNS, /etc/hosts, ~/.ssh/config).",
-    ),
-    (
-        ("Connection refused",),
-        "runs no sshd at this port",
-        "Start sshd there, or name the right port.",
-    ),
-    (
-        (
-            *("timed out", "No route to host", "Network is unreachable", "Connection closed"),
-            *("Connection reset", "not responding", "Broken pipe", "kex_exchange_identification"),
-        ),
-        "cannot be reached",
-        "Is it switched on and connected, and does {by_hand} work? Take it out of the hostfile otherwise.",
-    ),
-)
+async def _execute(
+    commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
+) -> list[Outcome]:
+    free = asyncio.Semaphore(at_once)
+    processes: list[_Process] = []
+    tasks: list[asyncio.Task[Outcome]] = []
+    try:
+        # One after the other, so that an interrupt comes between two starts.
+        for command in commands:
+            await free.acquire()
+            processes.append(await _start(command, stdin))
+            tasks.append(asyncio.create_task(processes[-1].finish(timeout_seconds)))
+            tasks[-1].add_done_callback(lambda _: free.release())
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for process in processes:
+            process.kill()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        raise
 
 
-def _last_words(stderr: bytes) -> str:
-    """Return the end of what was said, without the greetings that many hosts print first."""
-    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip("@ \r\n")]
-    return "\n".join(lines[-3:])
-
-
-def _unpack(archive: bytes) -> dict[str, bytes]:
-    files = {}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        for entry in tar:
-            content = tar.extractfile(entry) if entry.isreg() else None
-            if content is not None:
-                files[entry.name.removeprefix("./")] = content.read()
-    return files
-
-
-# ---- ClusterShell's part: many processes at once ---------------------------------------------------------
-
-
-class _Outcome(NamedTuple):
-    status: int | None
-    stdout: bytes
-    stderr: bytes
-    seconds: float
-    began_at: float
-
-
-def _execute(commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: float) -> list[_Outcome]:
-    """Execute commands here side by side; every one gets the same input and as many seconds."""
-    if not commands:
-        return []
-    # Only here: a run on one machine need not wait for it.
-    from ClusterShell.NodeSet import NodeSet
-    from ClusterShell.Task import task_self
-    from ClusterShell.Worker.Exec import ExecClient, ExecWorker
-
-    # A host that is gone before it has read its input is told by its status, not by a warning.
-    logging.getLogger("ClusterShell").addHandler(logging.NullHandler())
-    began: list[float] = [0.0] * len(commands)
-    began_at: list[float] = [0.0] * len(commands)
-    ended: list[tuple[int | None, float]] = [(None, timeout_seconds)] * len(commands)
-    streams: dict[tuple[int, str], list[bytes]] = {}
-
-    class Client(ExecClient):  # type: ignore[misc]
-        """One process, named after its place in ``commands``; its output is bytes, not lines."""
-
-        def _build_cmd(self) -> tuple[list[str], None]:
-            began[self.rank], began_at[self.rank] = time.monotonic(), time.time()
-            return list(commands[self.rank]), None
-
-        def _handle_read(self, sname: str) -> None:
-            streams.setdefault((self.rank, sname), []).append(self._read(sname))
-
-        def _on_nodeset_close(self, nodes: Any, rc: int) -> None:
-            ended[self.rank] = (rc, time.monotonic() - began[self.rank])
-            super()._on_nodeset_close(nodes, rc)
-
-    class Worker(ExecWorker):  # type: ignore[misc]
-        SHELL_CLASS = Client
-
-    task = task_self()
-    # Not the hosts' names: ClusterShell would take user@host for a group, and ::1 apart.
-    worker = Worker(
-        NodeSet(f"h[0-{len(commands) - 1}]"),
-        handler=None,
-        timeout=timeout_seconds,
-        command="named by _build_cmd",
-        stderr=True,
+async def _start(command: Sequence[str], stdin: bytes) -> _Process:
+    # A session of its own: Ctrl-C reaches us alone, and a process ends together with its children.
+    _, process = await asyncio.get_running_loop().subprocess_exec(
+        lambda: _Process(stdin), *command, start_new_session=True
     )
-    with enough_files(len(commands)) as fan_out:
-        task.set_info("fanout", fan_out)
+    return process
+
+
+class _Process(asyncio.SubprocessProtocol):
+    """One process: feeds its input, and keeps what it sends."""
+
+    def __init__(self, stdin: bytes) -> None:
+        self._unsent = memoryview(stdin)
+        self._sent = {number: bytearray() for number in _STREAMS}
+        self._flooded = ""
+        self._over = asyncio.Event()
+        self._exited = asyncio.Event()
+        self._started = (time.monotonic(), time.time())
+        self._seconds = 0.0
+        self._may_write = True
+
+    async def finish(self, timeout_seconds: float) -> Outcome:
+        """Wait for the process to exit, and kill it where it does not, or floods."""
         try:
-            task.schedule(worker)
-            worker.write(stdin)
-            worker.set_write_eof()
-            task.resume()
-        except BaseException:
-            task.abort()
-            raise
-    said = {
-        name: [b"".join(streams.get((number, name), ())) for number in range(len(commands))]
-        for name in (worker.SNAME_STDOUT, worker.SNAME_STDERR)
-    }
-    return [
-        _Outcome(status, out, errors, seconds, at)
-        for (status, seconds), out, errors, at in zip(
-            ended, said[worker.SNAME_STDOUT], said[worker.SNAME_STDERR], began_at, strict=True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), timeout_seconds)
+            status = None if self._flooded else self._transport.get_returncode()
+            seconds = self._seconds or time.monotonic() - self._started[0]
+        finally:
+            self.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exited.wait(), _EXIT_SECONDS)
+            self._transport.close()
+            await asyncio.sleep(0)  # its pipes close in the loop's next turn
+        return Outcome(
+            status,
+            bytes(self._sent[1][:STREAM_BYTES]),
+            bytes(self._sent[2][:STREAM_BYTES]),
+            seconds,
+            self._started[1],
+            self._flooded,
         )
-    ]
+
+    def kill(self) -> None:
+        """Kill the process and its children, where it has not exited."""
+        if self._transport.get_returncode() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, and send the input."""
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+        self._write()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keep what came, up to the limit."""
+        sent = self._sent[fd]
+        if len(sent) <= STREAM_BYTES:
+            sent += data
+        if len(sent) > STREAM_BYTES and not self._flooded:
+            self._flooded = _STREAMS[fd]
+            self._over.set()
+            self.kill()
+
+    def process_exited(self) -> None:
+        """Note the time, and wait for the end of the output."""
+        self._seconds = time.monotonic() - self._started[0]
+        self._exited.set()
+        asyncio.get_running_loop().call_later(_EOF_SECONDS, self._over.set)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the process has exited and its pipes are closed."""
+        del exc
+        self._over.set()
+
+    def pause_writing(self) -> None:
+        """Stop to write: the pipe is full."""
+        self._may_write = False
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        self._may_write = True
+        # Not at once: asyncio calls this while it writes, and would close the pipe twice.
+        asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        # In pieces: the transport would keep a copy of the whole input for every host.
+        pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
+        while self._may_write and self._unsent and not pipe.is_closing():
+            pipe.write(self._unsent[:_PIECE_BYTES])
+            self._unsent = self._unsent[_PIECE_BYTES:]
+        if not self._unsent:
+            pipe.close()

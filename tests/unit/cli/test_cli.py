@@ -34,7 +34,7 @@ from compare.errors import (
 from compare.experiment import run
 from compare.experiment import verify as verification
 from compare.launch import arm as launching
-from compare.launch.engines.fanout import Reach
+from compare.launch.engines.ssh import Ssh
 from compare.report import RENDERERS
 from compare.schema.files import read_json, write_json
 from compare.schema.results import ArmVerification, Gate, Verification
@@ -536,7 +536,7 @@ def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
     )
     assert ended.code == 0
     assert [(host.name, host.slots) for host in asked["hosts"]] == [("a", 2), ("b", 1)]
-    assert asked["reach"] == Reach(user="me", port=22022, identity="key")
+    assert asked["carrier"] == Ssh(user="me", port=22022, identity="key")
     assert (asked["ports"], asked["quick"], asked["python"]) == (True, False, sys.executable)
 
 

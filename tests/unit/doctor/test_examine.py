@@ -13,7 +13,8 @@ from compare.doctor.diagnose import Facts, Finding
 from compare.doctor.examine import examine, exit_code, quick_check
 from compare.doctor.report import DoctorReport, markdown
 from compare.errors import HostError
-from compare.launch.engines.fanout import Answer, Reach
+from compare.launch.engines import Answer
+from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host, local_host, parse_hostfile
 from tests.unit.doctor.test_diagnose import HERE, ward, well
 
@@ -36,7 +37,7 @@ def fake_ssh(tmp_path, monkeypatch):
 
 
 def look(*hosts, **options):
-    return examine(hosts or (local_host(1),), reach=Reach(), quick=True, **options)
+    return examine(hosts or (local_host(1),), carrier=Ssh(), quick=True, **options)
 
 
 def test_this_machine_alone_is_examined_without_ssh(fake_ssh):
@@ -123,7 +124,7 @@ def test_all_meet_at_a_port_of_the_first(fake_ssh, monkeypatch):
 def test_a_clock_lies_between_our_beginning_and_our_end(host_began, host_answered, ahead, uncertain):
     facts = msgspec.structs.replace(well().facts, began_at=host_began, answered_at=host_answered)
     line = checkup.PREFIX.encode() + msgspec.json.encode(facts) + b"\n"
-    seen = doctor._seen(Answer(N1, 0, line, b"", 10.0, 100.0), "python")
+    seen = doctor._seen(Answer(N1, 0, line, b"", 10.0, 100.0), "python", Ssh())
     assert (seen.clock_ahead_seconds, seen.clock_uncertain_seconds) == (ahead, uncertain)
 
 
@@ -139,7 +140,7 @@ def test_names_are_handed_on_to_be_looked_up():
 
 def test_before_a_run_what_is_well_costs_a_warning_at_most():
     host = local_host(4096)
-    examination, found = quick_check([host], reach=Reach())
+    examination, found = quick_check([host], carrier=Ssh())
     assert examination.hosts[0].facts.quick
     assert ("slots", "warning") in [(f.topic, f.level) for f in found]
     assert "note" not in [f.level for f in found]
@@ -148,8 +149,8 @@ def test_before_a_run_what_is_well_costs_a_warning_at_most():
 def test_before_a_run_a_host_that_cannot_be_used_is_named_with_its_line(fake_ssh):
     fake_ssh("echo Permission denied >&2; exit 255")
     with pytest.raises(HostError) as raised:
-        quick_check([N1], reach=Reach())
-    assert raised.value.what == "Host n1 (hosts.txt:1): Lets nobody in without a password."
+        quick_check([N1], carrier=Ssh())
+    assert raised.value.what == "Host n1 (hosts.txt:1): Does not let you log in without a password."
     assert "ssh-copy-id" in raised.value.remedy
     assert raised.value.exit_code == 9
 
@@ -159,7 +160,7 @@ def test_before_a_run_what_breaks_some_arms_only_does_not_stop_it(monkeypatch):
     monkeypatch.setattr(doctor, "_look", lambda *_: seen)
     monkeypatch.setattr(checkup, "ringside", lambda: {"ringside_sources": HERE.sources})
     monkeypatch.setattr(doctor, "__version__", HERE.version)
-    _, found = quick_check([each.host for each in seen], reach=Reach())
+    _, found = quick_check([each.host for each in seen], carrier=Ssh())
     assert [(f.level, f.topic, f.host) for f in found] == [("problem", "hostname", "n3")]
 
 
@@ -167,7 +168,7 @@ def test_before_a_run_many_that_cannot_be_used_are_named_together(fake_ssh):
     fake_ssh("echo Connection refused >&2; exit 255")
     hosts = parse_hostfile("n[1-20]", "hosts.txt")
     with pytest.raises(HostError) as raised:
-        quick_check(hosts, reach=Reach())
+        quick_check(hosts, carrier=Ssh())
     assert raised.value.what == "20 of 20 hosts cannot be used."
     assert raised.value.found.startswith(
         "Host n1 (hosts.txt:1): Runs no sshd at this port. Connection refused"

@@ -19,7 +19,7 @@ from compare.errors import OutputError, UnavailableError, UsageError
 from compare.experiment import settle
 from compare.experiment.run import new_run
 from compare.launch import target
-from compare.launch.engines.fanout import Reach
+from compare.launch.engines.ssh import Ssh
 from compare.launch.local import ThisMachine
 from compare.schema import environment, store
 from compare.schema.arms import Arm, parse_arms
@@ -366,7 +366,7 @@ def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
 def test_an_interface_that_is_not_there_is_refused_before_anything_starts():
     with (
         pytest.raises(UsageError, match="--interface nope") as caught,
-        target.open_site((Host("localhost", 2),), reach=Reach(), interface="nope", exported={}),
+        target.open_site((Host("localhost", 2),), carrier=Ssh(), interface="nope", exported={}),
     ):
         pass
     assert "lo" in caught.value.found

@@ -21,7 +21,7 @@ from compare.launch.agent import __main__ as agent
 from compare.launch.agent import connection as linking
 from compare.launch.agent.connection import Link, close_all
 from compare.launch.agent.protocol import Alive, Begin, Channel, ChannelError, End, Piece, Whole
-from compare.launch.engines.fanout import Reach
+from compare.launch.engines.ssh import Ssh
 from compare.launch.processes import descendants, end_all
 from compare.schema.hosts import Host
 from compare.schema.job import read_progress
@@ -43,7 +43,7 @@ def mark(tmp_path):
 
 @pytest.fixture
 def link():
-    with Link(HERE, python=sys.executable, reach=Reach()) as made:
+    with Link(HERE, python=sys.executable, carrier=Ssh()) as made:
         yield made
 
 
@@ -118,7 +118,7 @@ def test_another_version_is_refused(link, monkeypatch):
 
 def test_many_links_are_opened_and_closed_together():
     hosts = [HERE] * 8
-    with linking.linked(hosts, python=sys.executable, reach=Reach()) as links:
+    with linking.linked(hosts, python=sys.executable, carrier=Ssh()) as links:
         for link in links:
             tick_until(link, lambda link=link: link.ready)
     assert [link._process.returncode for link in links] == [0] * 8
@@ -262,7 +262,7 @@ def test_secrets_are_in_no_arguments(link, mark, files):
 
 @pytest.mark.timed
 def test_hanging_up_ends_everything_at_once(mark, files):
-    link = Link(HERE, python=sys.executable, reach=Reach())
+    link = Link(HERE, python=sys.executable, carrier=Ssh())
     link.begin(a_launch(mark, "0", "60"), files)
     tick_until(link, lambda: read_progress(files, 0))
     began = time.monotonic()
@@ -274,7 +274,7 @@ def test_hanging_up_ends_everything_at_once(mark, files):
 
 @pytest.mark.slow
 def test_a_parent_that_says_nothing_is_given_up(mark, files):
-    link = Link(HERE, python=sys.executable, reach=Reach())
+    link = Link(HERE, python=sys.executable, carrier=Ssh())
     link.begin(a_launch(mark, "0", "60"), files)
     tick_until(link, lambda: read_progress(files, 0))
     began = time.monotonic()
@@ -286,7 +286,7 @@ def test_a_parent_that_says_nothing_is_given_up(mark, files):
 
 
 def test_an_agent_that_is_killed_is_told(mark, files):
-    link = Link(HERE, python=sys.executable, reach=Reach())
+    link = Link(HERE, python=sys.executable, carrier=Ssh())
     tick_until(link, lambda: link.ready)
     os.kill(link._process.pid, signal.SIGKILL)
     with pytest.raises(HostError, match="Host localhost"):
@@ -296,15 +296,15 @@ def test_an_agent_that_is_killed_is_told(mark, files):
 
 def test_a_wrong_interpreter_is_told():
     with (
-        Link(HERE, python="/no/such/python", reach=Reach()) as link,
-        pytest.raises(HostError, match="cannot execute what it should") as raised,
+        Link(HERE, python="/no/such/python", carrier=Ssh()) as link,
+        pytest.raises(HostError, match="cannot execute the command") as raised,
     ):
         tick_until(link, lambda: link.ready)
     assert "/no/such/python" in raised.value.found
 
 
 def test_a_host_that_is_silent_is_given_up(monkeypatch):
-    link = Link(HERE, python=sys.executable, reach=Reach())
+    link = Link(HERE, python=sys.executable, carrier=Ssh())
     tick_until(link, lambda: link.ready)
     os.kill(link._process.pid, signal.SIGSTOP)
     monkeypatch.setattr(linking, "SILENT_SECONDS", 1.0)

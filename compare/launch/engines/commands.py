@@ -1,0 +1,182 @@
+"""Run a command on one host or on thousands at the same time, and say what its answers mean.
+
+How a process gets to a host is the carrier's part; see ``fanout`` for many processes at once.
+"""
+
+from __future__ import annotations
+
+import io
+import resource
+import tarfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from compare import PACKAGE_ROOT
+from compare.errors import HostError
+from compare.launch.engines import STREAM_BYTES, Answer, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from compare.launch.engines import Carrier
+    from compare.schema.hosts import Host
+
+NOT_FOUND = (126, 127)
+"""Statuses with which a shell, or env, exits when it cannot execute a program."""
+
+_SHOWN_HOSTS = 8
+_SPARE_FILES = 128
+_FILES_PER_PROCESS = 6
+
+# In a fixed program the folder is an argument and never part of the text.
+_RECEIVE = (
+    'set -eu; umask 077; new="$1.new.$$"; trap \'rm -rf "$new"\' EXIT; '
+    'mkdir -p "$new"; tar -x --no-same-owner -f - -C "$new"; mv -T "$new" "$1"'
+)
+
+
+def python_command(python: str, module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the argv that runs a module of ours on a host, found where it is found here."""
+    return (*_with_packages(python), "-m", module, *arguments)
+
+
+def script_command(python: str, *arguments: str) -> tuple[str, ...]:
+    """Return the argv that runs a program given as standard input; it finds our modules where they are."""
+    return (*_with_packages(python), "-", *arguments)
+
+
+def _with_packages(python: str) -> tuple[str, ...]:
+    return ("env", f"PYTHONPATH={PACKAGE_ROOT}", "PYTHONSAFEPATH=1", python)
+
+
+def run_everywhere(
+    hosts: Sequence[Host],
+    argv: Sequence[str],
+    *,
+    carrier: Carrier,
+    timeout_seconds: float,
+    stdin: bytes = b"",
+) -> list[Answer]:
+    """Execute one command on all hosts at the same time; takes as long as the slowest of them.
+
+    Args:
+        hosts: where.
+        argv: what; a shell sees it only where the carrier needs one, quoted.
+        carrier: how hosts are reached.
+        timeout_seconds: maximum time for each host, from its own start.
+        stdin: what the command reads, the same on every host.
+
+    Returns:
+        An answer for every host, in their order; see ``host_error`` and ``require_success``.
+
+    Raises:
+        UnavailableError: the carrier's program is not installed.
+    """
+    from compare.launch.engines.fanout import execute  # only here: most runs reach no other host
+
+    commands = [carrier.argv(host, argv) for host in hosts]
+    with enough_files(len(hosts)) as at_once:
+        outcomes = execute(commands, stdin, timeout_seconds, at_once)
+    return [Answer(host, *outcome) for host, outcome in zip(hosts, outcomes, strict=True)]
+
+
+@contextmanager
+def enough_files(processes: int) -> Iterator[int]:
+    """Allow this process the open files that so many need; yield for how many at once they suffice."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _SPARE_FILES + _FILES_PER_PROCESS * processes
+    unlimited = resource.RLIM_INFINITY  # which is -1
+    allowed = needed if soft == unlimited else max(soft, needed)
+    allowed = allowed if hard == unlimited else min(allowed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    try:
+        yield max(1, min(processes, (allowed - _SPARE_FILES) // _FILES_PER_PROCESS))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def put(
+    hosts: Sequence[Host],
+    directory: str,
+    files: Mapping[str, bytes],
+    *,
+    carrier: Carrier,
+    timeout_seconds: float,
+) -> list[Answer]:
+    """Make a folder of files on all hosts, readable by their owner alone; it appears whole or not at all.
+
+    A folder of this name that holds anything is left as it is, and the answer's status is not 0.
+    """
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o600
+            tar.addfile(entry, io.BytesIO(content))
+    return run_everywhere(
+        hosts,
+        ["sh", "-c", _RECEIVE, "sh", directory],
+        carrier=carrier,
+        timeout_seconds=timeout_seconds,
+        stdin=archive.getvalue(),
+    )
+
+
+# ---- what answers mean -----------------------------------------------------------------------------------
+
+
+def require_success(answers: Sequence[Answer], carrier: Carrier) -> None:
+    """Require that the command succeeded on every host.
+
+    Raises:
+        HostError: it failed on some; they are named, with what was printed there.
+    """
+    errors = [error for answer in answers if (error := host_error(answer, carrier))]
+    if errors:
+        raise join_errors(errors, of=len(answers))
+
+
+def join_errors(errors: Sequence[HostError], *, of: int) -> HostError:
+    """Make one error of those of several hosts, out of so many."""
+    if len(errors) == 1:
+        return errors[0]
+    shown = [f"{error.what} {error.found}" for error in errors[:_SHOWN_HOSTS]]
+    more = len(errors) - len(shown)
+    return HostError(
+        f"{len(errors)} of {of} hosts cannot be used.",
+        found="\n".join(shown + ([f"and {more} more"] if more else [])),
+        remedy="\n".join(dict.fromkeys(error.remedy for error in errors[:_SHOWN_HOSTS])),
+    )
+
+
+def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
+    """Say why a host cannot be used, and what to do; None where its command succeeded."""
+    name, found = named(answer.host), answer.last_lines
+    by_hand = carrier.by_hand(answer.host)
+    if answer.flooded:
+        return HostError(
+            f"{name} sent more than {STREAM_BYTES >> 20} MiB on {answer.flooded}.",
+            found=found,
+            remedy="Does a start-up file of its login shell print in a loop?",
+        )
+    if answer.status == 0:
+        return None
+    if answer.status is None:
+        try_it = f"Does `{by_hand}` work? " if by_hand else ""
+        return HostError(
+            f"{name} did not answer within {answer.seconds:.0f} s.",
+            found=found,
+            remedy=f"{try_it}If the host is only slow, try again.",
+        )
+    if error := carrier.explain(answer):
+        return error
+    if answer.status in NOT_FOUND:
+        return HostError(
+            f"{name} cannot execute the command.",
+            found=found,
+            remedy="Ringside and its Python must be at the same path on every host.",
+        )
+    remedy = "The host was reached, and its command failed: see its output above."
+    if "No module named" in found:
+        remedy = "Install Ringside there, for this Python and in the same version."
+    return HostError(f"{name}: a command failed with status {answer.status}.", found=found, remedy=remedy)

@@ -1,0 +1,37 @@
+"""Start processes on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from compare.launch.engines import Answer
+    from compare.schema.hosts import Host
+
+
+class Local(msgspec.Struct, frozen=True):
+    """The carrier of a run on this machine alone: a process on the host is a child of ours."""
+
+    def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the command as it is."""
+        del host
+        return tuple(argv)
+
+    def by_hand(self, host: Host) -> str:
+        """Return nothing: the user is on this machine already."""
+        del host
+        return ""
+
+    def explain(self, answer: Answer) -> None:
+        """Return None: this machine is always reached."""
+        del answer
+
+    def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
+        """Return no files: launchers start the ranks of this machine themselves."""
+        del folder, hosts
+        return {}

@@ -1,0 +1,165 @@
+"""Reach hosts with the OpenSSH client; everything that knows ssh is here.
+
+The user's own configuration holds, so a host that ``ssh HOST`` reaches is reached here too: by jump hosts,
+keys, aliases. ssh never asks a question, because a question would hang a run. No secret is ever an
+argument, because every user of either machine sees arguments. Secrets travel on standard input.
+
+A handshake costs 0.2 to 0.4 s of computing, a command on a shared connection (ControlMaster) 0.03 s.
+Connections are not shared all the same. A run opens one connection to each host and sends everything
+through it, and a shared one would outlive a ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from compare.errors import HostError, UnavailableError
+from compare.launch.engines import named
+from compare.schema.hosts import is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from compare.launch.engines import Answer
+    from compare.schema.hosts import Host
+
+_FAILED = 255
+"""The status with which ssh exits when ssh itself fails; otherwise it passes the command's on."""
+_KEEPALIVE_SECONDS = 3
+"""ssh gives up a host after twice this long without a packet from it: a dead link closes nothing."""
+
+_WRAPPER = """\
+#!/bin/sh
+# horovodrun turns host key checking off; the word is dropped, so that your own setting holds.
+for word do
+  shift
+  case $word in StrictHostKeyChecking=*) word=BatchMode=yes ;; esac
+  set -- "$@" "$word"
+done
+exec {ssh} -F {config} "$@"
+"""
+
+# What ssh prints, what that means, what to do. The first that fits counts.
+_TROUBLES = (
+    (
+        ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED", "No matching host key"),
+        "is not known to ssh, or its host key has changed",
+        "Compare its key and accept it with {by_hand}; or add it to ~/.ssh/known_hosts.",
+    ),
+    (
+        ("Permission denied", "Too many authentication failures", "no mutual signature"),
+        "does not let you log in without a password",
+        "Set up a key with ssh-copy-id until {by_hand} asks nothing; or name user and key.",
+    ),
+    (
+        ("Could not resolve hostname", "Name or service not known"),
+        "has a name that does not resolve",
+        "Correct the name in the hostfile, or add it to DNS, /etc/hosts or ~/.ssh/config.",
+    ),
+    (
+        ("Connection refused",),
+        "runs no sshd at this port",
+        "Start sshd there, or name the right port.",
+    ),
+    (
+        (
+            *("timed out", "No route to host", "Network is unreachable", "Connection closed"),
+            *("Connection reset", "not responding", "Broken pipe", "kex_exchange_identification"),
+        ),
+        "cannot be reached",
+        "Is it switched on and connected, and does {by_hand} work? If not, remove it from the hostfile.",
+    ),
+)
+
+
+class Ssh(msgspec.Struct, frozen=True, kw_only=True):
+    """The carrier that logs in to hosts; what is left open here, the user's ssh configuration decides.
+
+    Hosts that are this machine are reached without ssh.
+
+    Attributes:
+        user: for hosts that name none themselves.
+        port: of sshd.
+        identity: file of the private key.
+        connect_timeout_seconds: maximum time for a host to accept a connection.
+    """
+
+    user: str = ""
+    port: int | None = None
+    identity: str = ""
+    connect_timeout_seconds: int = 10
+
+    def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the ssh command line, or the command itself where the host is this machine.
+
+        The shell at the other end splits what ssh joins, so ``argv`` is quoted, and only here.
+        """
+        if is_local(host):
+            return tuple(argv)
+        _program()
+        options = [f"-oConnectTimeout={self.connect_timeout_seconds}"]
+        options += [f"-oServerAliveInterval={_KEEPALIVE_SECONDS}", "-oServerAliveCountMax=2"]
+        never = ("-oBatchMode=yes", "-oForwardAgent=no", "-oForwardX11=no", "-oEscapeChar=none")
+        flags = self._flags(host.user or self.user)
+        return ("ssh", "-T", *never, *options, *flags, "--", host.name, shlex.join(argv))
+
+    def by_hand(self, host: Host) -> str:
+        """Return the ssh command with the user's own flags alone; empty for this machine."""
+        if is_local(host):
+            return ""
+        return shlex.join(["ssh", *self._flags("" if host.user else self.user), host.destination])
+
+    def explain(self, answer: Answer) -> HostError | None:
+        """Say why ssh failed; None where it did not."""
+        if answer.status != _FAILED or is_local(answer.host):
+            return None
+        name, by_hand = named(answer.host), f"`{self.by_hand(answer.host)}`"
+        printed, found = answer.stderr.decode(errors="replace"), answer.last_lines
+        for marks, what, remedy in _TROUBLES:
+            if any(mark in printed for mark in marks):
+                return HostError(f"{name} {what}.", found=found, remedy=remedy.format(by_hand=by_hand))
+        return HostError(f"{name}: ssh failed.", found=found, remedy=f"Try {by_hand}.")
+
+    def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
+        """Return an ``ssh`` that logs in as ``argv`` does, and its configuration.
+
+        Launchers know neither users nor time-outs, and each spells ports and keys in its own way.
+        """
+        if all(map(is_local, hosts)):
+            return {}
+        config = shlex.quote(str(folder / "ssh_config"))
+        return {
+            "bin/ssh": _WRAPPER.format(ssh=shlex.quote(_program()), config=config),
+            "ssh_config": self._config(hosts),
+        }
+
+    def _flags(self, user: str) -> list[str]:
+        flags = [f"-p{self.port}"] if self.port else []
+        flags += [f"-i{self.identity}"] if self.identity else []
+        return flags + ([f"-l{user}"] if user else [])
+
+    def _config(self, hosts: Sequence[Host]) -> str:
+        lines = [f"Host {host.name}\n  User {host.user}" for host in hosts if host.user]
+        lines += ["Host *", "  BatchMode yes", f"  ConnectTimeout {self.connect_timeout_seconds}"]
+        lines += [f"  ServerAliveInterval {_KEEPALIVE_SECONDS}", "  ServerAliveCountMax 2"]
+        lines += ["  ForwardAgent no", "  ForwardX11 no"]
+        lines += [f"  User {self.user}"] if self.user else []
+        lines += [f"  Port {self.port}"] if self.port else []
+        lines += [f'  IdentityFile "{self.identity}"'] if self.identity else []
+        # With a file of its own, ssh reads neither of these by itself.
+        return "\n".join([*lines, "Include ~/.ssh/config", "Include /etc/ssh/ssh_config", ""])
+
+
+def _program() -> str:
+    ssh = shutil.which("ssh")
+    if ssh is None:
+        raise UnavailableError(
+            "ssh is not installed, and other hosts are reached with it.",
+            remedy="apt-get install openssh-client",
+        )
+    return ssh

@@ -1,0 +1,120 @@
+"""Commands on hosts: what is sent, what the answers mean, and folders that are put there."""
+
+import shlex
+import stat
+import sys
+
+import pytest
+
+from compare.errors import HostError, UnavailableError
+from compare.launch.engines import STREAM_BYTES, Answer
+from compare.launch.engines.commands import host_error, put, require_success, run_everywhere
+from compare.launch.engines.local import Local
+from compare.launch.engines.ssh import Ssh
+from compare.schema.hosts import Host
+
+HERE = Host(name="localhost", slots=1)
+THERE = Host(name="n1", slots=1, source="hosts.txt:3")
+
+
+def an_answer(status, stderr=b"", host=THERE, **more):
+    return Answer(host, status, b"", stderr, 1.0, **more)
+
+
+def run_here(argv, stdin=b""):
+    (answer,) = run_everywhere([HERE], argv, carrier=Local(), timeout_seconds=20, stdin=stdin)
+    return answer
+
+
+@pytest.mark.parametrize("word", ["a b", "$HOME", "`id`", "'", '"', "a\nb", "", ";rm -rf x", "*", "é"])
+def test_command_through_a_remote_shell_is_unchanged(fake_ssh, word):
+    # As sshd does it: one string, given to the user's shell.
+    fake_ssh('for last; do :; done; exec sh -c "$last"')
+    argv = [sys.executable, "-c", "import sys; sys.stdout.write(sys.argv[1])", word]
+    (answer,) = run_everywhere([THERE], argv, carrier=Ssh(), timeout_seconds=20)
+    assert answer.status == 0
+    assert answer.stdout.decode() == word
+
+
+def test_command_input_and_output_are_bytes():
+    data = (bytes(range(256)) * 4096)[: STREAM_BYTES - 13] + b"no newline\r\n\r"
+    answer = run_here(["cat"], data)
+    assert (answer.status, answer.stdout, answer.stderr) == (0, data, b"")
+
+
+def test_command_answer_has_both_streams_and_the_status():
+    answer = run_here(["sh", "-c", "echo out; echo err >&2; exit 7"])
+    assert (answer.status, answer.stdout, answer.stderr) == (7, b"out\n", b"err\n")
+
+
+def test_command_that_reads_no_input_succeeds(capfd):
+    answer = run_here(["true"], bytes(1 << 22))
+    assert answer.status == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_command_on_no_hosts_gives_no_answers():
+    assert run_everywhere([], ["true"], carrier=Ssh(), timeout_seconds=1) == []
+
+
+def test_command_without_the_carriers_program_is_unavailable(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="ssh"):
+        run_everywhere([THERE], ["true"], carrier=Ssh(), timeout_seconds=1)
+
+
+def test_host_error_of_a_wrong_python_is_not_sshs():
+    error = host_error(
+        an_answer(127, b"bash: line 1: /opt/py/bin/python: No such file or directory\n"), Ssh()
+    )
+    assert "/opt/py/bin/python" in error.found
+    assert "same path on every host" in error.remedy
+    error = host_error(an_answer(1, b"/usr/bin/python: No module named 'compare'\n"), Ssh())
+    assert "Install Ringside there" in error.remedy
+
+
+def test_host_error_of_status_255_here_is_the_commands():
+    assert "status 255" in host_error(an_answer(255, b"Permission denied", HERE), Ssh()).what
+
+
+def test_host_error_of_a_silent_host_names_the_check():
+    error = host_error(an_answer(None), Ssh(port=2222))
+    assert error.what == "Host n1 (hosts.txt:3) did not answer within 1 s."
+    assert "`ssh -p2222 n1`" in error.remedy
+    assert "`" not in host_error(an_answer(None, host=HERE), Local()).remedy
+
+
+def test_require_success_names_many_hosts_in_one_error():
+    answers = [
+        an_answer(255, b"Connection refused", Host(name=f"n{number}", slots=1)) for number in range(20)
+    ]
+    require_success([an_answer(0)], Ssh())
+    with pytest.raises(HostError) as raised:
+        require_success([*answers, an_answer(0)], Ssh())
+    assert raised.value.what == "20 of 21 hosts cannot be used."
+    assert "Host n7 " in raised.value.found
+    assert "and 12 more" in raised.value.found
+    assert raised.value.remedy.count("Start sshd") == 1
+
+
+def test_put_makes_a_folder_for_its_owner_alone(tmp_path):
+    files = {"job.json": b"{}", "secret": bytes(range(256))}
+    folder = tmp_path / "a 'folder'"
+    require_success(put([HERE], str(folder), files, carrier=Local(), timeout_seconds=20), Local())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_put_leaves_a_folder_that_exists(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine").write_text("precious")
+    (answer,) = put([HERE], str(tmp_path / "there"), {"x": b""}, carrier=Local(), timeout_seconds=20)
+    assert answer.status != 0
+    assert [path.name for path in tmp_path.rglob("*")] == ["there", "mine"]
+
+
+def test_put_shows_no_content_in_arguments(fake_ssh, tmp_path):
+    fake_ssh(f'echo "$@" >>{shlex.quote(str(tmp_path / "seen"))}; cat >/dev/null')
+    require_success(put([THERE], "/x", {"key": b"hunter2"}, carrier=Ssh(), timeout_seconds=20), Ssh())
+    assert "hunter2" not in (tmp_path / "seen").read_text()

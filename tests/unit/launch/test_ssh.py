@@ -1,0 +1,134 @@
+"""The ssh carrier: command lines, errors, and the ``ssh`` for launchers. Real hosts: tests/lab."""
+
+import subprocess
+
+import pytest
+
+from compare.errors import UnavailableError
+from compare.launch.engines import Answer, write_remote_shell
+from compare.launch.engines.local import Local
+from compare.launch.engines.ssh import Ssh
+from compare.schema.hosts import Host
+
+HERE = Host(name="localhost", slots=1)
+THERE = Host(name="n1", slots=1, source="hosts.txt:3")
+
+
+def an_answer(status, stderr=b"", host=THERE):
+    return Answer(host, status, b"", stderr, 1.0)
+
+
+@pytest.mark.parametrize("carrier", [Local(), Ssh(user="alice", port=22022)])
+def test_carrier_on_this_machine_is_the_command_itself(carrier):
+    assert carrier.argv(HERE, ["a", "b c"]) == ("a", "b c")
+    assert carrier.by_hand(HERE) == ""
+    assert carrier.explain(an_answer(255, b"Permission denied", HERE)) is None
+    assert carrier.remote_shell("/folder", [HERE]) == {}
+
+
+def test_ssh_argv_never_asks_and_keeps_alive():
+    assert Ssh().argv(THERE, ["python", "-m", "x"]) == (
+        "ssh",
+        "-T",
+        "-oBatchMode=yes",
+        "-oForwardAgent=no",
+        "-oForwardX11=no",
+        "-oEscapeChar=none",
+        "-oConnectTimeout=10",
+        "-oServerAliveInterval=3",
+        "-oServerAliveCountMax=2",
+        "--",
+        "n1",
+        "python -m x",
+    )
+
+
+def test_ssh_argv_takes_user_port_and_identity():
+    carrier = Ssh(user="alice", port=2222, identity="/keys/mine", connect_timeout_seconds=3)
+    assert carrier.argv(THERE, ["true"])[6:] == (
+        *("-oConnectTimeout=3", "-oServerAliveInterval=3", "-oServerAliveCountMax=2"),
+        *("-p2222", "-i/keys/mine", "-lalice", "--", "n1", "true"),
+    )
+    assert "-lbob" in carrier.argv(Host(name="n1", user="bob", slots=1), ["true"]), "the host's own first"
+    assert carrier.argv(Host(name="::1f", slots=1), ["true"])[-2] == "::1f"
+
+
+def test_ssh_by_hand_has_the_users_flags_alone():
+    carrier = Ssh(user="alice", port=2222, identity="/my keys/id")
+    assert carrier.by_hand(THERE) == "ssh -p2222 '-i/my keys/id' -lalice n1"
+    assert carrier.by_hand(Host(name="n1", user="bob", slots=1)) == "ssh -p2222 '-i/my keys/id' bob@n1"
+
+
+def test_ssh_argv_of_localhost_with_a_user_logs_in():
+    assert Ssh().argv(Host(name="localhost", user="alice", slots=1), ["true"])[0] == "ssh"
+
+
+def test_ssh_that_is_not_installed_is_unavailable(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="ssh is not installed"):
+        Ssh().argv(THERE, ["true"])
+    with pytest.raises(UnavailableError, match="ssh is not installed"):
+        Ssh().remote_shell(tmp_path, [THERE])
+
+
+@pytest.mark.parametrize(
+    ("printed", "what", "remedy"),
+    [
+        ("ssh: connect to host n1 port 22: Connection timed out", "cannot be reached", "switched on"),
+        ("ssh: connect to host n1 port 22: No route to host", "cannot be reached", "switched on"),
+        ("Connection closed by 10.0.0.1 port 22", "cannot be reached", "switched on"),
+        ("ssh: connect to host n1 port 22: Connection refused", "runs no sshd", "port"),
+        ("root@n1: Permission denied (publickey).", "without a password", "ssh-copy-id"),
+        ("Host key verification failed.", "not known to ssh", "known_hosts"),
+        ("ssh: Could not resolve hostname n1: Name or service not known", "name", "Correct the name"),
+        ("something new", "ssh failed", "Try `ssh n1`"),
+    ],
+)
+def test_ssh_errors_say_what_to_do(printed, what, remedy):
+    error = Ssh().explain(an_answer(255, f"Welcome to n1\n{printed}\r\n".encode()))
+    assert "Host n1 (hosts.txt:3)" in error.what
+    assert what in error.what
+    assert printed in error.found
+    assert remedy in error.remedy
+    assert error.exit_code == 9
+
+
+def test_ssh_explains_only_its_own_status():
+    assert Ssh().explain(an_answer(1, b"Permission denied")) is None
+    assert Ssh().explain(an_answer(None)) is None
+
+
+def test_ssh_errors_show_terminal_escapes_as_text():
+    found = Ssh().explain(an_answer(255, b"\x1b[2J\x07evil\n")).found
+    assert found == r"\x1b[2J\x07evil"
+
+
+def config_of(tmp_path, host, carrier, hosts):
+    """Let ssh itself read the configuration."""
+    write_remote_shell(carrier, tmp_path, hosts)
+    done = subprocess.run(
+        ["ssh", "-G", "-F", tmp_path / "ssh_config", host], capture_output=True, text=True, check=True
+    )
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+
+def test_ssh_of_launchers_logs_in_as_the_carrier_does(tmp_path):
+    hosts = [Host("n1", 1, "alice"), Host("n2", 1)]
+    carrier = Ssh(user="bob", port=2222, identity="/keys/of mine")
+    first, second = (config_of(tmp_path, name, carrier, hosts) for name in ("n1", "n2"))
+    assert (first["user"], second["user"]) == ("alice", "bob")
+    for its in (first, second):
+        assert (its["port"], its["identityfile"]) == ("2222", "/keys/of mine")
+        assert (its["batchmode"], its["serveraliveinterval"]) == ("yes", "3")
+
+
+def test_ssh_of_launchers_keeps_the_users_host_key_checking(tmp_path):
+    """horovodrun passes StrictHostKeyChecking=no, and the first value that ssh reads counts."""
+    path = write_remote_shell(Ssh(), tmp_path, [THERE])
+    config = tmp_path / "ssh_config"
+    config.write_text(f"Host *\n  StrictHostKeyChecking yes\n{config.read_text()}")
+    argv = [path / "ssh", "-G", "-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "n1"]
+    done = subprocess.run([*argv, "a 'b' *"], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert "stricthostkeychecking true" in lines
+    assert {"hostname n1", "passwordauthentication no", "batchmode yes"} <= set(lines)
