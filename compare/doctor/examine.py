@@ -1,7 +1,7 @@
-"""Examine hosts, all at the same time: ask each for its facts over ssh, and have ``diagnosis.py`` judge them.
+"""Examine hosts, all at the same time: collect the facts of each, and have ``diagnose.py`` judge them.
 
-What is executed on a host is ``checkup.py``, sent there as the input of a Python, so that a host without
-Ringside, or without the right Python, is found out like any other.
+Each host runs ``checkup.py`` as the input of a Python. So the examination works without Ringside, and
+without the right Python.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import msgspec
 
 from compare import __version__
 from compare.doctor import checkup
-from compare.doctor.diagnose import (
+from compare.doctor.diagnose import diagnose
+from compare.doctor.facts import (
     OLDEST_PYTHON,
     STOPPING,
     Examination,
+    ExaminedHost,
     Facts,
     Finding,
-    Here,
-    Met,
-    Seen,
-    diagnose,
-    meeting,
+    Installation,
+    PortTrial,
 )
+from compare.doctor.rules.network import shared_network
 from compare.errors import HostError
 from compare.launch.engines.commands import NOT_FOUND, host_error, run_everywhere, script_command
 from compare.schema.hosts import is_local
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from compare.schema.hosts import Host
 
 QUICK_SECONDS = 14.0
-"""How long a host may take for what takes no second; ssh itself gives up four seconds before."""
+"""Maximum time for the quick facts of a host; ssh itself fails four seconds earlier."""
 FULL_SECONDS = 75.0
-"""How long it may take for everything: torch from a slow disk, with time to say that it was too slow."""
+"""Maximum time for all facts, with a slow disk; the host reports its own time-outs earlier."""
 HANDSHAKE_SECONDS = 0.1
-"""What each of many hosts adds to that: computing of one ssh here."""
+"""Additional time for each host: all ssh handshakes share the cores here."""
 
 _MEET_SECONDS = 8.0
-_PORTS = range(20_000, 32_768)  # where neither services are nor the kernel takes ports for itself
+_PORTS = range(20_000, 32_768)  # above the services, below the ports that the kernel assigns
 _ANY_PYTHON = "python3"
 _SHOWN = 8
 
@@ -59,51 +59,48 @@ def examine(
     quick: bool = False,
     ports: bool = False,
 ) -> Examination:
-    """Find out what is wrong with hosts that are to work together; takes as long as the slowest of them.
+    """Examine hosts that are to work together; takes as long as the slowest of them.
 
     Args:
-        hosts: at least one; this machine is examined without ssh.
+        hosts: at least one; this machine needs no ssh.
         carrier: how hosts are reached.
-        python: the interpreter that the ranks will have on the hosts.
-        quick: leave out what takes longer than a second: GPUs, mpirun, and loading libraries.
-        ports: also let all connect to a port of the first.
+        python: the interpreter of the ranks.
+        quick: leave out what takes over a second: GPUs, mpirun, and loading libraries.
+        ports: also connect all hosts to a port of the first.
 
     Raises:
         UnavailableError: there is no ssh here.
     """
-    # Hundreds of handshakes take longer than one: they have the cores here in common.
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * len(hosts)
-    seen = _look(hosts, python, carrier, seconds, _arguments(hosts, quick=quick))
+    examined = _look(hosts, python, carrier, seconds, _arguments(hosts, quick=quick))
     if ports:
-        seen = _meet(seen, python, carrier)
-    mine = checkup.ringside()
-    here = Here(version=__version__, sources=mine["ringside_sources"])
+        examined = _meet(examined, python, carrier)
+    here = Installation(version=__version__, sources=checkup.ringside()["ringside_sources"])
     return Examination(
         here=here,
         examined_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        hosts=seen,
-        findings=diagnose(seen, here),
+        hosts=examined,
+        findings=diagnose(examined, here),
     )
 
 
 def exit_code(examination: Examination) -> int:
-    """Return 0 where there is no problem; warnings and notes are none."""
+    """Return 0 without problems; warnings and notes do not count."""
     return HostError.exit_code if examination.of("problem") else 0
 
 
 def quick_check(
     hosts: Sequence[Host], *, carrier: Carrier, python: str = sys.executable
 ) -> tuple[Examination, list[Finding]]:
-    """Insist, before anything is started, on hosts that answer and have the same Ringside, Python and torch.
+    """Insist on hosts that answer and have the same Ringside, Python and torch.
 
-    Takes about a second, or 10 to 15 where a host says nothing.
+    Takes about a second, or 10 to 15 if a host does not answer.
 
     Returns:
-        The examination, and what is worth a warning: that slots are more than cores, say. What breaks some
-        arms only is among it.
+        The examination, and the findings to warn of: all warnings, and problems that break some arms only.
 
     Raises:
-        HostError: some cannot be used; all of them are named, each with what to do.
+        HostError: names every host that cannot be used, each with its fix.
         UnavailableError: there is no ssh here.
     """
     examination = examine(hosts, carrier=carrier, python=python, quick=True)
@@ -115,15 +112,12 @@ def quick_check(
 
 
 def _unfit(hosts: Sequence[Host], problems: list[Finding]) -> HostError:
-    sources = {host.name: host.source for host in hosts}
-    said = [
-        f"Host {problem.host}{f' ({source})' if (source := sources[problem.host]) else ''}: {problem.what}"
-        for problem in problems
-    ]
+    titles = {host.name: _title(host) for host in hosts}
+    lines = [f"{titles[problem.host]}: {problem.what}" for problem in problems]
     if len(problems) == 1:
-        return HostError(said[0], found=problems[0].found, remedy=problems[0].fix)
-    shown = [f"{what} {problem.found}" for what, problem in zip(said, problems, strict=True)][:_SHOWN]
-    more = len(said) - len(shown)
+        return HostError(lines[0], found=problems[0].found, remedy=problems[0].fix)
+    shown = [f"{line} {problem.found}" for line, problem in zip(lines, problems, strict=True)][:_SHOWN]
+    more = len(lines) - len(shown)
     return HostError(
         f"{len({problem.host for problem in problems})} of {len(hosts)} hosts cannot be used.",
         found="\n".join(shown + ([f"and {more} more"] if more else [])),
@@ -131,11 +125,15 @@ def _unfit(hosts: Sequence[Host], problems: list[Finding]) -> HostError:
     )
 
 
-# ---- asking ----------------------------------------------------------------------------------------------
+def _title(host: Host) -> str:
+    return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
+
+
+# ---- collecting facts ------------------------------------------------------------------------------------
 
 
 def _arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
-    # Addresses need not be known, and a name with one host alone is nobody's business.
+    # Addresses need no look-up, and a single host has no peers.
     names = [host.name for host in hosts if not (is_local(host) or host.name.replace(".", "").isdigit())]
     peers = [] if quick or len(hosts) == 1 else ["--peers", ",".join(n for n in names if ":" not in n)]
     return [*(["--quick"] if quick else []), *peers]
@@ -143,15 +141,17 @@ def _arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
 
 def _look(
     hosts: Sequence[Host], python: str, carrier: Carrier, seconds: float, arguments: list[str]
-) -> list[Seen]:
-    seen = [_seen(answer, python, carrier) for answer in _ask(hosts, python, carrier, seconds, arguments)]
-    # Where the right Python is missing or broken, any other will do to see the rest.
-    strange = [number for number, each in enumerate(seen) if each.trouble and each.trouble.topic == "python"]
-    again = _ask([hosts[number] for number in strange], _ANY_PYTHON, carrier, seconds, arguments)
-    for number, answer in zip(strange, again, strict=True):
-        stand_in = _seen(answer, _ANY_PYTHON, carrier)
-        seen[number] = msgspec.structs.replace(stand_in, trouble=seen[number].trouble)
-    return seen
+) -> list[ExaminedHost]:
+    examined = [
+        _examined(answer, python, carrier) for answer in _ask(hosts, python, carrier, seconds, arguments)
+    ]
+    # If the right Python is missing or broken, any other can collect the rest.
+    broken = [n for n, each in enumerate(examined) if each.trouble and each.trouble.topic == "python"]
+    again = _ask([hosts[number] for number in broken], _ANY_PYTHON, carrier, seconds, arguments)
+    for number, answer in zip(broken, again, strict=True):
+        substitute = _examined(answer, _ANY_PYTHON, carrier)
+        examined[number] = msgspec.structs.replace(substitute, trouble=examined[number].trouble)
+    return examined
 
 
 def _ask(
@@ -162,90 +162,78 @@ def _ask(
     return run_everywhere(hosts, argv, carrier=carrier, timeout_seconds=seconds, stdin=script)
 
 
-def _seen(answer: Answer, python: str, carrier: Carrier) -> Seen:
+def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
+    unknown = ExaminedHost(host=answer.host, seconds=answer.seconds)
     if error := host_error(answer, carrier):
-        return Seen(
-            host=answer.host, trouble=_trouble(answer, error, python, carrier), seconds=answer.seconds
-        )
+        return msgspec.structs.replace(unknown, trouble=_trouble(answer, error, python, carrier))
     try:
         facts = msgspec.convert(_line(answer), Facts)
     except msgspec.MsgspecError as error:
-        what = "Something else than the examination answered."
-        unexpected = HostError(what, found=str(error), remedy="Is its login shell set to say something?")
-        return Seen(
-            host=answer.host, trouble=_trouble(answer, unexpected, python, carrier), seconds=answer.seconds
-        )
-    # It began after we did, and answered before we heard of it: its clock lies between these two.
+        what = "The answer is not that of the examination."
+        unexpected = HostError(what, found=str(error), remedy="Does its login shell print, or run a program?")
+        return msgspec.structs.replace(unknown, trouble=_trouble(answer, unexpected, python, carrier))
+    # The host began after we did, and answered before we read it: its clock lies between these bounds.
     most = facts.began_at - answer.started_at
     least = facts.answered_at - (answer.started_at + answer.seconds)
-    return Seen(
-        host=answer.host,
+    return msgspec.structs.replace(
+        unknown,
         facts=facts,
-        seconds=answer.seconds,
         clock_ahead_seconds=(most + least) / 2,
         clock_uncertain_seconds=(most - least) / 2,
     )
 
 
 def _line(answer: Answer) -> Any:
-    """Return what stands on the line that is ours; a login shell may have said things before and after."""
+    """Decode the marked line; a login shell may print before and after it."""
     prefix = checkup.PREFIX.encode()
     lines = [line for line in answer.stdout.splitlines() if line.startswith(prefix)]
     if not lines:
-        raise msgspec.DecodeError(
-            f"it said: {answer.stdout[-200:].decode(errors='replace').strip() or 'nothing'}"
-        )
+        printed = answer.stdout[-200:].decode(errors="replace").strip()
+        raise msgspec.DecodeError(f"it printed: {printed or 'nothing'}")
     return msgspec.json.decode(lines[-1][len(prefix) :])
 
 
 def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) -> Finding:
     host = answer.host
-    named = f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
-    what = error.what.removeprefix(named).lstrip(" :")
+    what = error.what.removeprefix(_title(host)).lstrip(" :")
     what, fix = what[:1].upper() + what[1:], error.remedy
     refused = answer.status is None or carrier.explain(answer) is not None
     if answer.status in NOT_FOUND:
-        what = f"There is no {python}."
-        fix = "Make the environment at the same path on every host; or name another with --python."
+        what = f"{python} does not exist."
+        fix = "Make the environment at the same path on every host, or name another with --python."
     elif b"SyntaxError" in answer.stderr:
-        what = f"Its {python} is too old even to examine it."
-        fix = f"Make the environment anew there with Python {'.'.join(map(str, OLDEST_PYTHON))} or later."
-    return Finding(
-        level="problem",
-        topic="reach" if refused else "python",
-        host=host.name,
-        what=what,
-        found=error.found,
-        fix=fix,
-    )
+        what = f"{python} is too old for the examination."
+        fix = f"Recreate the environment there with Python {OLDEST_PYTHON} or later."
+    return ExaminedHost(host=host).problem("reach" if refused else "python", what, error.found, fix)
 
 
-def _meet(seen: list[Seen], python: str, carrier: Carrier) -> list[Seen]:
-    """Let all hosts that can connect to a port of the first, as the ranks of a launch would."""
-    able = [number for number, each in enumerate(seen) if each.software]
-    address = _address([seen[number] for number in able])
+# ---- the trial of a port ---------------------------------------------------------------------------------
+
+
+def _meet(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[ExaminedHost]:
+    """Connect all able hosts to a port of the first, as the ranks of a launch would."""
+    able = [number for number, each in enumerate(examined) if each.software]
+    address = _address([examined[number] for number in able])
     if not address:
-        return seen
+        return examined
     port = random.choice(_PORTS)
-    # The first may begin to listen long before the last of many comes, or the other way round.
+    # Hosts start at different times, the more of them the later the last.
     seconds = _MEET_SECONDS + HANDSHAKE_SECONDS * len(able)
     arguments = ["--meet", address, str(port), str(len(able) - 1), str(seconds)]
-    answers = _ask(
-        [seen[number].host for number in able], python, carrier, 2 * seconds + QUICK_SECONDS, arguments
-    )
-    seen = seen.copy()
-    for number, answer in zip(able, answers, strict=True):
+    hosts = [examined[number].host for number in able]
+    examined = examined.copy()
+    for number, answer in zip(
+        able, _ask(hosts, python, carrier, 2 * seconds + QUICK_SECONDS, arguments), strict=True
+    ):
         try:
-            met = msgspec.convert(_line(answer), Met)
+            met = msgspec.convert(_line(answer), PortTrial)
         except msgspec.MsgspecError as error:
-            met = Met(role="connects", problem=f"It did not answer: {error}")
-        seen[number] = msgspec.structs.replace(seen[number], met=met, met_at=f"{address}:{port}")
-    return seen
+            met = PortTrial(role="connects", problem=f"The host did not answer: {error}")
+        examined[number] = msgspec.structs.replace(examined[number], met=met, met_at=f"{address}:{port}")
+    return examined
 
 
-def _address(seen: Sequence[Seen]) -> str:
-    """Return where all can meet: in the network they share, or at the first's own if they share none."""
-    if place := meeting(seen):
-        return place.addresses[0]
-    first = meeting(seen[:1])
-    return first.addresses[0] if first else ""
+def _address(examined: Sequence[ExaminedHost]) -> str:
+    """Return the first host's address in the shared network, or in its own if none is shared."""
+    shared = shared_network(examined) or shared_network(examined[:1])
+    return shared.addresses[0] if shared else ""

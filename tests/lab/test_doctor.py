@@ -1,4 +1,4 @@
-"""``compare doctor`` on real hosts, healthy ones and ones made sick, each in a way of its own."""
+"""``compare doctor`` on real hosts: healthy ones, and ones with a defect each."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow]
 # On every host, whose /run is its own.
 PYTHON = "/run/python"
 SAME = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
-# Another version of Python and torch, and a clock that is wrong: seen first, before the real ones.
+# Another version of Python and torch, and a wrong clock; its folder comes before the real ones.
 OTHER = f'#!/bin/sh\nexec env PYTHONPATH="/run/other:$PYTHONPATH" {sys.executable} "$@"\n'
 OTHER_SITE = """\
 import platform, time
@@ -22,7 +22,7 @@ right = time.time
 time.time = lambda: right() - 100
 """
 OTHER_TORCH = "Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n"
-# A Python of the same version, in which nothing is installed.
+# A Python of the same version without packages.
 BARE = f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n'
 
 
@@ -39,7 +39,7 @@ def do(machine, *argv):
 
 
 def doctor(lab, *options):
-    """Let the login examine hosts; return what came of it, what was found, and in how many seconds."""
+    """Run the doctor on the login host; return its process, its report and its seconds."""
     began = time.monotonic()
     report = "/run/lab/report.json"
     done = lab.login.run([sys.executable, "-m", "compare", "doctor", *options, "--export-json", report])
@@ -48,7 +48,7 @@ def doctor(lab, *options):
     return done, json.loads((lab.folder / "report.json").read_text()), seconds
 
 
-def test_two_healthy_hosts(lab):
+def test_doctor_healthy_hosts_have_no_findings(lab):
     hosts = "n1:1,n2:1"
     done, report, _ = doctor(lab, "-H", hosts, "--ports", "--export-markdown", "/run/lab/report.md")
     assert done.returncode == 0, done.stdout
@@ -61,18 +61,18 @@ def test_two_healthy_hosts(lab):
     assert not [name for name, library in one["libraries"].items() if library.get("problem")]
     met = [host["met"] for host in report["hosts"]]
     assert met == [
-        {"role": "listens", "problem": "", "came": 1},
-        {"role": "connects", "problem": "", "came": 0},
+        {"role": "listens", "problem": "", "connected": 1},
+        {"role": "connects", "problem": "", "connected": 0},
     ]
     assert report["hosts"][0]["met_at"].startswith("10.77.0.11:")
     assert "| n1 |" in (lab.folder / "report.md").read_text()
     for host in lab.hosts:
-        assert host.command_lines() == [], "nothing is left running"
+        assert host.command_lines() == [], "no process is left"
 
 
 @pytest.fixture(scope="module")
 def examined(requires_lab):
-    """Examine a lab in which hardly a host is well."""
+    """Examine a lab whose hosts have defects, all but the first."""
     with Lab(7) as lab:
         well, greedy, other, misnamed, locked, no_python, bare = lab.hosts
         for host in (well, greedy, misnamed, locked):
@@ -98,7 +98,7 @@ def findings(examined, host, topic):
     return [f for f in report["findings"] if (f["host"], f["topic"]) == (host, topic)]
 
 
-def test_the_exit_code_says_that_there_are_problems(examined):
+def test_doctor_problems_exit_with_9_and_print_every_fix(examined):
     done, report, _ = examined
     assert done.returncode == 9
     for host in report["hosts"]:
@@ -108,7 +108,7 @@ def test_the_exit_code_says_that_there_are_problems(examined):
         assert finding["fix"].splitlines()[0] in done.stdout
 
 
-def test_a_host_that_is_well_is_left_in_peace(examined):
+def test_doctor_healthy_host_among_others_has_no_findings(examined):
     _, report, _ = examined
     assert [f for f in report["findings"] if f["host"] == "n1"] == []
 
@@ -117,17 +117,10 @@ def test_a_host_that_is_well_is_left_in_peace(examined):
     ("host", "topic", "level", "what", "found", "fix"),
     [
         ("n2", "slots", "warning", "more slots than cores", "999 slots", "Give it"),
-        ("n3", "python", "problem", "another Python", "3.12.1", "Make the environment there with Python"),
-        ("n3", "torch", "problem", "another torch", "1.2.3, usually", "pip install torch=="),
+        ("n3", "python", "problem", "Python differs", "3.12.1", "Recreate the environment there with Python"),
+        ("n3", "torch", "problem", "torch differs", "1.2.3, usually", "pip install torch=="),
         ("n3", "clock", "warning", "clock is wrong", "s behind the one here", "NTP"),
-        (
-            "n4",
-            "hostname",
-            "problem",
-            "leads to its loopback",
-            "n4 stands for 127.0.1.1",
-            "give n4 10.77.0.14",
-        ),
+        ("n4", "hostname", "problem", "to its loopback", "n4 resolves to 127.0.1.1", "give n4 10.77.0.14"),
         ("n4", "disk", "problem", "full", "1.0 MB free", "--shm-size"),
         ("n4", "network", "warning", "another MTU", "1400 on eth0", "mtu 1500"),
         (
@@ -138,13 +131,13 @@ def test_a_host_that_is_well_is_left_in_peace(examined):
             "Permission denied",
             "ssh-copy-id",
         ),
-        ("n6", "python", "problem", f"There is no {PYTHON}", PYTHON, "--python"),
-        ("n7", "ringside", "problem", "Ringside is not there", "finds no module", "pip install ringside=="),
+        ("n6", "python", "problem", f"{PYTHON} does not exist", PYTHON, "--python"),
+        ("n7", "ringside", "problem", "not installed", "finds no module", "pip install ringside=="),
         ("n7", "torch", "problem", "torch is not installed", "The others have", "pip install torch=="),
         ("down", "reach", "problem", "Cannot be reached", "No route to host", "switched on"),
     ],
 )
-def test_what_is_wrong_is_found_and_how_to_mend_it(examined, host, topic, level, what, found, fix):
+def test_doctor_defect_is_found_with_its_fix(examined, host, topic, level, what, found, fix):
     (finding,) = findings(examined, host, topic)
     assert finding["level"] == level
     assert what in finding["what"]
@@ -152,7 +145,7 @@ def test_what_is_wrong_is_found_and_how_to_mend_it(examined, host, topic, level,
     assert fix in finding["fix"]
 
 
-def test_a_host_without_the_right_python_is_examined_by_another(examined):
+def test_doctor_missing_python_is_replaced_by_another(examined):
     _, report, _ = examined
     (host,) = [host for host in report["hosts"] if host["host"]["name"] == "n6"]
     assert host["facts"]["hostname"] == "n6"
@@ -166,7 +159,7 @@ from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import parse_hosts
 try:
     _, found = quick_check(parse_hosts(sys.argv[1]), carrier=Ssh())
-    print("well:", *(f"{finding.host}: {finding.what}" for finding in found))
+    print("healthy:", *(f"{finding.host}: {finding.what}" for finding in found))
 except HostError as error:
     print(error)
 """
@@ -179,21 +172,24 @@ def check(lab, hosts):
     return done.stdout, time.monotonic() - began
 
 
-def test_before_a_run_hosts_that_are_well_take_a_second_or_two(lab):
-    said, seconds = check(lab, "n1:1,n2:999")
-    assert said == "well: n2: It has more slots than cores.\n"
-    assert seconds < 10
-
-
-def test_before_a_run_a_host_that_is_down_is_named(lab):
-    said, seconds = check(lab, "n1:1,down:1")
-    assert said.startswith("Host down (-H:2): Cannot be reached.\n")
-    assert seconds < 15
-
-
-def test_before_a_run_all_hosts_that_cannot_be_used_are_named_within_fifteen_seconds(lab):
-    said, seconds = check(lab, "down,n1,nowhere,silent")
-    assert said.startswith("3 of 4 hosts cannot be used.\nHost down (-H:1): Cannot be reached.")
-    assert "Host nowhere (-H:3): Has a name that does not resolve." in said
-    assert "Host silent (-H:4): Cannot be reached." in said
-    assert seconds < 15
+@pytest.mark.parametrize(
+    ("hosts", "parts", "limit_seconds"),
+    [
+        ("n1:1,n2:999", ["healthy: n2: The host has more slots than cores.\n"], 10),
+        ("n1:1,down:1", ["Host down (-H:2): Cannot be reached.\n"], 15),
+        (
+            "down,n1,nowhere,silent",
+            [
+                "3 of 4 hosts cannot be used.\nHost down (-H:1): Cannot be reached.",
+                "Host nowhere (-H:3): Has a name that does not resolve.",
+                "Host silent (-H:4): Cannot be reached.",
+            ],
+            15,
+        ),
+    ],
+)
+def test_quick_check_names_unusable_hosts_in_time(lab, hosts, parts, limit_seconds):
+    printed, seconds = check(lab, hosts)
+    assert printed.startswith(parts[0])
+    assert [part for part in parts if part not in printed] == []
+    assert seconds < limit_seconds

@@ -21,7 +21,8 @@ from compare.data import mnist
 from compare.data.catalogue import FILES, TRAIN_IMAGES
 from compare.doctor import availability
 from compare.doctor import examine as doctor
-from compare.doctor.availability import Availability, Found, Survey
+from compare.doctor.availability import Availability, Survey
+from compare.doctor.facts import Installation, Library
 from compare.errors import (
     DataError,
     LaunchError,
@@ -57,7 +58,11 @@ SURVEY = Survey(
         )
         for name, backend in BACKENDS.items()
     },
-    {"torch": Found(facts={"gpus": 0}), "horovod": Found(facts={"controllers": ["gloo"]}), "mpi4py": Found()},
+    {
+        "torch": Library(facts={"gpus": 0}),
+        "horovod": Library(facts={"controllers": ["gloo"]}),
+        "mpi4py": Library(),
+    },
 )
 
 
@@ -504,7 +509,7 @@ def test_doctor_without_hosts_examines_this_machine(compare):
 def test_doctor_that_finds_a_problem_exits_with_9(compare):
     ended = compare("doctor", "--quick", "--python", "/no/such/python")
     assert ended.code == HOST
-    assert "There is no /no/such/python." in ended.out
+    assert "/no/such/python does not exist." in ended.out
     assert ended.err == "Examining 1 host\n"
 
 
@@ -522,7 +527,7 @@ def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
     Path("key").touch()
     asked = {}
     shown = doctor.Examination(
-        here=doctor.Here(version="", sources=""), examined_at="", hosts=[], findings=[]
+        here=Installation(version="", sources=""), examined_at="", hosts=[], findings=[]
     )
     monkeypatch.setattr(
         doctor, "examine", lambda hosts, **options: asked.update(options, hosts=hosts) or shown

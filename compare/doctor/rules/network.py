@@ -1,0 +1,203 @@
+"""Rules about names and networks: every host must find and reach every other."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, NamedTuple
+
+from compare.doctor.facts import different, with_facts
+from compare.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from compare.doctor.facts import ExaminedHost, Facts, Finding, Interface, Level
+
+_SLOW_LOOKUP_SECONDS = 1.0
+
+
+class SharedNetwork(NamedTuple):
+    """A network in which every host has an address of its own; the lists are in the order of the hosts."""
+
+    network: str
+    interfaces: list[str]
+    addresses: list[str]
+    mtus: list[int]
+
+
+def hostname(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find names that resolve to the wrong address, to none, or slowly."""
+    many = len(hosts) > 1
+    for each, facts in with_facts(hosts):
+        if many and (each.host.name.lower() == "localhost" or _is_loopback(each.host.name)):
+            found = f"{each.host.source or 'The command'} names it {each.host.name}."
+            fix = f"Use the name that the other hosts know: {facts.hostname}."
+            yield each.problem("hostname", "On every other host, this name means that host.", found, fix)
+        yield from _own_name(each, facts, many=many)
+        if facts.resolve_seconds > _SLOW_LOOKUP_SECONDS:
+            found = f"{facts.resolve_seconds:.1f} s."
+            fix = "Correct /etc/resolv.conf there, or add the hosts to its /etc/hosts."
+            yield each.warning("hostname", "Name lookups are slow.", found, fix)
+
+
+def _own_name(each: ExaminedHost, facts: Facts, *, many: bool) -> Iterator[Finding]:
+    # Launchers use its first IPv4 address; Debian writes 127.0.1.1 into /etc/hosts.
+    first = next((address for address in facts.resolved if ":" not in address), "".join(facts.resolved[:1]))
+    found, own = f"{facts.hostname} resolves to {', '.join(facts.resolved)} there.", _main_address(facts)
+    if not first:
+        fix = f"Add {facts.hostname} to /etc/hosts there, with {own}."
+        found = f"{facts.hostname} resolves to no address there."
+        level: Level = "warning" if many else "note"
+        yield each.finding(level, "hostname", "The host cannot resolve its own name.", found, fix)
+    elif many and _is_loopback(first):
+        # Horovod's Gloo and torch announce this address; the others would connect to themselves.
+        fix = f"In its /etc/hosts, give {facts.hostname} {own} instead."
+        yield each.problem("hostname", "The host's own name resolves to its loopback.", found, fix)
+    elif facts.not_its_own:
+        found = f"{facts.hostname} resolves to {', '.join(facts.not_its_own)}, which the host does not have."
+        fix = f"Correct its entry in DNS or /etc/hosts: {own}."
+        yield each.warning("hostname", "The host's own name resolves to a foreign address.", found, fix)
+
+
+def same_name(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find one machine under two names, and two machines with one name."""
+    first: dict[str, tuple[ExaminedHost, Facts]] = {}
+    for each, facts in with_facts(hosts):
+        other, known = first.setdefault(facts.hostname.lower(), (each, facts))
+        found = f"{each.host.name} and {other.host.name} both have the hostname {facts.hostname}."
+        if other is each:
+            continue
+        if _own_addresses(known) & _own_addresses(facts):
+            what, fix = "Two names lead to the same machine.", "Name it once, with all its slots."
+        else:
+            # horovodrun and mpirun take them for one host.
+            what, fix = "Two hosts have the same hostname.", "Give each its own: hostnamectl set-hostname."
+        yield each.problem("hostname", what, found, fix)
+
+
+def peers(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts that cannot resolve the names of the others."""
+    fix = "Add the others to its /etc/hosts, or to DNS."
+    for each, facts in with_facts(hosts):
+        others = {n: a for n, a in facts.peers.items() if n not in {each.host.name, facts.hostname}}
+        unknown = [name for name, addresses in others.items() if not addresses]
+        looped = [name for name, found in others.items() if found and all(map(_is_loopback, found))]
+        for names, what in (
+            (unknown, "Names of other hosts do not resolve."),
+            (looped, "Names of other hosts resolve to its loopback."),
+        ):
+            if names:
+                yield each.warning("hostname", what, f"{listed(names)}.", fix)
+
+
+def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts that are cut off, or whose interface differs."""
+    known = with_facts(hosts)
+    if len(known) == 1:
+        return
+    cut_off = [each for each, facts in known if not _own_addresses(facts)]
+    for each in cut_off:
+        fix = "Bring an interface up, with an address: `ip address`, `ip link`."
+        yield each.problem("network", "Only the loopback interface is up.", "It has no address.", fix)
+    if cut_off or not known:
+        return
+    shared = shared_network(hosts)
+    if shared is None:
+        found = "; ".join(f"{each.host.name}: {_addresses(facts)}" for each, facts in known[:4])
+        fix = "If a router joins their networks, --ports tests the connection; otherwise see `ip address`."
+        yield known[0][0].warning("network", "No network is common to all hosts.", found, fix)
+        return
+    at = {each.host.name: name for (each, _), name in zip(known, shared.interfaces, strict=True)}
+    for each, name, expected in different((each for each, _ in known), shared.interfaces):
+        # One name goes to all ranks: GLOO_SOCKET_IFNAME, btl_tcp_if_include.
+        found, fix = f"{name} in {shared.network}, usually {expected}.", f"ip link set {name} name {expected}"
+        yield each.warning("network", "The interface has another name.", found, f"Rename it: {fix}.")
+    for each, mtu, expected in different((each for each, _ in known), list(map(str, shared.mtus))):
+        # Small messages arrive, large ones vanish: launches hang in their first all-reduce.
+        found = f"{mtu} on {at[each.host.name]}, usually {expected}."
+        fix = f"ip link set {at[each.host.name]} mtu {expected}"
+        yield each.warning("network", "The interface has another MTU.", found, fix)
+
+
+def shared_address(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find addresses that several machines have: Open MPI connects to itself there, and hangs."""
+    known = with_facts(hosts)
+    if len({facts.hostname for _, facts in known}) < len(known):
+        return  # ``same_name`` reports one machine under two names
+    holders: dict[str, list[tuple[ExaminedHost, str]]] = {}
+    for each, facts in known:
+        for interface, address in _networks(facts).values():
+            holders.setdefault(address, []).append((each, interface.name))
+    for address, found in holders.items():
+        for each, name in found if len(found) > 1 else ():
+            others = listed(other.host.name for other, _ in found if other is not each)
+            what = f"Other hosts have the same address {address}."
+            fix = f"Name the interface that connects them with --interface, or take {name} down."
+            yield each.warning("network", what, f"On {name}, like {others}.", fix)
+
+
+def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts that could not connect to a port of the first."""
+    trials = [(each, each.met) for each in hosts if each.met]
+    others = sum(met.role == "connects" for _, met in trials)
+    for each, met in trials:
+        if met.role == "listens" and met.problem:
+            fix = "Use another port, or end the process that holds this one: `ss -ltnp`."
+            yield each.problem("ports", f"Cannot listen at {each.met_at}.", met.problem, fix)
+        elif met.problem:
+            fix = "Open all ports between the hosts in their firewalls (nft, ufw, security groups)."
+            yield each.problem("ports", f"Cannot connect to {each.met_at}.", met.problem, fix)
+        elif met.role == "listens" and met.connected < others:
+            fix = "See the problems of the other hosts; if they have none, try again."
+            found = f"{met.connected} of {others}."
+            yield each.finding("note", "ports", f"Not all hosts connected to {each.met_at}.", found, fix)
+
+
+def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
+    """Find the network in which all hosts have addresses of their own.
+
+    Of several it takes the one of the first host's default route, otherwise the first.
+    """
+    facts = [facts for _, facts in with_facts(hosts)]
+    if not facts:
+        return None
+    networks = [_networks(each) for each in facts]
+    default = facts[0].default_interface
+    for name in sorted(networks[0], key=lambda name: networks[0][name][0].name != default):
+        found = [each[name] for each in networks if name in each]
+        addresses = [address for _, address in found]
+        if len(set(addresses)) == len(facts):
+            return SharedNetwork(name, [i.name for i, _ in found], addresses, [i.mtu for i, _ in found])
+    return None
+
+
+def _networks(facts: Facts) -> dict[str, tuple[Interface, str]]:
+    """Return every network of a host, with its interface and its address there."""
+    found: dict[str, tuple[Interface, str]] = {}
+    for interface in facts.interfaces:
+        for written in interface.addresses if interface.up else ():
+            address = ipaddress.ip_interface(written)
+            if not (address.is_loopback or address.is_link_local):
+                found.setdefault(str(address.network), (interface, str(address.ip)))
+    return found
+
+
+def _own_addresses(facts: Facts) -> set[str]:
+    return {address for _, address in _networks(facts).values()}
+
+
+def _addresses(facts: Facts) -> str:
+    return ", ".join(f"{address} on {interface.name}" for interface, address in _networks(facts).values())
+
+
+def _main_address(facts: Facts) -> str:
+    """Return the address that the host's name should resolve to."""
+    found = sorted(_networks(facts).values(), key=lambda pair: pair[0].name != facts.default_interface)
+    return found[0][1] if found else "its address"
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

