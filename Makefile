@@ -90,7 +90,7 @@ $(INSTALLED): $(PY) pyproject.toml constraints.txt
 
 # All else works without Horovod, so a failed build is reported and stops nothing. The stamp is then
 # missing, so the next call tries again.
-$(HOROVOD): $(INSTALLED) compare/doctor/horovod/build.py compare/doctor/horovod/horovod.cmake
-	@if $(PY) -m compare.doctor.horovod.build --constraints constraints.txt; then touch $@; else \
+$(HOROVOD): $(INSTALLED) $(wildcard compare/doctor/horovod/*.py) compare/doctor/horovod/horovod.cmake
+	@if $(PY) -m compare install horovod --constraints constraints.txt; then touch $@; else \
 	  echo; echo "Horovod is UNAVAILABLE in $(VENV); the reason is above. Everything else works."; \
 	  echo "To install it later: $(VENV)/bin/compare install horovod"; echo; fi

