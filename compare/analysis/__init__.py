@@ -1,4 +1,4 @@
-"""Turn the raw samples of a run into figures and judgements, without any side effect."""
+"""Turn raw samples into figures and judgements, without side effects."""
 
 from compare.analysis.record import Analysis, analyse
 

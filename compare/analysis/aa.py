@@ -1,7 +1,7 @@
-"""The tool against itself: how often would it tell two things apart that are one and the same?
+"""Judge an A/A test: how often do two equal arms seem different?
 
-Pure. ``compare aa`` runs one arm under two names, in rounds, shuffled and gated as any run; here its rounds
-are cut into comparisons, and each is judged as the verdicts of a run are.
+``compare aa`` runs one arm under two names, as any run. Its rounds are cut into comparisons, and each is
+judged like the verdicts of a run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare.analysis.ranking import log_ratios
-from compare.analysis.simulate import NullRate, binomial_interval, simulate_null
+from compare.analysis.simulate import SimulatedRate, binomial_interval, simulate_aa
 from compare.analysis.step_times import step_seconds
 from compare.analysis.verdict import FIRST_LOOK, Look, Verdict, judge
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = 10_000
 _FEWEST_RECORDED = 30
-"""Rounds below which resampling would say more of the few launches than of the procedure."""
+"""Fewest rounds to resample; fewer describe a few launches only."""
 _MOST_LOOKS = 20
-"""Rounds of a simulated run under a budget, if that many were recorded."""
+"""Most rounds of a simulated run under a budget."""
 
 
 class AAResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of comparing an arm with itself."""
+    """Result of an A/A test."""
 
     arm: str
     recorded: int
     """Rounds that were launched."""
     rounds_each: int
-    """Rounds of a comparison."""
+    """Rounds of each comparison."""
     verdicts: list[Verdict]
-    """One a comparison."""
+    """One for each comparison."""
     false_differences: int
     rate: float
     low: float
-    """The rate's 95 % interval (Clopper & Pearson)."""
+    """Lower end of the rate's 95 % interval (Clopper & Pearson)."""
     high: float
-    fixed: NullRate | None
-    """Simulated from the recorded launches, for comparisons of that length; None where there are too few."""
-    sequential: NullRate | None
-    """The same with a look after every round, and an end as soon as there is a verdict."""
+    fixed: SimulatedRate | None
+    """Simulated comparisons of the same length; None for too few rounds."""
+    sequential: SimulatedRate | None
+    """The same with a look after every round, until it is settled."""
 
 
 def twins(arm: Arm) -> tuple[Arm, Arm]:
@@ -54,11 +54,11 @@ def twins(arm: Arm) -> tuple[Arm, Arm]:
 
 
 def assess(run: Run, *, experiments: int = EXPERIMENTS) -> AAResult | None:
-    """Judge the comparisons that are complete; None where this is no run of an arm against itself.
+    """Judge the complete comparisons of an A/A test; None for another run.
 
     Args:
-        run: of two twins.
-        experiments: how many to simulate in each way.
+        run: the run, with two twins as its arms.
+        experiments: number of simulated comparisons of each kind.
     """
     if run.config.comparisons is None:
         return None
@@ -92,11 +92,11 @@ def _looks_after_every_round(recorded: int) -> list[Look]:
     return [Look(rounds, planned) for rounds in range(FIRST_LOOK, planned + 1)]
 
 
-def _simulated(run: Run, looks: list[Look], experiments: int) -> NullRate | None:
+def _simulated(run: Run, looks: list[Look], experiments: int) -> SimulatedRate | None:
     both = [
         [step_seconds(la) for la in run.launches if la.round == r] for r in range(1, run.config.rounds + 1)
     ]
     rounds = [times for times in both if len(times) == len(run.config.arms)]
     if not looks or len(rounds) < max(_FEWEST_RECORDED, looks[-1].rounds):
         return None
-    return simulate_null(rounds, looks, experiments=experiments, seed=run.config.seed)
+    return simulate_aa(rounds, looks, experiments=experiments, seed=run.config.seed)

@@ -1,4 +1,11 @@
-"""What is compared between arms: every item that ranks attest, and its role."""
+"""List the items that are compared between arms, as ranks attest them.
+
+An item has one of three roles:
+
+- ``controlled``: it must be the same everywhere, or the comparison is invalid
+- ``compared``: it belongs to the arm, so the difference is part of the comparison
+- ``confounder``: it comes with a backend and cannot be removed, but it is not what the user compares
+"""
 
 from __future__ import annotations
 
@@ -9,40 +16,48 @@ if TYPE_CHECKING:
 
     from compare.schema.results import RankResult, Run
 
-Role = Literal["condition", "compared", "confounder"]
+Role = Literal["controlled", "compared", "confounder"]
 _MEANS = {
     "mean",
     "average",
     "divided by the number of ranks in backward, then summed",
-    # As runs say that were measured before backward divided.
+    # in older runs, in which backward did not divide
     "sum, then divided by the number of ranks",
     "divided by the number of ranks, then summed",
 }
 
 
 class Item(NamedTuple):
-    """Something to compare."""
+    """An item to compare."""
 
     name: str
     role: Role
     read: Callable[[RankResult], Any]
-    """From one rank's result; None where it attests nothing of the kind."""
+    """Read the value from one rank's result; None if it attests none."""
     why: str = ""
-    """What a difference between arms means."""
+    """Meaning of a difference between arms."""
     options: tuple[str, ...] = ()
     """Options of arms that declare a difference."""
-    of_nature: bool = False
-    """Whether backends differ in it by themselves, in a way that their names do not tell."""
-    of_control: bool = True
-    """Whether the control has it; it does not communicate."""
-    of_rank: bool = False
-    """Whether ranks differ by nature; they are then compared one by one between arms."""
-    of_host: bool = False
-    """Whether ranks of one arm on different hosts may differ: one alone on its host shares no memory."""
-    of_some: bool = False
-    """Whether arms that do not have it are none the less alike."""
-    of_shell: bool = False
-    """Whether it stood in the user's shell; it is then told even if nobody read it."""
+    by_library: bool = False
+    """Backends differ in it, and their names do not show it."""
+    in_control: bool = True
+    """The control has it; it does not communicate."""
+    by_rank: bool = False
+    """Ranks differ in it; each is compared with its counterparts."""
+    by_host: bool = False
+    """Ranks on different hosts may differ in it."""
+    optional: bool = False
+    """Arms without it count as the same."""
+    from_shell: bool = False
+    """Set in the user's shell; reported even if no arm reads it."""
+
+
+def items_of(run: Run) -> list[Item]:
+    """Return every item to compare in a run, the controlled ones first."""
+    return [*_ITEMS, _malloc(run), *_versions(run), *_environment(run)]
+
+
+# ---- reading what a rank attests ----
 
 
 def _attested(*path: str) -> Callable[[RankResult], Any]:
@@ -65,15 +80,13 @@ def _reduce_op(rank: RankResult) -> Any:
 
 
 def _compression(rank: RankResult) -> Any:
+    if not _attested("replica")(rank):
+        return None
     return _attested("replica", "compression")(rank) or _attested("replica", "comm_hook")(rank) or "none"
 
 
-def _compression_if_attested(rank: RankResult) -> Any:
-    return _compression(rank) if _attested("replica")(rank) else None
-
-
 def _switch(name: str) -> Callable[[RankResult], Any]:
-    """Read a switch of one backend's: off in the others, which do nothing of the kind."""
+    """Read a switch of one backend; it is off in all others."""
 
     def read(rank: RankResult) -> Any:
         replica = _attested("replica")(rank)
@@ -91,107 +104,107 @@ def _trained_steps(rank: RankResult) -> int:
     return sum(block.steps for block in rank.blocks if block.mode == "training")
 
 
-OF_HOST = "their ranks reach each other in different ways, a rank alone on its host by no shared memory"
+BY_HOST = "a rank that is alone on its host cannot use shared memory"
 WHAT_IS_COMPARED = "this is what is compared"
-_COMPARED = f"belongs to the backend or its options: {WHAT_IS_COMPARED}"
+_COMPARED = f"part of the backend: {WHAT_IS_COMPARED}"
 _ITEMS = (
-    Item("device", "condition", _attested("device")),
-    Item("host", "condition", lambda rank: rank.host, of_rank=True),
-    Item("threads", "condition", _attested("threads")),
-    Item("inter-op threads", "condition", _attested("interop_threads")),
-    Item("affinity", "condition", _attested("affinity")),
-    Item("matmul precision", "condition", _attested("matmul_precision")),
-    Item("parameter dtypes", "condition", _attested("parameter_dtypes")),
-    Item("input dtype", "condition", _attested("batch", "dtype")),
-    Item("batch size per rank", "condition", _attested("batch", "samples")),
-    Item("passes per step", "condition", _passes, of_some=True),
-    Item("training samples", "condition", _attested("batch", "training_samples")),
-    Item("shard", "condition", _attested("batch", "shard"), of_rank=True),
-    Item("optimizer", "condition", _attested("optimizer")),
-    Item("timed steps", "condition", _trained_steps),
-    Item("gradient bytes", "condition", lambda rank: rank.gradient_bytes),
-    Item("initial parameters", "condition", lambda rank: rank.initial_hash[:12]),
-    Item("reduce op", "condition", _reduce_op, "they do not compute the same gradient", of_control=False),
+    Item("device", "controlled", _attested("device")),
+    Item("host", "controlled", lambda rank: rank.host, by_rank=True),
+    Item("threads", "controlled", _attested("threads")),
+    Item("inter-op threads", "controlled", _attested("interop_threads")),
+    Item("affinity", "controlled", _attested("affinity")),
+    Item("matmul precision", "controlled", _attested("matmul_precision")),
+    Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
+    Item("input dtype", "controlled", _attested("batch", "dtype")),
+    Item("batch size per rank", "controlled", _attested("batch", "samples")),
+    Item("passes per step", "controlled", _passes, optional=True),
+    Item("training samples", "controlled", _attested("batch", "training_samples")),
+    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True),
+    Item("optimizer", "controlled", _attested("optimizer")),
+    Item("timed steps", "controlled", _trained_steps),
+    Item("gradient bytes", "controlled", lambda rank: rank.gradient_bytes),
+    Item("initial parameters", "controlled", lambda rank: rank.initial_hash[:12]),
+    Item("reduce op", "controlled", _reduce_op, "the arms compute different gradients", in_control=False),
     Item(
-        *("compression", "condition", _compression_if_attested),
-        "what travels is not what was computed",
+        *("compression", "controlled", _compression),
+        "compressed gradients differ from those that were computed",
         ("compression", "comm_hook"),
-        of_control=False,
+        in_control=False,
     ),
-    Item("python", "condition", _attested("python")),
-    Item("torch", "condition", _attested("torch")),
+    Item("python", "controlled", _attested("python")),
+    Item("torch", "controlled", _attested("torch")),
     Item(
         *("transport", "confounder", _transport),
-        "comes with the backend: part of a difference in speed may be the transport's, not the library's",
+        "comes with the backend: it may explain part of a difference in speed",
         ("process_group", "controller", "mode"),
-        of_nature=True,
-        of_control=False,
-        of_host=True,
+        by_library=True,
+        in_control=False,
+        by_host=True,
     ),
-    Item("library", "compared", _attested("group", "library"), _COMPARED, of_control=False),
-    Item("controller", "compared", _attested("group", "controller"), _COMPARED, of_control=False),
+    Item("library", "compared", _attested("group", "library"), _COMPARED, in_control=False),
+    Item("controller", "compared", _attested("group", "controller"), _COMPARED, in_control=False),
     Item(
         *("buckets in bytes", "compared", _attested("replica", "bucket_bytes"), _COMPARED),
         ("bucket_cap_mb", "bucket_mb", "mode"),
-        of_nature=True,
-        of_control=False,
+        by_library=True,
+        in_control=False,
     ),
     Item(
         *("fusion in bytes", "compared", _attested("group", "fusion_bytes"), _COMPARED),
         ("env.HOROVOD_FUSION_THRESHOLD",),
-        of_nature=True,
-        of_control=False,
+        by_library=True,
+        in_control=False,
     ),
     Item(
         *("cycle time in ms", "compared", _attested("group", "cycle_milliseconds"), _COMPARED),
         ("env.HOROVOD_CYCLE_TIME",),
-        of_nature=True,
-        of_control=False,
+        by_library=True,
+        in_control=False,
     ),
-    Item("autotune", "compared", _attested("group", "autotune"), _COMPARED, of_control=False),
+    Item("autotune", "compared", _attested("group", "autotune"), _COMPARED, in_control=False),
     Item(
         *("messages in bytes", "compared", lambda rank: rank.message_bytes or None, _COMPARED),
         ("bucket_cap_mb", "bucket_mb", "mode", "compression", "comm_hook"),
-        of_nature=True,
-        of_control=False,
-        of_some=True,  # what travels compressed cannot be told
+        by_library=True,
+        in_control=False,
+        optional=True,  # compressed messages are not known
     ),
     Item(
         *("gradients as bucket views", "compared", _switch("gradient_as_bucket_view"), _COMPARED),
         ("gradient_as_bucket_view",),
-        of_control=False,
+        in_control=False,
     ),
     Item(
         *("static graph", "compared", _switch("static_graph"), _COMPARED),
         ("static_graph",),
-        of_control=False,
+        in_control=False,
     ),
     Item(
         *("PowerSGD rank", "compared", _attested("replica", "powersgd_rank"), _COMPARED),
         ("comm_hook", "powersgd_rank"),
-        of_control=False,
+        in_control=False,
     ),
     Item(
         *("PowerSGD start", "compared", _attested("replica", "powersgd_start"), _COMPARED),
         ("comm_hook", "powersgd_start"),
-        of_control=False,
+        in_control=False,
     ),
 )
 
 
 def _malloc(run: Run) -> Item:
-    """Compare the allocator's settings, but for those that an arm sets: they have their own items."""
+    """Compare the allocator's settings, except those that an arm sets."""
     own = _set_by_arms(run)
 
     def read(rank: RankResult) -> Any:
         found = _attested("malloc")(rank)
         return None if found is None else {name: held for name, held in found.items() if name not in own}
 
-    return Item("malloc settings", "condition", read)
+    return Item("malloc settings", "controlled", read)
 
 
 def _versions(run: Run) -> list[Item]:
-    """Compare every library among the arms that load it."""
+    """Compare the version of every library among the arms that load it."""
     names = {
         name
         for launch in run.launches
@@ -201,17 +214,17 @@ def _versions(run: Run) -> list[Item]:
     return [
         Item(
             f"version of {name}",
-            "condition",
+            "controlled",
             _attested("group", "versions", name),
-            of_control=False,
-            of_some=True,
+            in_control=False,
+            optional=True,
         )
         for name in sorted(names)
     ]
 
 
 _ENV = "env."
-"""Begins an arm's option that is a variable of its environment."""
+"""Prefix of an arm's option that sets an environment variable."""
 _READ_BY = {
     "HOROVOD_": ("horovod",),
     "NCCL_": ("nccl",),
@@ -220,19 +233,22 @@ _READ_BY = {
     "UCX_": ("mpi",),
     "FI_": ("mpi",),
 }
-"""Settings that reach one library alone, and what it is called where it is attested; the rest reach all."""
+"""Libraries that read a variable, by its prefix; all read the others.
+
+The names are those that ranks attest.
+"""
 
 
 def _environment(run: Run) -> list[Item]:
-    """Compare what the ranks found of the user's own settings, which may reach some arms' libraries alone."""
+    """Compare settings of the user's shell, which some libraries may not read."""
     names = sorted(_set_by_arms(run) | {name for launch in run.launches for name in launch.inherited})
     return [
         Item(
-            *(name, "condition", _setting(name)),
-            "stood in the shell, and not every arm reads it; unset it, or declare it as an arm's option",
+            *(name, "controlled", _setting(name)),
+            "set in the shell, and not every arm reads it: unset it, or make it an option of an arm",
             (f"{_ENV}{name}",),
-            of_control=not _readers(name),
-            of_shell=True,
+            in_control=not _readers(name),
+            from_shell=True,
         )
         for name in names
     ]
@@ -247,7 +263,7 @@ def _readers(name: str) -> tuple[str, ...]:
 
 
 def _setting(name: str) -> Callable[[RankResult], Any]:
-    """Read a variable as the rank found it, where the rank has a library that reads it."""
+    """Read a variable from a rank with a library that uses it."""
     readers = _readers(name)
 
     def read(rank: RankResult) -> Any:
@@ -257,8 +273,3 @@ def _setting(name: str) -> Callable[[RankResult], Any]:
         return _attested("environment", name)(rank) if concerned else None
 
     return read
-
-
-def items_of(run: Run) -> list[Item]:
-    """Return every item to compare in a run."""
-    return [*_ITEMS, _malloc(run), *_versions(run), *_environment(run)]

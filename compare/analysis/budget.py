@@ -1,4 +1,4 @@
-"""How much of a time budget and of the cores is left."""
+"""Compute what is left of the time budget and of the cores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def looks(run: Run) -> list[Look]:
-    """Return when verdicts were asked for: once at the end or, under a budget, after every round.
+    """Return the looks at the verdicts so far.
 
-    How many rounds a budget allows is told from the clock alone, never from the figures.
+    A run without a budget has one look, at its end. A run under a budget looks after every round. Time alone
+    decides how many rounds a budget allows.
     """
     width = len(run.config.arms)
     done = len(run.launches) // width
@@ -24,53 +25,54 @@ def looks(run: Run) -> list[Look]:
     found = [
         Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, end))) for rounds, end in ends.items()
     ]
-    # Time ended it before its plan: the last look may spend what is left.
+    # The budget ended before the planned rounds: the last look may spend the rest of alpha.
     return found + ([Look(done, done)] if run.complete and found[-1].planned > done else [])
 
 
 def has_time_left(run: Run) -> bool:
-    """Whether a budget, if there is one, allows another round from now on, at the pace so far."""
+    """Return whether the budget allows another round at the pace so far."""
     taken = [*run.launches, *run.set_aside]
     return run.config.budget_seconds is None or not taken or _rounds_left(run, _end(taken)) >= 1
 
 
 def seconds_left(run: Run, now: float) -> float:
-    """Say how much of a budget is left at a Unix time; infinity where there is none.
+    """Return what is left of the budget at a Unix time.
 
-    It begins with the first launch: what comes before that is the same for every run.
+    It is infinity without a budget. The budget starts with the first launch: what comes before is the same
+    for every run.
     """
     taken = [*run.launches, *run.set_aside]
-    begun = _begin(taken) if taken else now
-    return math.inf if run.config.budget_seconds is None else begun + run.config.budget_seconds - now
-
-
-def _rounds_left(run: Run, at: float) -> int:
-    """Say how many more rounds fitted into the budget at a Unix time, at the pace of the launches until then.
-
-    Rounds that were set aside took their time as well, and will come again.
-    """
-    taken = [*run.launches, *run.set_aside]
-    elapsed = at - _begin(taken)
-    rounds = sum(launch.started_at < at for launch in taken) / len(run.config.arms)
-    return max(0, int(((run.config.budget_seconds or 0.0) - elapsed) / (elapsed / rounds)))
-
-
-def _begin(launches: list[Launch]) -> float:
-    return min(launch.started_at for launch in launches)
-
-
-def _end(launches: list[Launch]) -> float:
-    return max(launch.started_at + launch.seconds for launch in launches)
+    start = _start(taken) if taken else now
+    return math.inf if run.config.budget_seconds is None else start + run.config.budget_seconds - now
 
 
 def fullest_host(run: Run) -> tuple[int, int]:
-    """Return ranks and cores of the host that has most ranks a core: others' idle cores are no use to it."""
+    """Return ranks and cores of the fullest host."""
     cores = run.cores_by_host or [run.cores] * len(run.hosts)
     pairs = [(host.slots, own) for host, own in zip(run.hosts, cores, strict=True)]
     return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def is_oversubscribed(run: Run) -> bool:
-    """Whether a host has more threads than cores: nothing is ranked there, so no verdict is ever shown."""
+    """Return whether a host has more threads than cores."""
     ranks, cores = fullest_host(run)
     return ranks * run.config.threads_per_rank > cores
+
+
+def _rounds_left(run: Run, at: float) -> int:
+    """Return how many more rounds fit into the budget.
+
+    Discarded rounds count for the pace: they took their time too.
+    """
+    taken = [*run.launches, *run.set_aside]
+    elapsed = at - _start(taken)
+    rounds = sum(launch.started_at < at for launch in taken) / len(run.config.arms)
+    return max(0, int(((run.config.budget_seconds or 0.0) - elapsed) / (elapsed / rounds)))
+
+
+def _start(launches: list[Launch]) -> float:
+    return min(launch.started_at for launch in launches)
+
+
+def _end(launches: list[Launch]) -> float:
+    return max(launch.started_at + launch.seconds for launch in launches)

@@ -1,8 +1,7 @@
-"""Why synchronising costs what it costs: causes, each with its measured evidence. Pure, like ``stats.py``.
+"""Name the causes of the sync cost, each with its measured evidence.
 
-A cause is only named where it is beyond noise: its interval over launches lies above zero, and it makes
-up ``MATTERS`` of a step at least. With fewer than ``FEWEST_ROUNDS`` there is no interval that says anything,
-and only what needs none is said.
+The interval of a cause must lie above zero, and its mean must make up ``MATTERS`` of a step.
+Fewer than ``FEWEST_ROUNDS`` rounds have no useful interval, so they name oversubscription alone.
 """
 
 from __future__ import annotations
@@ -30,41 +29,40 @@ Key = Literal[
 ]
 
 MATTERS = 0.05
-"""Share of a step from which a cause is worth a sentence: somewhat above what is called equivalent."""
+"""Smallest share of a step that a cause must have."""
 DOMINATES = 2 / 3
-"""Share of the collectives' time from which a part explains it: twice the other part."""
+"""Smallest share of a part that dominates: twice the other."""
 FEWEST_ROUNDS = 3
-"""Launches of an arm from which there is an interval: the range of two holds what is true one time in two."""
+"""Fewest launches: the range of two misses every second time."""
 ALPHA = 0.05
-"""How often a straggler may be named in an arm whose ranks are even."""
+"""Probability of naming a straggler among even ranks."""
 _HALF = 0.5
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, where it was found."""
+    """One cause, and the arm that has it."""
 
     key: Key
     arm: str
-    """Label of the arm it was found in; empty where it concerns the whole run."""
+    """Label of the arm; empty for a cause of the whole run."""
     evidence: dict[str, Any]
-    """The figures behind it, in seconds, bytes and bytes a second."""
+    """The figures that prove it, in seconds, bytes and bytes per second."""
 
 
 def find_causes(run: Run, summary: Summary) -> list[Cause]:
-    """Name the causes of what synchronising costs.
+    """Name the causes of the sync cost of every arm.
 
-    Where ranks share cores, nothing else is said: latency, background tax and stragglers would all
-    be ranks waiting for a core, and a library would be blamed for it.
+    An oversubscribed run names nothing else: all other causes would be ranks that wait for a core.
     """
     if summary.oversubscribed:
         return [_oversubscription(run)]
-    found = [reason for arm, own in _synchronising(run, summary) for reason in _of_arm(run, arm, own)]
+    found = [cause for arm, own in _synchronising(run, summary) for cause in _of_arm(run, arm, own)]
     return [*found, *_transports(run, summary)]
 
 
 def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Cause]:
     launches = run.of(arm)
-    if _costs(own) and run.config.ranks > 1:  # with one rank nothing travels
+    if _costs(own) and run.config.ranks > 1:  # one rank sends nothing
         yield from _little_compute(launches, own)
         yield from _growth(launches, own)
     yield from _background(own)
@@ -80,7 +78,7 @@ def _synchronising(run: Run, summary: Summary) -> Iterator[tuple[Arm, ArmSummary
 
 
 def _shows(estimate: Estimate | None, whole: float) -> bool:
-    """Whether a cost, in seconds a step, is beyond noise, and worth a sentence as a part of the whole."""
+    """Return whether a cost is beyond noise, and large enough."""
     if estimate is None or estimate.n < FEWEST_ROUNDS:
         return False
     return estimate.low > 0 and estimate.mean >= MATTERS * whole
@@ -106,9 +104,9 @@ def _oversubscription(run: Run) -> Cause:
 
 
 def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
-    """The collectives alone take longer than a whole step computes: not even perfect overlap hides them.
+    """Name an arm whose collectives alone take longer than a step's computation.
 
-    By the logarithm of their ratio, as verdicts are: what disturbs times multiplies them.
+    Not even perfect overlap hides them. The log of the ratio is judged, because noise multiplies times.
     """
     pairs = [
         (seconds, step_seconds(launch, "reference"))
@@ -126,7 +124,7 @@ def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cau
 
 
 def _growth(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
-    """Tell what a message costs whatever its size from what grows with its bytes."""
+    """Name latency or bandwidth, if one of them dominates the collectives' time."""
     parts = [parts for launch in launches if (parts := split_collectives(launch))]
     if len(parts) < FEWEST_ROUNDS:
         return
@@ -159,10 +157,10 @@ def _background(own: ArmSummary) -> Iterator[Cause]:
 
 
 def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
-    """One and the same rank computes longer in every launch.
+    """Name the rank that computes longest in every launch.
 
-    Any rank may come out as the slowest, and the largest of several noisy times is always above their mean:
-    so it must be the same in every launch, and beyond noise at a level divided by the ranks (Bonferroni).
+    Noise makes any rank the slowest of a launch, and the largest of several times is above their mean.
+    So the rank must be the same in every launch, and the level is divided by the ranks (Bonferroni).
     """
     referred = [launch for launch in launches if has_reference(launch)]
     times = [[rank_seconds(result, "reference") for result in launch.ranks] for launch in referred]
@@ -183,17 +181,17 @@ def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
 
 
 def _lower_end(values: Sequence[float], alpha: float) -> float:
-    """Return the lower end of Student's one-sided interval of the mean, at level 1 - ``alpha``."""
-    from scipy.special import stdtrit  # the parent starts without it
+    """Return the lower end of Student's one-sided interval at level 1 - ``alpha``."""
+    from scipy.special import stdtrit  # importing scipy would slow down the start of the parent
 
     error = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - float(stdtrit(len(values) - 1, 1 - alpha)) * error
 
 
 def _transports(run: Run, summary: Summary) -> Iterator[Cause]:
-    """On one host, some arms speak TCP to themselves while another shares memory, and is faster for it.
+    """Name arms that use TCP while another arm shares memory.
 
-    Both at moving bytes and in a whole step: a way of the bytes that delays nobody is no reason for a cost.
+    The other arm must have more bandwidth and a shorter step: else the transport explains no cost.
     """
     if len(run.hosts) > 1:
         return

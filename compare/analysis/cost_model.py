@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """What a step's collectives take alone, in two parts."""
+    """Time of a step's collectives alone, in two parts."""
 
     seconds: float
     fixed_seconds: float
-    """What does not depend on the messages' sizes; the rest grows with them."""
+    """Independent of the messages' sizes; the rest grows with them."""
 
 
 def split_collectives(launch: Launch) -> Parts | None:
-    """Split the time of a step's collectives alone by how the all-reduce's time grows with its bytes.
+    """Split the time of a step's collectives in two.
 
-    With latency a and seconds per byte 1 / b of the sweep's line (``fit_line``), n calls of S bytes together
-    are expected to take n a + S / b. The measured time is divided in that proportion: a sweep that was slower
-    or quicker throughout than the collectives favours neither part. The fixed part is n a at most, for large
-    messages may pass more slowly than the sweep's. Where a library fuses several calls, nobody tells into
-    how many messages, and there is no answer.
+    The sweep's line has latency a and 1 / b seconds per byte (``fit_line``). It expects n a + S / b of n
+    calls with S bytes together. The measured time is divided in that proportion. So a sweep that ran slower
+    than the collectives favours neither part. The fixed part is at most n a, because large messages may pass
+    more slowly than the sweep's. A library that fuses calls does not tell the number of messages: then there
+    is no answer.
     """
     seconds, points = collective_seconds(launch), _sweep_points(launch)
     if _fuses(launch.ranks[0]):
@@ -42,15 +42,12 @@ def split_collectives(launch: Launch) -> Parts | None:
     return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
 
 
-def _fuses(rank: RankResult) -> bool:
-    return len(rank.message_bytes) > 1 and "fusion_bytes" in rank.attestation["group"]
-
-
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit t = a + S / b to (bytes, seconds): the latency a, and the seconds per byte 1 / b, neither negative.
+    """Fit a line to (bytes, seconds).
 
-    The model is Hockney's (The communication challenge for MPP, Parallel Computing 20, 1994). Relative
-    errors are made least, or the largest message alone would settle both.
+    The line is t = a + S / b; the result is a and 1 / b, neither negative. The model is Hockney's (The
+    communication challenge for MPP, Parallel Computing 20, 1994). The fit makes relative errors least: with
+    absolute errors the largest message would decide alone.
     """
     weights = [1 / seconds**2 for _, seconds in points]
     total = sum(weights)
@@ -66,8 +63,12 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return 0.0, sum(w * s * t for w, (s, t) in zip(weights, points, strict=True)) / squares
 
 
+def _fuses(rank: RankResult) -> bool:
+    return len(rank.message_bytes) > 1 and "fusion_bytes" in rank.attestation["group"]
+
+
 def _sweep_points(launch: Launch) -> list[tuple[float, float]]:
-    """Bytes, and the median over samples of the mean over ranks in seconds, of every size."""
+    """Return bytes and seconds of every size in the sweep."""
     found = []
     for sizes in zip(*(rank.sweep for rank in launch.ranks), strict=True):
         samples = zip(*(sweep.ns for sweep in sizes), strict=True)

@@ -1,4 +1,4 @@
-"""Means over launches, with their intervals."""
+"""Estimate a mean over launches, with its interval."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ class Estimate(msgspec.Struct, frozen=True):
     low: float
     high: float
     n: int
-    """Launches behind it."""
+    """Number of launches."""
     method: Literal["t", "range"]
-    """``t``: Student's 95 % interval of the mean. ``range``: smallest and largest, of fewer than three."""
+    """Kind of interval.
+
+    ``t``: Student's 95 % interval of the mean. ``range``: smallest and largest of one or two values.
+    """
 
     @classmethod
     def of_log_ratios(cls, values: Iterable[float]) -> Self:
-        """Estimate a geometric mean, as verdicts do: a ratio and its inverse then say the same."""
+        """Estimate a geometric mean, so that a ratio and its inverse agree."""
         logs = cls.of(values)
         return cls(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, logs.method)
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """Estimate from one value a launch; there must be at least one."""
+        """Estimate from one value or more, one for each launch."""
         values = list(values)
         mean = statistics.fmean(values)
         if len(values) < _FEWEST_FOR_T:
@@ -42,9 +45,15 @@ class Estimate(msgspec.Struct, frozen=True):
         half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
         return cls(mean, mean - half, mean + half, len(values), "t")
 
+    @classmethod
+    def of_any(cls, values: Iterable[float | None]) -> Self | None:
+        """Estimate from the values that are there; None without any."""
+        there = [value for value in values if value is not None]
+        return cls.of(there) if there else None
+
 
 def t_quantile(freedom: int) -> float:
     """Return the two-sided 95 % quantile of Student's t."""
-    from scipy.special import stdtrit  # the parent starts without it
+    from scipy.special import stdtrit  # importing scipy would slow down the start of the parent
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

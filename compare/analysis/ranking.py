@@ -1,4 +1,4 @@
-"""Verdicts between the arms of a run, the noise floor, the fastest arm."""
+"""Rank the arms of a run: verdicts, noise floor, fastest arm."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ if TYPE_CHECKING:
 
 
 def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
-    """Return ln(other's step time / this arm's) of every round that both have: above 0 is faster."""
-    others = {launch.round: step_seconds(launch) for launch in run.of(other)}
-    return [
-        math.log(others[launch.round] / step_seconds(launch))
-        for launch in run.of(arm)
-        if launch.round in others
-    ]
+    """Return ln(other's step time / this arm's) of common rounds."""
+    others = _times(run, other)
+    return [math.log(others[round_] / own) for round_, own in _times(run, arm).items() if round_ in others]
 
 
 def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
-    """Judge every arm that synchronises against one of them, over the rounds that all of them have."""
+    """Judge every arm that synchronises against the baseline, over the common rounds."""
     rivals = {arm.label: arm for arm in run.config.arms if arm.synchronises}
     rivals.setdefault(baseline, next(arm for arm in run.config.arms if arm.label == baseline))
-    times = {name: {la.round: step_seconds(la) for la in run.of(arm)} for name, arm in rivals.items()}
+    times = {name: _times(run, arm) for name, arm in rivals.items()}
     rounds = sorted(set.intersection(*map(set, times.values())))
     if not rounds or len(rivals) == 1:
         return {}
@@ -43,17 +39,15 @@ def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
 
 
 def noise_floor(run: Run) -> float | None:
-    """Pool what is left of the log step times once arm and round are taken out (a two-way layout).
+    """Return the relative difference that two equal arms may show.
 
-    The half-width is that of a paired comparison with as many rounds: t sqrt(2 s^2 / n).
+    They stay below it 19 times in 20. The residuals of the log step times come from a two-way layout, by arm
+    and round. The half-width is that of a paired comparison with as many rounds: t sqrt(2 s^2 / n).
     """
-    times = {
-        arm.label: {launch.round: math.log(step_seconds(launch)) for launch in run.of(arm)}
-        for arm in run.config.arms
-    }
-    rounds = sorted(set.intersection(*(set(own) for own in times.values())))
+    times = {arm.label: {r: math.log(own) for r, own in _times(run, arm).items()} for arm in run.config.arms}
+    rounds = sorted(set.intersection(*map(set, times.values())))
     freedom = (len(times) - 1) * (len(rounds) - 1)
-    if freedom < 2:  # noqa: PLR2004 -- with one, the interval says nothing
+    if freedom < 2:  # noqa: PLR2004 -- with one degree of freedom the interval is useless
         return None
     of_arm = {arm: statistics.fmean(own[r] for r in rounds) for arm, own in times.items()}
     of_round = {r: statistics.fmean(own[r] for own in times.values()) for r in rounds}
@@ -65,12 +59,15 @@ def noise_floor(run: Run) -> float | None:
 
 
 def fastest_arm(run: Run) -> str | None:
-    """Name the arm against which every other that synchronises is slower."""
-    times = {
-        arm.label: [step_seconds(la) for la in run.of(arm)] for arm in run.config.arms if arm.synchronises
-    }
+    """Return the arm against which every other arm that synchronises is slower."""
+    times = {arm.label: _times(run, arm).values() for arm in run.config.arms if arm.synchronises}
     if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
         return None
     first = min(times, key=lambda arm: statistics.fmean(times[arm]))
     others = [verdict for arm, verdict in verdicts(run, first).items() if arm in times]
     return first if others and all(verdict.kind == "slower" for verdict in others) else None
+
+
+def _times(run: Run, arm: Arm) -> dict[int, float]:
+    """Return the arm's step time in each round."""
+    return {launch.round: step_seconds(launch) for launch in run.of(arm)}

@@ -1,4 +1,7 @@
-"""Rate of false differences, resampled from recorded launches."""
+"""Simulate A/A tests on recorded launches: how many differences are false?
+
+The experiments use the same decisions as `judge`.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class NullRate(msgspec.Struct, frozen=True, kw_only=True):
-    """How often experiments in which nothing differs were said to hold a difference."""
+class SimulatedRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Rate of false differences in experiments in which nothing differs."""
 
     experiments: int
     false_differences: int
-    """Experiments in which any arm was called faster or slower, at any look."""
+    """Experiments with any arm called faster or slower, at any look."""
     rate: float
     low: float
-    """The rate's 95 % interval (Clopper & Pearson)."""
+    """Lower end of the rate's 95 % interval (Clopper & Pearson)."""
     high: float
     equivalent: int
     """Experiments in which all arms were called equivalent, which is the truth."""
     mean_rounds: float
-    """Rounds until all was settled, or until the last look."""
+    """Rounds until everything was settled, or until the last look."""
 
 
 def binomial_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Bound a rate from counts: Clopper & Pearson, Biometrika 26 (1934); never too narrow.
+    """Return the interval of a rate from counts.
+
+    By Clopper & Pearson, Biometrika 26 (1934); it is never too narrow.
 
     Raises:
-        ValueError: no trials, or more successes than trials.
+        ValueError: there are no trials, or more successes than trials.
     """
     from scipy.special import betaincinv
 
@@ -47,7 +52,7 @@ def binomial_interval(successes: int, trials: int, *, level: float = 0.95) -> tu
     return low, high
 
 
-def simulate_null(
+def simulate_aa(
     recorded: Sequence[Sequence[float]],
     looks: Sequence[Look],
     *,
@@ -56,33 +61,32 @@ def simulate_null(
     seed: int = 0,
     alpha: float = ALPHA,
     margin: float = MARGIN,
-) -> NullRate:
-    """Compare one arm with itself, many times over, on launches that were really recorded.
+) -> SimulatedRate:
+    """Compare one arm with itself many times, on recorded launches.
 
-    Each experiment is a stretch of consecutive rounds from a random place of the record (which goes on at its
-    beginning where it ends), so that drift and noisy spells stay what they were, and within each round labels
-    are dealt anew, as the shuffled order of a run deals them. Nothing is assumed of how launches are
-    distributed. The answer speaks of the machine that was recorded: its interval holds for the number of
-    experiments, not for another record.
+    Each experiment takes consecutive rounds from a random place of the record, which continues at its start.
+    So drift and noisy periods stay in place. Each round's labels are shuffled as in a run. There is no
+    assumption about the distribution of launches. The interval covers the number of experiments, not another
+    record of the machine.
 
     Args:
-        recorded: for each round, in order, step seconds of its launches in the order of time, all of one and
-            the same arm; at least ``arms + 1`` of them.
+        recorded: step seconds of each round's launches, all of one arm, in the order of time. A round needs
+            ``arms + 1`` launches or more.
         looks: as for `judge`; a single one is an experiment of fixed length.
-        arms: how many are compared with the baseline.
-        experiments: how many to try.
-        seed: the same seed gives the same answer.
+        arms: number of arms to compare with the baseline.
+        experiments: number of experiments.
+        seed: the same seed gives the same result.
         alpha: see `judge`.
         margin: see `judge`.
 
     Raises:
-        ValueError: the record has too few rounds or launches, or step times that are not above 0.
+        ValueError: the record has too few rounds or launches, or a step time that is not above 0.
     """
-    log_ratios = _null_log_ratios(recorded, looks, arms, experiments, seed)
-    settled, rounds = _follow(log_ratios, looks, alpha, margin)
+    log_ratios = _draw_log_ratios(recorded, looks, arms, experiments, seed)
+    settled, rounds = follow(log_ratios, looks, alpha, margin)
     false = int(settled.different.any(-1).sum())
     low, high = binomial_interval(false, experiments)
-    return NullRate(
+    return SimulatedRate(
         experiments=experiments,
         false_differences=false,
         rate=false / experiments,
@@ -93,10 +97,17 @@ def simulate_null(
     )
 
 
-def _follow(
+def follow(
     log_ratios: NDArray, looks: Sequence[Look], alpha: float, margin: float
 ) -> tuple[Settled, NDArray]:
-    """Carry out many experiments (experiments, rounds, arms): what each settled, and in how many rounds."""
+    """Follow experiments through all looks; return what they settle, and their rounds.
+
+    Args:
+        log_ratios: array (experiments, rounds, arms).
+        looks: see `judge`.
+        alpha: see `judge`.
+        margin: see `judge`.
+    """
     import numpy as np
 
     experiments, _, arms = log_ratios.shape
@@ -111,10 +122,10 @@ def _follow(
     return settled, rounds
 
 
-def _null_log_ratios(
+def _draw_log_ratios(
     recorded: Sequence[Sequence[float]], looks: Sequence[Look], arms: int, experiments: int, seed: int
 ) -> NDArray:
-    """Deal labels to recorded launches: an array (experiments, rounds, arms)."""
+    """Draw recorded launches with shuffled labels: an array (experiments, rounds, arms)."""
     import numpy as np
 
     rounds, width = looks[-1].rounds, min((len(launches) for launches in recorded), default=0)
@@ -123,14 +134,14 @@ def _null_log_ratios(
             f"{len(recorded)} rounds of at least {width} launches are too few for {rounds} rounds "
             f"of {arms} arms and a baseline"
         )
-    # Which launches are left out, where a round has more than others, must not depend on their times.
+    # Some rounds have more launches. The choice must not depend on times, so the first ones are taken.
     seconds = np.array([launches[:width] for launches in recorded], float)
     if not ((seconds > 0) & (seconds < np.inf)).all():
         raise ValueError("step times must be above 0, and finite")
     random = np.random.default_rng(seed)
     start = random.integers(len(recorded), size=(experiments, 1))
     drawn = np.log(seconds)[(start + np.arange(rounds)) % len(recorded)]
-    # As a run deals them: anew for every two rounds, of which the second is the first in reverse.
+    # A run shuffles every two rounds anew, and the second has the reverse order of the first.
     places = np.broadcast_to(np.arange(width), (experiments, (rounds + 1) // 2, width))
     places = np.repeat(random.permuted(places, axis=-1), 2, axis=1)[:, :rounds]
     places[:, 1::2] = width - 1 - places[:, 1::2]

@@ -1,4 +1,7 @@
-"""Figures of one launch: step times, phases, collectives, other CPU load."""
+"""Compute the figures of one launch.
+
+Times are seconds per step. A block whose phases were timed is slower, so it counts for the phases alone.
+"""
 
 from __future__ import annotations
 
@@ -10,64 +13,81 @@ if TYPE_CHECKING:
 
     from compare.schema.results import Block, Launch, Mode, RankResult
 
-FOREIGN_LIMIT = 0.10
-"""Share of a host's CPUs that others may use while a launch is measured; above it, it is disturbed."""
+OTHER_LOAD_LIMIT = 0.10
+"""Largest share of CPUs that others may use in a quiet launch."""
 _TRIMMED = 0.1
-"""Of the steps of a phased block, the slowest: one interruption must not pass for a phase."""
+"""Share of slowest steps to drop: an interruption is no phase."""
+
+
+# ---- step time ----
 
 
 def step_seconds(launch: Launch, mode: Mode = "training") -> float:
-    """Step time of a launch: the median over its blocks of the mean over ranks.
+    """Return the median over blocks of the mean over ranks.
 
     Raises:
         ValueError: no block of that mode was measured.
     """
-    per_block = zip(*(headline_blocks(rank, mode) for rank in launch.ranks), strict=True)
-    means = [statistics.fmean(b.wall_ns / b.steps for b in ranks) for ranks in per_block]
+    blocks = zip(*(_timed_blocks(rank, mode) for rank in launch.ranks), strict=True)
+    means = [statistics.fmean(block.wall_ns / block.steps for block in ranks) for ranks in blocks]
     if not means:
         raise ValueError(f"launch {launch.number} has no blocks of {mode}")
     return statistics.median(means) / 1e9
 
 
-def headline_blocks(rank: RankResult, mode: Mode) -> list[Block]:
-    """Return the blocks that tell the speed: those whose phases were not timed."""
-    return [block for block in rank.blocks if block.mode == mode and not block.phases]
-
-
 def rank_seconds(rank: RankResult, mode: Mode) -> float:
-    """Step time of one rank: the median over its blocks."""
-    return statistics.median(b.wall_ns / b.steps for b in headline_blocks(rank, mode)) / 1e9
+    """Return the step time of one rank: the median over its blocks."""
+    return statistics.median(block.wall_ns / block.steps for block in _timed_blocks(rank, mode)) / 1e9
 
 
 def has_reference(launch: Launch) -> bool:
     """Return whether the ranks trained a reference beside the arm."""
-    return bool(headline_blocks(launch.ranks[0], "reference"))
+    return bool(_timed_blocks(launch.ranks[0], "reference"))
 
 
 def imbalance_seconds(launch: Launch) -> float:
-    """Return the slowest rank's step time minus the mean over ranks."""
+    """Return the slowest rank's step time minus the mean."""
     times = [rank_seconds(rank, "training") for rank in launch.ranks]
     return max(times) - statistics.fmean(times)
 
 
-def phase_seconds(launch: Launch, mode: Mode) -> dict[str, float]:
-    """Mean time of every phase over ranks and steps, without the slowest tenth of the steps."""
-    ranks = _phased(launch, mode)
-    if not ranks:
-        return {}
-    totals = [sum(sum(phase[i] for phase in rank.values()) for rank in ranks) for i in _steps_of(ranks)]
-    kept = _quickest(totals)
-    return {name: statistics.fmean(rank[name][i] for rank in ranks for i in kept) / 1e9 for name in ranks[0]}
+def cores_per_rank(launch: Launch) -> float:
+    """Return CPU time over wall time of the training."""
+    blocks = [block for rank in launch.ranks for block in _timed_blocks(rank, "training")]
+    return sum(block.cpu_ns for block in blocks) / sum(block.wall_ns for block in blocks)
+
+
+def _timed_blocks(rank: RankResult, mode: Mode) -> list[Block]:
+    return [block for block in rank.blocks if block.mode == mode and not block.phases]
+
+
+# ---- phases of a step ----
+
+
+def phase_changes(launch: Launch) -> dict[str, float]:
+    """Return how much longer each phase takes than in the reference."""
+    own, reference = _phase_seconds(launch, "training"), _phase_seconds(launch, "reference")
+    return {name: own[name] - reference[name] for name in own} if reference else {}
 
 
 def skew_seconds(launch: Launch) -> float | None:
-    """Return the mean over steps of the largest minus the mean computing time over ranks."""
+    """Return the largest minus the mean computing time, over steps."""
     ranks = _phased(launch, "reference")
     if not ranks:
         return None
     computing = [[sum(phase[i] for phase in rank.values()) for rank in ranks] for i in _steps_of(ranks)]
     kept = _quickest([max(times) for times in computing])
     return statistics.fmean(max(computing[i]) - statistics.fmean(computing[i]) for i in kept) / 1e9
+
+
+def _phase_seconds(launch: Launch, mode: Mode) -> dict[str, float]:
+    """Return the mean of each phase over ranks and steps."""
+    ranks = _phased(launch, mode)
+    if not ranks:
+        return {}
+    totals = [sum(sum(phase[i] for phase in rank.values()) for rank in ranks) for i in _steps_of(ranks)]
+    kept = _quickest(totals)
+    return {name: statistics.fmean(rank[name][i] for rank in ranks for i in kept) / 1e9 for name in ranks[0]}
 
 
 def _phased(launch: Launch, mode: Mode) -> list[dict[str, list[int]]]:
@@ -80,27 +100,24 @@ def _steps_of(ranks: list[dict[str, list[int]]]) -> range:
 
 
 def _quickest(totals: Sequence[float]) -> list[int]:
-    """Return the indices of all but the slowest tenth."""
+    """Return the indices of all steps except the slowest tenth."""
     order = sorted(range(len(totals)), key=totals.__getitem__)
     return order[: max(1, len(order) - int(_TRIMMED * len(order)))]
 
 
+# ---- the rest ----
+
+
 def collective_seconds(launch: Launch) -> float | None:
-    """Time of a step's collectives alone: the median over samples of the mean over ranks."""
+    """Return the time of a step's collectives alone."""
     calls = list(zip(*(rank.collective_ns for rank in launch.ranks), strict=True))
     return statistics.median(statistics.fmean(call) for call in calls) / 1e9 if calls else None
 
 
-def cores_per_rank(launch: Launch) -> float:
-    """Return CPU time over wall time of the training."""
-    blocks = [block for rank in launch.ranks for block in headline_blocks(rank, "training")]
-    return sum(b.cpu_ns for b in blocks) / sum(b.wall_ns for b in blocks)
+def other_cpu_load(launch: Launch) -> float:
+    """Return the share of the busiest host's CPUs that other processes used.
 
-
-def foreign_share(launch: Launch) -> float:
-    """Share of a host's CPUs that others than the ranks used while they were measured; of the busiest host.
-
-    What is counted as others' includes this program's own parent and the launchers.
+    It includes the parent of this program and the launchers.
     """
     shares = [0.0]
     for rank in launch.ranks:
@@ -110,6 +127,6 @@ def foreign_share(launch: Launch) -> float:
     return max(shares)
 
 
-def is_disturbed(launch: Launch) -> bool:
-    """Whether others used too much of the machine while it was measured."""
-    return foreign_share(launch) > FOREIGN_LIMIT
+def is_noisy(launch: Launch) -> bool:
+    """Return whether other processes used too much of the CPUs."""
+    return other_cpu_load(launch) > OTHER_LOAD_LIMIT

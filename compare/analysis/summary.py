@@ -1,8 +1,12 @@
-"""From raw samples to what a table says. Pure: the same results give the same figures.
+"""Summarise a run: derive every figure of its tables.
 
-The definitions of the field's terms as they are used here stand in ``docs/measuring.md``. In short, for a
-step: T_S is its time with synchronisation, T_R that of the reference in the same processes, T_0 that of
-the control ``none`` in the same round. The independent sample is the launch, never the step.
+``docs/measuring.md`` defines the terms. In short, of one step:
+
+- T_S is its time with synchronisation
+- T_R is the time of the reference in the same processes
+- T_0 is the time of the control ``none`` in the same round
+
+The independent sample is the launch, never the step.
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ from compare.analysis.ranking import fastest_arm, log_ratios, noise_floor, verdi
 from compare.analysis.step_times import (
     collective_seconds,
     cores_per_rank,
-    foreign_share,
     has_reference,
     imbalance_seconds,
-    is_disturbed,
-    phase_seconds,
+    is_noisy,
+    other_cpu_load,
+    phase_changes,
     rank_seconds,
     skew_seconds,
     step_seconds,
@@ -31,75 +35,87 @@ from compare.analysis.step_times import (
 from compare.analysis.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from compare.schema.arms import Arm
     from compare.schema.results import Launch, Mode, RankResult, Run
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the sync cost of an arm goes; a figure that could not be measured is None.
+    """Parts of an arm's sync cost, in seconds per step.
 
-    All times are seconds a step. Identities, of the means: sync cost = exposed + background;
-    sync cost = communication + imbalance; phased exposed = blocked + the changes of forward, backward, step.
+    A part that was not measured is None. Three sums hold for the means:
+
+    - sync cost = exposed + background
+    - sync cost = communication + imbalance
+    - exposed, in the blocks with timed phases = blocked + the changes of forward, backward and optimizer
     """
 
     reference_seconds: Estimate | None
-    """T_R: the step time of a replica without any synchronisation, in the same processes."""
+    """T_R: step time of a replica without synchronisation, in the same processes."""
     exposed_seconds: Estimate | None
     """E = T_S - T_R; may be negative."""
     background_seconds: Estimate | None
     """B = T_R - T_0: what the library's threads take from the computation."""
     imbalance_seconds: Estimate | None
-    """Largest minus mean T_0 over ranks: the part of the sync cost that is waiting for the slowest."""
+    """Largest minus mean T_0 over ranks: the wait for the slowest rank."""
     communication_seconds: Estimate | None
     """Sync cost without the imbalance."""
     skew_seconds: Estimate | None
-    """Mean over the reference's steps, but for the slowest tenth, of the largest minus the mean computing
-    time over ranks."""
+    """Largest minus mean computing time over ranks, in the reference.
+
+    A mean over steps, without the slowest tenth.
+    """
     blocked_seconds: Estimate | None
-    """In the phase ``sync``; an arm that overlaps has its waiting in ``backward``."""
+    """Time in the phase ``sync``; an arm that overlaps waits in ``backward``."""
     forward_seconds: Estimate | None
     """Change of the forward phase against the reference."""
     backward_seconds: Estimate | None
     """Change of the backward phase against the reference."""
-    step_seconds: Estimate | None
+    optimizer_seconds: Estimate | None
     """Change of the optimizer's phase against the reference."""
     collective_seconds: Estimate | None
     """T_iso: a step's collectives alone, from a common start; mean over ranks."""
-    hiding: Estimate | None
-    """H = 1 - E / T_iso: 1 is all hidden behind computation. E also holds copying and waiting, so an arm that
-    blocks is below 0, often far below."""
+    overlap: Estimate | None
+    """H = 1 - E / T_iso: 1 if computation hides all communication.
+
+    E also holds copying and waiting, so an arm that blocks is below 0.
+    """
     algorithm_bandwidth: Estimate | None
-    """algbw = bytes of a step's messages / T_iso, in bytes a second."""
+    """algbw = bytes of a step's messages / T_iso, in bytes per second."""
     bus_bandwidth: Estimate | None
-    """busbw = algbw x 2 (n - 1) / n for an all-reduce among n ranks (nccl-tests, PERFORMANCE.md)."""
+    """busbw = algbw x 2 (n - 1) / n for n ranks (nccl-tests, PERFORMANCE.md)."""
     gradient_bytes: int
     message_bytes: list[int]
-    """What is handed over to be averaged in a step, call by call."""
+    """Bytes of each message of a step, before averaging."""
     cores_per_rank: Estimate
-    """CPU time over wall time while the arm itself trained."""
+    """CPU time over wall time while the arm trained."""
     whole_peak_memory_bytes: int | None
-    """The largest resident set of any rank at any time: with the proof before the training, in float64, with
-    the reference beside it, and with the test. None for runs that did not keep it."""
+    """Largest resident set of any rank at any time.
+
+    It includes the parity passes in float64, the reference, and the test. None for older runs.
+    """
     slowest_rank: int
-    """The rank that computed longest, by the reference where there is one."""
+    """Rank that computed longest, in the reference if there is one."""
 
 
 class Parity(msgspec.Struct, frozen=True, kw_only=True):
-    """How near to a single process an arm trained before its launches, as rank 0 found in float64."""
+    """Difference between an arm and a single process, before its launches."""
 
     outcome: Literal["passed", "failed", "exempt", "none"]
-    """``exempt``: it rounds or compresses by its own choice. ``none``: not every launch brought a pass, and
-    the control's never do. A launch that failed is in no run as it was written."""
+    """Outcome of the float64 gate.
+
+    ``exempt``: the arm rounds or compresses by design. ``none``: a launch has no pass. The control never has
+    a pass. A run that Ringside wrote holds no failed pass.
+    """
     steps: int | None = None
     """The fewest of any launch."""
     difference: float | None = None
-    """The largest relative difference that any launch ended with; None where one is no number."""
+    """Largest relative difference at an end; None if not a number."""
 
 
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm of a run. What cannot be told yet, without the control say, is None."""
+    """Figures of one arm; None for what cannot be computed."""
 
     arm: str
     launcher: str
@@ -111,47 +127,46 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     sync_seconds: Estimate | None
     """Sync cost: T_S minus the control's T_0, round by round."""
     sync_share: Estimate | None
-    """The part of the step that is sync cost."""
+    """Share of the step that is sync cost."""
     efficiency: Estimate | None
     """T_0 / T_S, round by round: 1 is no cost at all."""
     speed_against_baseline: Estimate | None
-    """The baseline's step time over this arm's, round by round: above 1 is faster."""
+    """The baseline's step time over this arm's; above 1 is faster."""
     verdict: Verdict | None
-    """None for the control, the baseline, and where ranks outnumber cores: then nothing is ranked."""
+    """None for the control and the baseline, and if ranks outnumber cores."""
     accuracy: float
-    """On the whole test set. For the control, whose models differ, the mean over its ranks' shards."""
+    """Accuracy on the whole test set, by the ranks' shards."""
     test_loss: float | None
-    """None where the training has diverged."""
+    """None if the training diverged."""
     final_hash: str | None
-    """Hash of the trained parameters where all ranks and launches agree."""
+    """Hash of the trained parameters if all ranks and launches agree."""
     parity: Parity
-    """What stands behind its being the same training as the others'."""
     peak_memory_bytes: int
     """The largest of any rank."""
     start_up_seconds: Estimate
-    """From the start of the launcher to the end of the slowest rank's first step."""
-    foreign_share: Estimate
-    """Share of the busiest host's CPUs that others used while this arm was measured."""
+    """From the launcher's start to the slowest rank's first step."""
+    other_cpu_load: Estimate
+    """Share of the busiest host's CPUs that other processes used."""
     detail: Detail
     fastest: bool
-    """Every other arm that synchronises is slower: judged as the verdicts are, with this one as baseline."""
+    """With this arm as baseline, the verdict on all others is slower."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as its tables show it."""
+    """Figures of a run, as its tables show them."""
 
     arms: list[ArmSummary]
     oversubscribed: bool
-    """More threads than cores on a host: ranks wait for each other's core, and nothing is ranked."""
-    rounds_taken_again: int
-    disturbed_rounds: list[int]
-    """Rounds that count although others used the machine: they could not be taken again any more."""
+    """A host has more threads than cores: nothing is ranked."""
+    rounds_repeated: int
+    noisy_rounds: list[int]
+    """Rounds that count although they were noisy: no more could be repeated."""
     noise: float | None
-    """The noise floor: the 95 % half-width, as a share, of the difference of two arms that do not differ."""
+    """The noise floor: the relative difference that two equal arms may show."""
 
 
 def summarise(run: Run) -> Summary:
-    """Summarise the arms that have at least one finished launch, in the order they were named."""
+    """Summarise all arms that have a finished launch."""
     oversubscribed = is_oversubscribed(run)
     found = {} if oversubscribed else verdicts(run, run.config.baseline)
     fastest = None if oversubscribed else fastest_arm(run)
@@ -162,8 +177,8 @@ def summarise(run: Run) -> Summary:
             if run.of(arm)
         ],
         oversubscribed=oversubscribed,
-        rounds_taken_again=len(run.set_aside) // len(run.config.arms),
-        disturbed_rounds=sorted({launch.round for launch in run.launches if is_disturbed(launch)}),
+        rounds_repeated=len(run.set_aside) // len(run.config.arms),
+        noisy_rounds=sorted({launch.round for launch in run.launches if is_noisy(launch)}),
         noise=noise_floor(run),
     )
 
@@ -179,6 +194,7 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     control = run.config.control if arm.synchronises else None
     baseline = next(a for a in run.config.arms if a.label == run.config.baseline)
+    ratios = log_ratios(run, arm, baseline)
     return ArmSummary(
         arm=arm.label,
         launcher=launches[-1].launcher,
@@ -188,7 +204,7 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
         sync_seconds=_paired(run, arm, control, lambda own, other: own - other),
         sync_share=_paired(run, arm, control, lambda own, other: (own - other) / own),
         efficiency=_paired(run, arm, control, lambda own, other: other / own),
-        speed_against_baseline=_geometric(log_ratios(run, arm, baseline)),
+        speed_against_baseline=Estimate.of_log_ratios(ratios) if ratios else None,
         verdict=verdict,
         accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
         test_loss=_mean_loss(ranks, samples),
@@ -196,12 +212,31 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
         parity=_parity(arm, launches),
         peak_memory_bytes=max(rank.peak_memory_bytes for launch in launches for rank in launch.ranks),
         start_up_seconds=Estimate.of(
-            max(r.moments.first_step_done for r in launch.ranks) for launch in launches
+            max(rank.moments.first_step_done for rank in launch.ranks) for launch in launches
         ),
-        foreign_share=Estimate.of(map(foreign_share, launches)),
+        other_cpu_load=Estimate.of(map(other_cpu_load, launches)),
         detail=_detail(run, arm, control),
         fastest=fastest,
     )
+
+
+def _paired(
+    run: Run, arm: Arm, other: Arm | None, combine: Callable[[float, float], float]
+) -> Estimate | None:
+    """Combine an arm's step time with another's, round by round."""
+    others = {launch.round: step_seconds(launch) for launch in run.of(other)} if other else {}
+    pairs = [(step_seconds(la), others[la.round]) for la in run.of(arm) if la.round in others]
+    return Estimate.of_any(combine(own, other) for own, other in pairs)
+
+
+def _transport(attestation: dict[str, Any]) -> str:
+    """Return how gradients travelled: from the strategy, or else from its group."""
+    return attestation.get("replica", {}).get("transport") or attestation["group"]["transport"]
+
+
+def _mean_loss(ranks: list[RankResult], samples: int) -> float | None:
+    sums = [rank.evaluation.loss_sum for rank in ranks]
+    return None if None in sums else sum(filter(None, sums)) / samples
 
 
 def _parity(arm: Arm, launches: list[Launch]) -> Parity:
@@ -220,47 +255,33 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
     )
 
 
+# ---- its detail ----
+
+
 def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
     launches = run.of(arm)
-    referred = [launch for launch in launches if has_reference(launch)]
-    reference = {launch.number: step_seconds(launch, "reference") for launch in referred}
     control_of = {launch.round: launch for launch in run.of(control)} if control else {}
-    paired = [launch for launch in launches if launch.round in control_of]
-    imbalance = {launch.number: imbalance_seconds(control_of[launch.round]) for launch in paired}
-    changes = [change for launch in launches if (change := _phase_changes(launch))]
-    alone = [(launch, seconds) for launch in launches if (seconds := collective_seconds(launch))]
-    if run.config.ranks == 1:
-        alone = []  # nothing travels
+    parts = [_parts(launch, control_of.get(launch.round)) for launch in launches]
     last = launches[-1].ranks[0]
-    reduced = 2 * (run.config.ranks - 1) / run.config.ranks
+
+    def over(part: str) -> Estimate | None:
+        return Estimate.of_any(own.get(part) for own in parts)
+
     return Detail(
-        reference_seconds=_maybe(reference[launch.number] for launch in referred),
-        exposed_seconds=_maybe(step_seconds(launch) - reference[launch.number] for launch in referred),
-        background_seconds=_maybe(
-            reference[launch.number] - step_seconds(control_of[launch.round])
-            for launch in paired
-            if launch.number in reference
-        ),
-        imbalance_seconds=_maybe(imbalance.values()),
-        communication_seconds=_maybe(
-            step_seconds(launch) - step_seconds(control_of[launch.round]) - imbalance[launch.number]
-            for launch in paired
-        ),
-        skew_seconds=_maybe(skew for launch in launches if (skew := skew_seconds(launch)) is not None),
-        blocked_seconds=_maybe(change["sync"] for change in changes),
-        forward_seconds=_maybe(change["forward"] for change in changes),
-        backward_seconds=_maybe(change["backward"] for change in changes),
-        step_seconds=_maybe(change["step"] for change in changes),
-        collective_seconds=_maybe(seconds for _, seconds in alone),
-        hiding=_maybe(
-            1 - (step_seconds(launch) - reference[launch.number]) / seconds
-            for launch, seconds in alone
-            if launch.number in reference
-        ),
-        algorithm_bandwidth=_maybe(sum(launch.ranks[0].message_bytes) / seconds for launch, seconds in alone),
-        bus_bandwidth=_maybe(
-            reduced * sum(launch.ranks[0].message_bytes) / seconds for launch, seconds in alone
-        ),
+        reference_seconds=over("reference"),
+        exposed_seconds=over("exposed"),
+        background_seconds=over("background"),
+        imbalance_seconds=over("imbalance"),
+        communication_seconds=over("communication"),
+        skew_seconds=Estimate.of_any(map(skew_seconds, launches)),
+        blocked_seconds=over("sync"),
+        forward_seconds=over("forward"),
+        backward_seconds=over("backward"),
+        optimizer_seconds=over("step"),
+        collective_seconds=over("collective"),
+        overlap=over("overlap"),
+        algorithm_bandwidth=over("algbw"),
+        bus_bandwidth=over("busbw"),
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
         cores_per_rank=Estimate.of(map(cores_per_rank, launches)),
@@ -269,46 +290,29 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
     )
 
 
-def _phase_changes(launch: Launch) -> dict[str, float]:
-    """Return how much longer each phase took than the reference's."""
-    own, reference = phase_seconds(launch, "training"), phase_seconds(launch, "reference")
-    return {name: own[name] - reference[name] for name in own} if reference else {}
+def _parts(launch: Launch, control: Launch | None) -> dict[str, float]:
+    """Return the measured parts of one launch's step time."""
+    own, ranks = step_seconds(launch), len(launch.ranks)
+    alone = collective_seconds(launch) if ranks > 1 else None  # one rank sends nothing
+    parts = phase_changes(launch)
+    if has_reference(launch):
+        parts["reference"] = step_seconds(launch, "reference")
+        parts["exposed"] = own - parts["reference"]
+    if control:
+        parts["imbalance"] = imbalance_seconds(control)
+        parts["communication"] = own - step_seconds(control) - parts["imbalance"]
+    if control and has_reference(launch):
+        parts["background"] = parts["reference"] - step_seconds(control)
+    if alone:
+        parts["collective"] = alone
+        parts["algbw"] = sum(launch.ranks[0].message_bytes) / alone
+        parts["busbw"] = parts["algbw"] * 2 * (ranks - 1) / ranks
+    if alone and has_reference(launch):
+        parts["overlap"] = 1 - parts["exposed"] / alone
+    return parts
 
 
 def _slowest_rank(launches: list[Launch]) -> int:
     mode: Mode = "reference" if all(map(has_reference, launches)) else "training"
     ranks = range(len(launches[0].ranks))
     return max(ranks, key=lambda r: statistics.fmean(rank_seconds(la.ranks[r], mode) for la in launches))
-
-
-def _maybe(values: Iterable[float]) -> Estimate | None:
-    values = list(values)
-    return Estimate.of(values) if values else None
-
-
-def _geometric(log_ratios: list[float]) -> Estimate | None:
-    return Estimate.of_log_ratios(log_ratios) if log_ratios else None
-
-
-def _transport(attestation: dict[str, Any]) -> str:
-    """Name how gradients travelled: a strategy that does not leave that to its group says so itself."""
-    return attestation.get("replica", {}).get("transport") or attestation["group"]["transport"]
-
-
-def _mean_loss(ranks: list[RankResult], samples: int) -> float | None:
-    sums = [rank.evaluation.loss_sum for rank in ranks]
-    return None if None in sums else sum(filter(None, sums)) / samples
-
-
-def _paired(
-    run: Run, arm: Arm, other: Arm | None, combine: Callable[[float, float], float]
-) -> Estimate | None:
-    """Combine an arm's step time with another's, launch by launch of the same round."""
-    if other is None:
-        return None
-    others = {launch.round: step_seconds(launch) for launch in run.of(other)}
-    return _maybe(
-        combine(step_seconds(launch), others[launch.round])
-        for launch in run.of(arm)
-        if launch.round in others
-    )

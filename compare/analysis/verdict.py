@@ -1,20 +1,19 @@
-"""Is one arm really faster than another? Verdicts from paired rounds, looked at once or after every round.
+"""Judge whether an arm is faster than another, from paired rounds.
 
-Pure, and one procedure for everything: a fixed number of rounds is a single look, and `simulate_null` tries
-the very decisions that `judge` takes.
+One procedure serves all designs: a fixed number of rounds is a single look.
 
-* **One arm.** Paired t on the logarithms of the baseline's step time over the arm's, one value a round. On
-  that scale swapping the two only changes the sign, and noise that grows with step time is even.
+* **One arm.** A paired t test on ln(the baseline's step time / the arm's), one value per round. Swapping the
+  two changes only the sign. Noise that grows with step time is even on that scale.
 * **Several arms.** Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6
-  (1979): the k-th smallest of K p-values is held against alpha / (K - k + 1) if all before it passed. That
-  bounds the false differences of a run, not the misses of its intervals: each is at the level at which its
-  own arm was judged, and of three arms that clearly differ one at least is missed in 6 to 9 of 100 runs.
-* **Several looks.** The spending function of Lan & DeMets, "Discrete sequential boundaries for clinical
-  trials", Biometrika 70 (1983), in its Pocock form, ln(1 + (e - 1) t), over the planned rounds. What a look
-  may spend *is* its level: Bonferroni over looks. Boundaries that count on how looks hang together end a run
-  3 to 20 % earlier, but the usual ones presume a z statistic, and with few rounds there is a t of few degrees
-  of freedom. A sum of levels holds for any dependence, and for a plan that grows or shrinks on the way, as
-  long as what changes the plan is time and never the figures.
+  (1979). The k-th smallest of K p-values must be at most alpha / (K - k + 1), and all before it must pass.
+  That bounds the false differences of a run. It does not bound the misses of its intervals: each one has the
+  level of its own arm. ``docs/measuring.md`` has figures.
+* **Several looks.** Lan & DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70 (1983).
+  Their spending function has its Pocock form: ln(1 + (e - 1) t) over the planned rounds. The level of a
+  look is what it may spend (Bonferroni over looks). The sum of levels holds for any dependence between looks.
+  The plan may change during a run, if time changes it and never the figures. Boundaries that use the
+  dependence end a run 3 to 20 % earlier, but they need a z statistic. Few rounds give t with few degrees of
+  freedom.
 """
 
 from __future__ import annotations
@@ -30,15 +29,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MARGIN = 0.03
-"""The relative effect below which nobody cares."""
+"""Largest relative difference that does not matter."""
 ALPHA = 0.05
-"""How often any arm of a run may wrongly be called different."""
+"""Probability of any false difference in a run."""
 FIRST_LOOK = 5
-"""Rounds before the first of several looks. Where launches are either quick or slow, a few rounds may all
-fall the same way, with a spread of next to nothing. With four arms, both as frequent, and first looks at 3, 4
-and 5 of 12 rounds, 10, 3 and 1 of 100 runs named a difference that was none."""
+"""Rounds before the first of several looks.
+
+If launches are either quick or slow, a few rounds may all fall the same way with hardly any spread. Runs of
+four arms and 12 rounds were simulated. First looks at 3, 4 and 5 rounds gave 10, 3 and 1 % false differences.
+"""
 _MOST_ROUNDS = 10_000
-"""To need more is to sit on the margin, where no number of rounds settles anything."""
+"""Beyond this the effect is on the margin, and nothing settles it."""
 _TWO_ROUNDS = 2
 """One round has no spread."""
 _LARGEST_LOG = 700.0
@@ -46,42 +47,48 @@ _LARGEST_LOG = 700.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rounds say of one arm against the baseline."""
+    """Verdict on one arm against the baseline."""
 
     kind: Literal["faster", "slower", "equivalent", "unresolved"]
-    """*faster* or *slower*: the interval excludes 1, and the estimate exceeds the margin. *equivalent*: the
-    whole interval lies within the margin. Anything else is *unresolved*."""
+    """Whether there is a difference.
+
+    - *faster* or *slower*: the interval excludes 1, and the estimate exceeds the margin
+    - *equivalent*: the whole interval lies within the margin
+    - *unresolved*: anything else
+    """
     speed_ratio: float
-    """The baseline's step time over the arm's, geometric mean over rounds: above 1 is faster."""
+    """Baseline's step time over the arm's, geometric mean; above 1 is faster."""
     low: float | None
-    """The ends of its interval; None where nothing can be told, as from a single round."""
+    """Lower end of the interval; None for a single round."""
     high: float | None
     level: float
-    """Confidence level of that interval alone, after Holm and after what this look may spend."""
+    """Confidence level of this interval alone, after Holm and spending."""
     p: float
-    """Two-sided, of no difference at all; for this arm and this look alone."""
+    """Two-sided p of no difference, for this arm and this look alone."""
     p_adjusted: float
-    """The same after Holm: for all arms of this look together."""
+    """The same after Holm, for all arms of this look."""
     n: int
-    """Paired rounds behind it."""
+    """Number of paired rounds."""
     margin: float
-    """The margin it was judged by, as a fraction."""
+    """The margin, as a fraction."""
     rounds_to_settle: int | None
-    """For *unresolved*: about how many more rounds of the same spread would settle it at this level. None
-    where that cannot be told (one round), or where more than 10,000 would be needed."""
+    """About how many more rounds of the same spread settle it.
+
+    For *unresolved*; None if there is one round, or if more than 10,000 are needed.
+    """
 
 
 class Look(msgspec.Struct, frozen=True):
-    """One time that verdicts were asked for.
+    """One look at the verdicts.
 
-    A run that ends before its plan, for want of time, may look once more with ``planned`` equal to
-    ``rounds``: that spends what is left.
+    A run that ends before its plan may look once more, with ``planned`` equal to ``rounds``. That spends the
+    rest of alpha.
     """
 
     rounds: int
-    """Finished until then."""
+    """Rounds finished by then."""
     planned: int
-    """Rounds that the run was then expected to have in the end: told from the clock, not from the figures."""
+    """Rounds expected at the end of the run, by the clock alone."""
 
 
 def judge(
@@ -94,19 +101,19 @@ def judge(
 ) -> dict[str, Verdict]:
     """Judge every arm against the baseline.
 
-    An arm that is settled at a look keeps that verdict, and needs no more rounds.
+    An arm that a look settles keeps that verdict, and needs no more rounds.
 
     Args:
-        log_ratios: for each arm but the baseline, one value a round: log(baseline's step time / arm's). An
-            arm without any round has no verdict, but counts as one that is compared.
-        looks: all looks so far, in order; without them, a single one at all rounds.
-        alpha: probability of calling any arm different that does not differ, over all arms and looks.
-        margin: relative difference that does not matter. It is symmetric in the logarithm: with 0.03 a speed
-            ratio between 1 / 1.03 and 1.03 is within it.
+        log_ratios: ln(baseline's step time / arm's) of each round, for each arm except the baseline. An arm
+            without rounds has no verdict, but counts as compared.
+        looks: all looks so far, in order; the default is a single one at all rounds.
+        alpha: probability of any false difference, over all arms and looks.
+        margin: largest relative difference that does not matter. It is symmetric in the logarithm: 0.03
+            allows a speed ratio between 1 / 1.03 and 1.03.
         fewest: rounds below which nothing is settled, see `FIRST_LOOK`.
 
     Raises:
-        ValueError: a value is not finite (or no ratio that a double can hold), or a setting is out of range.
+        ValueError: a value is no logarithm of a finite ratio, or a setting is out of range.
     """
     _check(log_ratios, alpha, margin)
     arms = list(log_ratios)
@@ -115,7 +122,7 @@ def judge(
     verdicts: dict[str, Verdict] = {}
     settled = Settled.none((len(arms),))
     for look, level in zip(looks, levels(looks, alpha=alpha), strict=True):
-        if not level:  # the plan has grown, and what may be spent by now is spent
+        if not level:  # the plan has grown, and the look's share is already spent
             continue
         sample = Sample.of([log_ratios[arm][: look.rounds] for arm in arms])
         decision = decide(sample, level, math.log1p(margin), settled)
@@ -129,10 +136,12 @@ def judge(
 
 
 def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
-    """Share alpha out among looks; the sum is alpha when the last has all the rounds that were planned.
+    """Share alpha out among the looks.
+
+    The sum is alpha if the last look has all planned rounds.
 
     Raises:
-        ValueError: a look before the first round, or of fewer rounds than the one before.
+        ValueError: a look comes before the first round, or has fewer rounds than the one before.
     """
     shares, spent, rounds = [], 0.0, 1
     for look in looks:
@@ -153,12 +162,12 @@ class Sample(NamedTuple):
 
     mean: NDArray
     error: NDArray
-    """Standard error of the mean; NaN with less than two rounds."""
+    """Standard error of the mean; NaN with fewer than two rounds."""
     n: NDArray
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]]) -> Sample:
-        """From the values of every arm, which may have different numbers of rounds."""
+        """Take the values of every arm; their numbers of rounds may differ."""
         import numpy as np
 
         return cls(
@@ -169,7 +178,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def over_rounds(cls, values: NDArray) -> Sample:
-        """From an array (experiments, rounds, arms)."""
+        """Take an array (experiments, rounds, arms)."""
         import numpy as np
 
         mean, n = values.mean(1), values.shape[1]
@@ -178,26 +187,26 @@ class Sample(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Which arms need no further round."""
+    """Arms that need no further round."""
 
     different: NDArray
     equivalent: NDArray
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> Settled:
-        """As it is before the first look."""
+        """Return the state before the first look."""
         import numpy as np
 
         return cls(np.zeros(shape, bool), np.zeros(shape, bool))
 
     @property
     def all(self) -> NDArray:
-        """Whether nothing is left to settle in a run."""
+        """Return whether a run has nothing left to settle."""
         return (self.different | self.equivalent).all(-1)
 
 
 class Decision(NamedTuple):
-    """What one look decides on every arm."""
+    """Decision on every arm at one look."""
 
     settled: Settled
     p: NDArray
@@ -210,15 +219,17 @@ class Decision(NamedTuple):
 def decide(sample: Sample, alpha: float, margin: float, before: Settled) -> Decision:
     """Decide on all arms at one look; ``margin`` is logarithmic.
 
-    How Holm and the intervals agree: an arm that Holm rejects at step k has an interval at the level of that
-    step, 1 - alpha / (K - k + 1), so it excludes 1. Every other has one at 1 - alpha / (K - d), d being the
-    number of arms called different; d is never more than Holm rejected, so it cannot exclude 1 where Holm did
-    not reject. An interval misses to one side only with half its error, and only K - d arms are left to be
-    called equivalent: by simulation, with up to four arms that differ by just the margin, 3 of 100 runs call
-    any of them equivalent.
+    Holm and the intervals agree:
 
-    An arm that was called different at an earlier look goes on counting as rejected. Holm's proof allows it:
-    the first wrong rejection has at most K - m right ones before it, m being the arms that do not differ.
+    - Holm rejects an arm at step k. Its interval has the level of that step, 1 - alpha / (K - k + 1), so it
+      excludes 1.
+    - All other intervals have the level 1 - alpha / (K - d), with d arms called different. Holm rejects at
+      least d arms, so no interval excludes 1 without a rejection.
+    - An interval misses to one side with half its error, and K - d arms may still be called equivalent. In
+      simulations up to four arms differed by just the margin, and 3 of 100 runs called any equivalent.
+
+    An arm that an earlier look called different stays rejected. Holm's proof allows it: with m equal arms, at
+    most K - m right rejections come before the first wrong one.
     """
     import numpy as np
 
@@ -236,17 +247,17 @@ def decide(sample: Sample, alpha: float, margin: float, before: Settled) -> Deci
     left = np.maximum(arms - different.sum(-1, keepdims=True), 1)
     own = np.where(different, alpha / divisors[back], alpha / left)
     half_width = _quantile(sample.n, own) * sample.error
-    within = np.abs(sample.mean) + half_width <= margin  # never where the error is NaN
+    within = np.abs(sample.mean) + half_width <= margin  # NaN is never within
     equivalent = before.equivalent | (within & ~different & ~settled_before)
     adjusted = np.take_along_axis(adjusted, back, -1)
     return Decision(Settled(different, equivalent), p, adjusted, own, half_width)
 
 
 def _p_value(sample: Sample) -> NDArray:
-    """Two-sided p of the paired t test; 1 with less than two rounds.
+    """Return the two-sided p of the paired t test.
 
-    Rounds without any spread have an infinite t, or none where the mean is 0 too: taken at their word, they
-    differ for certain, or not at all. Clocks count nanoseconds, so no real launches are as equal as that.
+    It is 1 with fewer than two rounds.     Rounds without spread have an infinite t: p is 0, or 1 if the mean
+    is 0 too. Real launches always spread, because clocks count nanoseconds.
     """
     import numpy as np
     from scipy.special import stdtr
@@ -258,18 +269,18 @@ def _p_value(sample: Sample) -> NDArray:
 
 
 def _quantile(n: NDArray, alpha: NDArray) -> NDArray:
-    """Half-width of a two-sided interval at 1 - alpha, in standard errors of the mean of n rounds."""
+    """Return the half-width of the interval at 1 - alpha, in standard errors."""
     import numpy as np
     from scipy.special import stdtrit
 
-    # Few levels serve many experiments, and inverting Student's t is what takes the time. A complex number
-    # is a pair that numpy sorts.
+    # Inverting Student's t takes most of the time, and many experiments share few levels. A complex number is
+    # a pair that numpy can sort.
     both = np.asarray(n + 1j * alpha)
     pairs, back = np.unique(both, return_inverse=True)
     return -stdtrit(np.maximum(pairs.real - 1, 1), pairs.imag / 2)[back].reshape(both.shape)
 
 
-# ---- from the procedure to words ---------------------------------------------------------------------------
+# ---- from the arrays to one verdict ------------------------------------------------------------------------
 
 
 def _check(log_ratios: Mapping[str, Sequence[float]], alpha: float, margin: float) -> None:
@@ -277,7 +288,7 @@ def _check(log_ratios: Mapping[str, Sequence[float]], alpha: float, margin: floa
         raise ValueError(f"alpha {alpha} must lie between 0 and 1, and margin {margin} above 0")
     for arm, values in log_ratios.items():
         for round_, value in enumerate(values, start=1):
-            if not abs(value) < _LARGEST_LOG:  # nor is NaN
+            if not abs(value) < _LARGEST_LOG:  # false for NaN too
                 raise ValueError(f"the log ratio of {arm} in round {round_} is {value}")
 
 
@@ -310,7 +321,7 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
 
 
 def _exp(value: float) -> float | None:
-    """Leave the logarithm; None for what JSON cannot hold, or a ratio of 0, whose inverse there is not."""
+    """Return the ratio; None if JSON cannot hold it or its inverse."""
     return math.exp(value) if abs(value) < _LARGEST_LOG else None
 
 
@@ -319,11 +330,11 @@ def _at_least(least: int, rounds: int | None) -> int | None:
 
 
 def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: float) -> int | None:
-    """Count the rounds until the interval's half-width would settle it, were mean and spread to stay."""
+    """Return how many more rounds make the half-width small enough."""
     from scipy.special import stdtrit
 
     log_margin = math.log1p(margin)
-    # Beyond the margin the interval has to leave 0 behind; within, it has to fit in.
+    # An effect beyond the margin must exclude 0; an effect within it must fit in.
     enough = abs(mean) if abs(mean) > log_margin else log_margin - abs(mean)
     spread = error * n**0.5
 
@@ -332,7 +343,7 @@ def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: f
 
     if not settles(n + _MOST_ROUNDS):
         return None
-    few, many = n, n + _MOST_ROUNDS  # the half-width falls with every round, so halving finds the first
+    few, many = n, n + _MOST_ROUNDS  # bisection: the half-width falls with every round
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if settles(middle) else (middle, many)

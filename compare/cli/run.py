@@ -94,12 +94,12 @@ def print_run(run: Run, directory: Path, export_json: Path | None, *, detail: bo
 
 def _require_same_conditions(analysis: Analysis) -> None:
     from compare.errors import ConditionsError
-    from compare.report.notes import said_of
+    from compare.report.notes import describe_condition
 
     if analysis.different:
         raise ConditionsError(
             "The arms ran under different conditions, which --strict does not allow.",
-            found="\n".join(map(said_of, analysis.different)),
+            found="\n".join(map(describe_condition, analysis.different)),
             remedy="Make them equal, or declare the difference as an option of an arm. The results are kept.",
         )
 

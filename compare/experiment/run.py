@@ -16,7 +16,7 @@ import msgspec
 from compare import __version__, data
 from compare.analysis.budget import seconds_left
 from compare.analysis.parity import check_launch
-from compare.analysis.step_times import foreign_share
+from compare.analysis.step_times import other_cpu_load
 from compare.doctor.examine import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import discard_noisy, discard_unfinished, next_launch, order_of
@@ -196,13 +196,13 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
                 run, planned, directory, site, observer, budget_ends_at=now + seconds_left(run, now)
             )
             check_launch(planned.arm, launch.ranks)
-            disturbed_before = len(run.set_aside)
+            discarded_before = len(run.set_aside)
             # Keep it now: an interrupt may come before it is saved.
             run = discard_noisy(msgspec.structs.replace(run, launches=[*run.launches, launch]))
             write_json(directory / RESULTS_FILE, run)
             observer.launch_ended(planned, launch)
-            if disturbed := run.set_aside[disturbed_before:]:
-                observer.round_repeats(planned.round, max(map(foreign_share, disturbed)))
+            if noisy := run.set_aside[discarded_before:]:
+                observer.round_repeats(planned.round, max(map(other_cpu_load, noisy)))
         except BudgetError:
             ended = discard_unfinished(run)
             if ended.launches:

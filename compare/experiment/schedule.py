@@ -14,7 +14,7 @@ import msgspec
 
 from compare.analysis.budget import has_time_left, is_oversubscribed
 from compare.analysis.ranking import verdicts
-from compare.analysis.step_times import is_disturbed
+from compare.analysis.step_times import is_noisy
 from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.job import Planned
 
@@ -85,6 +85,6 @@ def discard_noisy(run: Run) -> Run:
         return run
     last = run.launches[-width:]
     repeated = len(run.set_aside) // width
-    if not any(map(is_disturbed, last)) or repeated >= run.config.max_reruns or not has_time_left(run):
+    if not any(map(is_noisy, last)) or repeated >= run.config.max_reruns or not has_time_left(run):
         return run
     return msgspec.structs.replace(run, launches=run.launches[:-width], set_aside=[*run.set_aside, *last])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from compare.analysis.parity import judge, pass_of
+from compare.analysis.parity import check_gates, pass_of
 from compare.errors import LaunchError, RingsideError
 from compare.experiment.run import begin, open_hosts
 from compare.experiment.settle import settle
@@ -106,7 +106,7 @@ def _judged(planned: Planned, launch: Launch) -> ArmVerification:
     as_run = pass_of(launch.ranks[0], "as run")
     return ArmVerification(
         arm=planned.arm.label,
-        gates=judge(planned.arm, launch.ranks, "whole"),
+        gates=check_gates(planned.arm, launch.ranks, "whole"),
         curve=as_run.differences if as_run else [],
         seconds=launch.seconds,
     )

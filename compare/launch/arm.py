@@ -53,7 +53,7 @@ class Observer(Protocol):
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
         """Hear that it ended well."""
 
-    def round_repeats(self, round_: int, foreign: float) -> None:
+    def round_repeats(self, round_: int, other_load: float) -> None:
         """Hear that a whole round is taken again, because others used that share of the machine."""
 
 

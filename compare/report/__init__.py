@@ -1,6 +1,6 @@
-"""Renderers: one module per format, each a function from a run and its analysis to text.
+"""Render a run and its analysis as text, one module per format.
 
-``RENDERERS`` is what ``compare report --format`` offers; a new format is one module and one entry.
+``RENDERERS`` lists what ``compare report --format`` offers. A new format is one module and one entry.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from compare.analysis import Analysis
     from compare.schema.results import Run
 
+__all__ = ["RENDERERS", "render"]
+
 RENDERERS = {
     "table": "compare.report.table",
     "markdown": "compare.report.markdown",
@@ -21,9 +23,13 @@ RENDERERS = {
 
 
 def render(run: Run, analysis: Analysis, form: str, *, detail: bool = False) -> str:
-    """Render a run in one of the formats; the text ends without a newline.
+    """Render a run in one format, without a newline at the end.
 
-    ``detail`` asks formats for people to show where the cost goes; those for programs always do.
+    Args:
+        run: the run.
+        analysis: what was derived from it.
+        form: a key of ``RENDERERS``.
+        detail: also show where the sync cost goes; formats for programs always do.
 
     Raises:
         KeyError: there is no such format.

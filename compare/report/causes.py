@@ -1,4 +1,4 @@
-"""What tables say of causes and of conditions that differ, in words and units that people read."""
+"""Write causes and different conditions as sentences and rows."""
 
 from __future__ import annotations
 
@@ -10,84 +10,84 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from compare.analysis import Analysis
-    from compare.analysis.summary import Summary
 
-FAIRNESS_TITLE = "What was not alike"
-ALL_ALIKE = "Nothing that was compared differed."
+CONDITIONS_TITLE = "Conditions that differ"
+NO_DIFFERENCE = "All conditions are the same."
 
 
-def reasons(analysis: Analysis) -> list[str]:
-    """Say why synchronising costs what it costs: a sentence a cause, with the evidence from every arm."""
+def causes(analysis: Analysis) -> list[str]:
+    """Write a sentence for each cause, with the evidence of every arm."""
     of_cause: dict[str, list[str]] = {}
-    for found in analysis.causes:
-        of_cause.setdefault(found.key, []).append(_EVIDENCE[found.key](found.arm, found.evidence))
+    for cause in analysis.causes:
+        of_cause.setdefault(cause.key, []).append(_EVIDENCE[cause.key](cause.arm, cause.evidence))
     return [
-        f"Why: {_caveat(cause, analysis.summary)}{name}: {'; '.join(of_cause[cause])}. {advice}"
-        for cause, (name, advice) in _CAUSES.items()
-        if cause in of_cause
+        f"Why: {name}{_caveat(key, analysis)}: {'; '.join(of_cause[key])}. {advice}"
+        for key, (name, advice) in _CAUSES.items()
+        if key in of_cause
     ]
 
 
-def _caveat(cause: str, summary: Summary) -> str:
-    """Say where the evidence is that of disturbed rounds; that ranks outnumber cores is not measured."""
-    if cause == "oversubscription" or not summary.disturbed_rounds:
-        return ""
-    return "measured while others used the machine: "
+def _caveat(key: str, analysis: Analysis) -> str:
+    """Mark evidence of noisy rounds; oversubscription is not measured."""
+    noisy = key != "oversubscription" and analysis.summary.noisy_rounds
+    return " (measured in noisy rounds)" if noisy else ""
 
 
 def differences(analysis: Analysis) -> list[list[str]]:
-    """List what differed between arms, ranks or rounds, under a heading: item, values, what it is, why."""
+    """List the conditions that differ, one row each, under a heading."""
     rows = [
         [
-            finding.item,
-            "; ".join(f"{arm}: {value}" for arm, value in finding.values.items()),
-            "NOT ALIKE" if finding.kind == "different" else finding.role,
-            finding.why,
+            condition.item,
+            "; ".join(f"{arm}: {value}" for arm, value in condition.values.items()),
+            "DIFFERENT" if condition.kind == "different" else condition.role,
+            condition.why,
         ]
-        for finding in analysis.conditions
-        if finding.kind != "same"
+        for condition in analysis.conditions
+        if condition.kind != "same"
     ]
-    return [["item", "in each arm", "what it is", "why"], *rows]
+    return [["condition", "value in each arm", "role", "why"], *rows]
 
+
+# ---- one cause ----
 
 _CAUSES = {
     "oversubscription": ("oversubscription", "Use fewer ranks or threads than cores."),
     "little_compute": (
-        "too little compute per step",
-        "A larger --batch-size gives more to hide communication behind.",
+        "too little computation per step",
+        "A larger --batch-size gives communication more to overlap with.",
     ),
     "latency": ("latency of each call", "Fewer, larger messages would help."),
-    "bandwidth": ("bandwidth", "Fewer bytes, or a faster way for them, would help."),
+    "bandwidth": ("bandwidth", "Fewer bytes or a faster transport would help."),
     "background": (
         "background tax",
-        "The library's own threads take the core from the computation, or its memory the caches.",
+        "The library's threads use the cores, or its memory fills the caches.",
     ),
-    "straggler": ("straggler", "The others wait for it, whatever the library."),
-    "transport": ("transport", "Part of the difference is the way of the bytes, not the library."),
+    "straggler": ("straggler", "With any library, the other ranks wait for it."),
+    "transport": ("transport", "It explains part of the difference, and the library does not."),
 }
-"""What each cause is called, and what follows from it; in the order in which they are told."""
+"""Name of each cause and the advice, in the report's order."""
 
 
 def _oversubscription(_: str, seen: dict[str, Any]) -> str:
     return (
-        f"{counted(seen['ranks'], 'rank')} × {counted(seen['threads_per_rank'], 'thread')} on "
-        f"{counted(seen['cores'], 'core')} wait for each other"
+        f"{counted(seen['ranks'], 'rank')} × {counted(seen['threads_per_rank'], 'thread')} wait for "
+        f"{counted(seen['cores'], 'core')}"
     )
 
 
 def _little_compute(arm: str, seen: dict[str, Any]) -> str:
     return (
-        f"{arm} computes for {_milliseconds(seen['compute_seconds'])}, and its collectives alone take "
+        f"{arm} computes for {_milliseconds(seen['compute_seconds'])}; its collectives alone take "
         f"{_milliseconds(seen['collective_seconds'])}"
     )
 
 
 def _latency(arm: str, seen: dict[str, Any]) -> str:
-    return f"{_calls(arm, seen)}, of which {_milliseconds(seen['fixed_seconds'])} do not depend on their size"
+    return f"{_calls(arm, seen)}, {_milliseconds(seen['fixed_seconds'])} of it independent of size"
 
 
 def _bandwidth(arm: str, seen: dict[str, Any]) -> str:
-    return f"{_calls(arm, seen)}, of which {_milliseconds(seen['growing_seconds'])} grow with their size"
+    return f"{_calls(arm, seen)}, {_milliseconds(seen['growing_seconds'])} of it proportional to size"
 
 
 def _calls(arm: str, seen: dict[str, Any]) -> str:
@@ -101,8 +101,8 @@ def _calls(arm: str, seen: dict[str, Any]) -> str:
 def _background(arm: str, seen: dict[str, Any]) -> str:
     without = seen["reference_seconds"] - seen["background_seconds"]
     return (
-        f"computing alone takes {_milliseconds(seen['reference_seconds'])} beside {arm}, "
-        f"{_milliseconds(without)} beside nothing"
+        f"computation alone takes {_milliseconds(seen['reference_seconds'])} with {arm} loaded, "
+        f"{_milliseconds(without)} without"
     )
 
 

@@ -1,4 +1,4 @@
-"""What tables say, in words and units that people read: the one place where units are converted."""
+"""Write the columns of every table, in the units that people read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from compare.analysis.verdict import Verdict
     from compare.schema.results import Run
 
-COST_TITLE = "Where the cost goes, in milliseconds a step (docs/measuring.md defines every word)"
-MIB = 1 << 20
+COST_TITLE = "Where the sync cost goes, in ms per step (docs/measuring.md defines the terms)"
+_MIB = 1 << 20
 _LONG_LABEL = 16
 
 
@@ -27,7 +27,7 @@ class Column(NamedTuple):
     heading: str
     cell: Callable[[ArmSummary], str]
     is_text: bool = False
-    """Text stands to the left, figures to the right."""
+    """Text is aligned left, figures right."""
 
 
 def arm_column() -> Column:
@@ -36,7 +36,7 @@ def arm_column() -> Column:
 
 
 def speed_columns(run: Run) -> list[Column]:
-    """Say how fast the arms are, and what synchronising costs them."""
+    """Show how fast the arms are, and their sync cost."""
     baseline = run.config.baseline if len(run.config.baseline) <= _LONG_LABEL else "baseline"
     return [
         Column("samples/s", lambda arm: f"{arm.samples_per_second.mean:,.0f}"),
@@ -50,7 +50,7 @@ def speed_columns(run: Run) -> list[Column]:
 
 
 def outcome_columns() -> list[Column]:
-    """Say what the arms reached, what it took, and over what they spoke."""
+    """Show accuracy, memory, start-up and transport."""
     return [
         Column("accuracy", lambda arm: f"{arm.accuracy:.2%}"),
         Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
@@ -60,7 +60,7 @@ def outcome_columns() -> list[Column]:
 
 
 def cost_columns() -> list[Column]:
-    """Say where the sync cost of an arm goes, in milliseconds a step."""
+    """Show the parts of an arm's sync cost, in milliseconds per step."""
     return [
         Column("sync ms", lambda arm: _milliseconds(arm.sync_seconds)),
         Column("= exposed", lambda arm: _milliseconds(arm.detail.exposed_seconds)),
@@ -69,7 +69,7 @@ def cost_columns() -> list[Column]:
         Column("blocked", lambda arm: _change(arm.detail.blocked_seconds)),
         Column("forward", lambda arm: _change(arm.detail.forward_seconds)),
         Column("backward", lambda arm: _change(arm.detail.backward_seconds)),
-        Column("optimizer", lambda arm: _change(arm.detail.step_seconds)),
+        Column("optimizer", lambda arm: _change(arm.detail.optimizer_seconds)),
         Column("communication", lambda arm: _change(arm.detail.communication_seconds)),
         Column("imbalance", lambda arm: _change(arm.detail.imbalance_seconds)),
         Column("skew", lambda arm: _change(arm.detail.skew_seconds)),
@@ -78,18 +78,75 @@ def cost_columns() -> list[Column]:
 
 
 def collective_columns() -> list[Column]:
-    """Say what the collectives take alone, and how busy the machine was."""
+    """Show the collectives alone, and how busy the machine was."""
     return [
         Column("gradient MB", lambda arm: f"{arm.detail.gradient_bytes / 1e6:.1f}"),
-        Column("calls", lambda arm: str(len(arm.detail.message_bytes)) if arm.detail.message_bytes else "–"),
-        Column("alone ms", lambda arm: _milliseconds(arm.detail.collective_seconds)),
+        Column("calls", lambda arm: str(len(arm.detail.message_bytes) or "–")),
+        Column("T_iso ms", lambda arm: _milliseconds(arm.detail.collective_seconds)),
         Column("algbw GB/s", lambda arm: _gigabytes(arm.detail.algorithm_bandwidth)),
         Column("busbw GB/s", lambda arm: _gigabytes(arm.detail.bus_bandwidth)),
-        Column("hiding", lambda arm: _percent(arm.detail.hiding)),
+        Column("overlap", lambda arm: _percent(arm.detail.overlap)),
         Column("cores/rank", lambda arm: f"{arm.detail.cores_per_rank.mean:.2f}"),
         Column("whole peak MiB", lambda arm: _mebibytes(arm.detail.whole_peak_memory_bytes)),
-        Column("others", lambda arm: _percent(arm.foreign_share)),
+        Column("other load", lambda arm: _percent(arm.other_cpu_load)),
     ]
+
+
+# ---- verdicts ----
+
+
+def describe(verdict: Verdict) -> str:
+    """Write a verdict in a few words.
+
+    *x % slower*: a step takes x % longer. *x % faster*: the baseline's step takes x % longer. So a difference
+    has the same figure from either side.
+    """
+    ratio, low, high = verdict.speed_ratio, verdict.low, verdict.high
+    if verdict.kind == "equivalent":
+        return f"equivalent within {verdict.margin * 100:g} %"
+    if low is None or high is None:
+        reason = "one round has no spread" if verdict.n == 1 else _more_rounds(verdict.rounds_to_settle)
+        return f"unresolved: {reason}"
+    if verdict.kind == "unresolved":
+        return f"unresolved: {_half_width(low, high)}, {_more_rounds(verdict.rounds_to_settle)}"
+    if verdict.kind == "slower":
+        ratio, low, high = 1 / ratio, 1 / high, 1 / low
+    if ratio >= 2:  # noqa: PLR2004 -- "3.1×" reads better than "212 % faster"
+        return f"{ratio:.1f}× {verdict.kind} [{low:.1f}, {high:.1f}]"
+    return f"{_in_percent(ratio)} % {verdict.kind} [{_in_percent(low)}, {_in_percent(high)}]"
+
+
+def _verdict(arm: ArmSummary) -> str:
+    if arm.verdict is None:
+        return "–"
+    text = describe(arm.verdict)
+    if arm.verdict.kind != "unresolved":
+        return text
+    text = text.partition(", ")[0]  # the rounds to settle it are in the notes
+    if arm.verdict.n >= FIRST_LOOK:
+        return text
+    so_far = f"{arm.verdict.n} of {counted(FIRST_LOOK, 'round')}"
+    # The interval of two or three rounds is often a factor of several: that helps no reader.
+    return f"{text} ({so_far})" if "±" in text else f"unresolved: {so_far}"
+
+
+def _half_width(low: float, high: float) -> str:
+    factor = math.sqrt(high / low)
+    return f"±{_in_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g} either way"  # noqa: PLR2004
+
+
+def _more_rounds(rounds: int | None) -> str:
+    if rounds is None:
+        return "and more rounds would hardly settle it"
+    return f"about {rounds} more round{'s' if rounds > 1 else ''} would settle it"
+
+
+def _in_percent(ratio: float) -> str:
+    percent = (ratio - 1) * 100
+    return f"{percent:.1f}" if abs(percent) < 10 else f"{percent:.0f}"  # noqa: PLR2004 -- two digits are enough
+
+
+# ---- cells ----
 
 
 def _milliseconds(estimate: Estimate | None) -> str:
@@ -108,63 +165,12 @@ def _gigabytes(estimate: Estimate | None) -> str:
 
 
 def _mebibytes(size: int | None) -> str:
-    return "–" if size is None else f"{size / MIB:,.0f}"
+    return "–" if size is None else f"{size / _MIB:,.0f}"
 
 
 def _percent(estimate: Estimate | None) -> str:
     return "–" if estimate is None else f"{estimate.mean:.0%}"
 
 
-def _verdict(arm: ArmSummary) -> str:
-    if arm.verdict is None:
-        return "–"
-    said = describe(arm.verdict)
-    if arm.verdict.kind != "unresolved":
-        return said
-    said = said.partition(", ")[0]  # how many rounds it would take stands under the table
-    if arm.verdict.n >= FIRST_LOOK:
-        return said
-    so_far = f"{arm.verdict.n} of {counted(FIRST_LOOK, 'round')}"
-    # Of two or three rounds the interval is often one of factors: as good as none.
-    return f"{said} ({so_far})" if "±" in said else f"unresolved: {so_far}"
-
-
 def _factor(estimate: Estimate | None) -> str:
     return "–" if estimate is None else f"{estimate.mean:.2f}×"
-
-
-def describe(verdict: Verdict) -> str:
-    """Say a verdict in a few words.
-
-    *x % slower* means that a step takes x % longer, as *x % faster* means that the baseline's does: so the
-    same difference has the same figure, whichever of the two is called the baseline.
-    """
-    ratio, low, high = verdict.speed_ratio, verdict.low, verdict.high
-    if verdict.kind == "equivalent":
-        return f"equivalent within {verdict.margin * 100:g} %"
-    if low is None or high is None:
-        reason = "one round has no spread" if verdict.n == 1 else _more_rounds(verdict.rounds_to_settle)
-        return f"unresolved: {reason}"
-    if verdict.kind == "unresolved":
-        return f"unresolved: {_half_width(low, high)}, {_more_rounds(verdict.rounds_to_settle)}"
-    if verdict.kind == "slower":
-        ratio, low, high = 1 / ratio, 1 / high, 1 / low
-    if ratio >= 2:  # noqa: PLR2004 -- "212 % faster" makes one stop and think, "3.1×" does not
-        return f"{ratio:.1f}× {verdict.kind} [{low:.1f}, {high:.1f}]"
-    return f"{_in_percent(ratio)} % {verdict.kind} [{_in_percent(low)}, {_in_percent(high)}]"
-
-
-def _in_percent(ratio: float) -> str:
-    percent = (ratio - 1) * 100
-    return f"{percent:.1f}" if abs(percent) < 10 else f"{percent:.0f}"  # noqa: PLR2004 -- two digits are enough
-
-
-def _half_width(low: float, high: float) -> str:
-    factor = math.sqrt(high / low)
-    return f"±{_in_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g} either way"  # noqa: PLR2004
-
-
-def _more_rounds(rounds: int | None) -> str:
-    if rounds is None:
-        return "and more rounds would hardly settle it"
-    return f"about {rounds} more round{'s' if rounds > 1 else ''} would settle it"

@@ -1,4 +1,4 @@
-"""One line an arm, in seconds and bytes, for spreadsheets and scripts."""
+"""Render one line per arm as CSV, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ _OF_VERDICTS = ("speed_ratio", "low", "high", "level", "p", "p_adjusted", "n", "
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
-    """Render every field of the summary, always with every detail; an estimate becomes mean, low and high."""
+    """Render every figure of every arm, always with every detail.
+
+    An estimate becomes three columns: mean, low and high.
+    """
     del detail
-    rows = [
-        _flat(arm) | {"dataset": run.dataset.name, "complete": run.complete} for arm in analysis.summary.arms
-    ]
+    arms = analysis.summary.arms
+    rows = [_flat(arm) | {"dataset": run.dataset.name, "complete": run.complete} for arm in arms]
     out = io.StringIO()
     names = list(rows[0]) if rows else ["arm"]
     writer = csv.DictWriter(out, names, lineterminator="\n")
@@ -34,7 +36,7 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
 
 
 def _flat(value: ArmSummary | Detail, prefix: str = "") -> dict[str, object]:
-    """Spread a struct over columns, so that every arm has the same ones whatever could be measured."""
+    """Spread a struct over columns, the same ones for every arm."""
     row: dict[str, object] = {}
     for field in msgspec.structs.fields(value):
         found = getattr(value, field.name)

@@ -1,4 +1,4 @@
-"""Render a run with its analysis as JSON: the raw samples and everything derived from them."""
+"""Render the raw samples and everything derived from them as JSON."""
 
 from __future__ import annotations
 

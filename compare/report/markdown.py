@@ -1,10 +1,10 @@
-"""A Markdown table, for READMEs and issues."""
+"""Render a Markdown table, for READMEs and issues."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compare.report.causes import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
+from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import (
     COST_TITLE,
     arm_column,
@@ -29,11 +29,11 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     if detail:
         parts += [f"**{COST_TITLE}**", "", *_table(summary, [*cost_columns(), *collective_columns()]), ""]
         heading, *rows = differences(analysis)
-        unlike = _lines([heading, [":--"] * len(heading), *rows]) if rows else [ALL_ALIKE]
-        parts += [f"**{FAIRNESS_TITLE}**", "", *unlike, ""]
-    said = [f"**{text}**" for text in warnings(run, analysis)]
-    said += reasons(analysis) + notes(run, analysis)
-    return "\n".join([*parts, *(f"- {text}" for text in said)])
+        differing = _lines([heading, [":--"] * len(heading), *rows]) if rows else [NO_DIFFERENCE]
+        parts += [f"**{CONDITIONS_TITLE}**", "", *differing, ""]
+    lines = [f"**{text}**" for text in warnings(run, analysis)]
+    lines += causes(analysis) + notes(run, analysis)
+    return "\n".join([*parts, *(f"- {text}" for text in lines)])
 
 
 def _table(summary: Summary, columns: list[Column]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a terminal shows while a run goes on."""
+"""Show the progress of a run in a terminal."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class LiveProgress:
-    """Two bars, launches and steps, and a line for every launch that has ended.
+    """Two bars, launches and steps, and a line per finished launch.
 
-    Where there is no terminal only the lines are printed.
+    Without a terminal there are only the lines.
     """
 
     def __init__(self, console: Console, config: RunConfig, *, verbose: bool) -> None:
@@ -57,15 +57,15 @@ class LiveProgress:
         self._bars.stop()
 
     def _place(self, planned: Planned) -> str:
-        """Say which round it is, and of how many where that is known."""
+        """Return the round, and of how many if that is known."""
         return f"{planned.round}" + ("" if self._config.budget_seconds else f"/{self._config.rounds}")
 
     def launch_begins(self, planned: Planned) -> None:
-        """Begin a fresh bar of steps."""
+        """Reset the bar of steps."""
         self._bars.reset(self._steps, description=f"round {planned.round}: {escape(planned.arm.label)}")
 
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
-        """With ``--verbose``, print every command before it is executed."""
+        """Print every command before it starts, with ``--verbose``."""
         del planned
         for command in commands if self._verbose else ():
             self._console.print(f"$ {shlex.join(command.argv)}", style="dim", markup=False, soft_wrap=True)
@@ -76,7 +76,7 @@ class LiveProgress:
         self._bars.update(self._steps, completed=steps)
 
     def launch_restarts(self, planned: Planned, reason: str) -> None:
-        """Say that a launch is started again."""
+        """Print that a launch starts a second time."""
         self._console.print(
             f"round {self._place(planned)}  {planned.arm.label:<28} starts again: {reason}",
             style="yellow",
@@ -85,7 +85,7 @@ class LiveProgress:
         )
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
-        """Print one line."""
+        """Print the step time of a launch."""
         self._bars.advance(self._launches)
         self._console.print(
             f"round {self._place(planned)}  {planned.arm.label:<28} "
@@ -95,23 +95,23 @@ class LiveProgress:
             markup=False,
         )
 
-    def round_repeats(self, round_: int, foreign: float) -> None:
-        """Say that a round is taken again, and lengthen the bar."""
+    def round_repeats(self, round_: int, other_load: float) -> None:
+        """Print that a round is repeated, and extend the bar."""
         total = self._bars.tasks[self._launches].total
         self._bars.update(self._launches, total=total and total + len(self._config.arms))
         self._console.print(
-            f"round {round_} is taken again: others used {foreign:.0%} of the CPUs meanwhile",
+            f"round {round_} is repeated: other processes used {other_load * 100:.0f} % of the CPUs",
             style="yellow",
             highlight=False,
             markup=False,
         )
 
     def arm_verified(self, arm: ArmVerification) -> None:
-        """Print one line."""
+        """Print the outcome of an arm."""
         self._bars.advance(self._launches)
-        said = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
+        outcome = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
         self._console.print(
-            f"{arm.arm:<28} {said:<12} {arm.seconds:5.1f} s in all",
+            f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s in all",
             style="dim" if arm.proven else "red",
             highlight=False,
             markup=False,

@@ -1,4 +1,4 @@
-"""The table in the terminal."""
+"""Render the table of a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from compare.report.causes import ALL_ALIKE, FAIRNESS_TITLE, differences, reasons
+from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import (
     COST_TITLE,
     arm_column,
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from compare.schema.results import Run
 
 PLAIN_WIDTH = 200
-"""Columns of what is no terminal: room for the widest table."""
+"""Width of output that is no terminal: enough for the widest table."""
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
-    """Render without colours, wide enough for one table."""
+    """Render the table without colours, in one piece."""
     console = Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(RunTable(run, analysis, detail=detail))
@@ -44,12 +44,14 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
 
 
 class RunTable:
-    """A run side by side, one row an arm; in a narrow terminal as several tables under each other.
+    """All arms of a run side by side, one row per arm.
+
+    A narrow terminal shows several tables, one below the other.
 
     Args:
         run: what was measured.
         analysis: what was derived from it.
-        detail: whether to show as well where the cost goes.
+        detail: also show where the sync cost goes.
     """
 
     def __init__(self, run: Run, analysis: Analysis, *, detail: bool = False) -> None:
@@ -65,16 +67,16 @@ class RunTable:
             yield Text(COST_TITLE, style="bold")
             yield from self._tables(console, options, [*cost_columns(), *collective_columns()])
         if self.analysis.summary.arms and self.detail:
-            yield Text(FAIRNESS_TITLE, style="bold")
+            yield Text(CONDITIONS_TITLE, style="bold")
             yield self._differences()
         yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.analysis))
-        yield from (Text(reason) for reason in reasons(self.analysis))
+        yield from (Text(cause) for cause in causes(self.analysis))
         yield from (Text(note, style="dim") for note in notes(self.run, self.analysis))
 
     def _tables(
         self, console: Console, options: ConsoleOptions, columns: Sequence[Column]
     ) -> Iterator[Table]:
-        """Lay columns side by side as far as the terminal is wide, and the rest under them."""
+        """Put the columns that fit side by side, the rest below."""
         unlimited = options.update(max_width=10_000)
         shown = list(columns)
         while shown:
@@ -90,7 +92,7 @@ class RunTable:
     def _differences(self) -> Table | Text:
         heading, *rows = differences(self.analysis)
         if not rows:
-            return Text(ALL_ALIKE)
+            return Text(NO_DIFFERENCE)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for name in heading:
             table.add_column(name, overflow="fold")

@@ -1,4 +1,4 @@
-"""The table of ``compare verify``."""
+"""Render the table of ``compare verify``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIGURES = ("float64", "float32", *(f"step {step}" for step in _SHOWN_STEPS))
 
 
 def renderable(verification: Verification) -> RenderableType:
-    """Build one row an arm, and under them what failed and how to read the figures."""
+    """Build one row per arm, then the failures and notes."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("arm", "ranks", *_FIGURES, "verdict"):
         table.add_column(heading, justify="right" if heading in _FIGURES else "left", overflow="fold")
@@ -30,9 +30,9 @@ def renderable(verification: Verification) -> RenderableType:
     return Group(
         Text(headline(verification.run), style="bold"),
         table,
-        *(Text(said, style="bold yellow") for said in _warnings(verification)),
-        *(Text(said, style="red") for said in _failures(verification)),
-        *(Text(said, style="dim") for said in _notes(verification)),
+        *(Text(line, style="bold yellow") for line in _warnings(verification)),
+        *(Text(line, style="red") for line in _failures(verification)),
+        *(Text(line, style="dim") for line in _notes(verification)),
     )
 
 
@@ -50,7 +50,7 @@ def _cell(gate: Gate | None) -> str:
         return "exempt" if gate.figure is None else f"{_figure(gate.figure)} lossy"
     if gate.outcome == "failed":
         return "FAILED" if gate.figure is None else f"{_figure(gate.figure)} FAILED"
-    return "alike" if gate.limit is None else _figure(gate.figure)
+    return "same" if gate.limit is None else _figure(gate.figure)
 
 
 def _figure(difference: float | None) -> str:
@@ -66,16 +66,16 @@ def _verdict(arm: ArmVerification) -> str:
         return "NOT the same training"
     exempt = [gate for gate in arm.gates if gate.outcome == "exempt"]
     if any(gate.figure is not None for gate in exempt):
-        return "lossy by its own choice"
+        return "lossy by design"
     return "exempt" if exempt else "the same training"
 
 
 def _warnings(verification: Verification) -> list[str]:
     run = verification.run
-    said = [] if run.complete else ["INCOMPLETE: it was ended before every arm had its turn."]
+    lines = [] if run.complete else ["INCOMPLETE: it was stopped before every arm had run."]
     if run.dataset.note:
-        said.append(f"{run.dataset.note}.")
-    return said + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
+        lines.append(f"{run.dataset.note}.")
+    return lines + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
 
 
 def _failures(verification: Verification) -> Iterator[str]:
@@ -88,16 +88,16 @@ def _failures(verification: Verification) -> Iterator[str]:
 
 
 def _notes(verification: Verification) -> Iterator[str]:
-    yield "ranks: all start from one model, train, and end bitwise alike."
+    yield "ranks: all start from one model, train, and end with the same parameters, bit for bit."
     gates = [gate for arm in verification.arms for gate in arm.gates]
     limits = {gate.name: gate.limit for gate in gates if gate.limit is not None}
     if limits:
         allowed = " and ".join(f"{limit:g} in {name}" for name, limit in limits.items())
         yield (
-            "float64, float32: how far the parameters are, relatively, from those of a single process that "
-            f"sees the samples of all ranks as one batch, after 20 steps of plain SGD; allowed are {allowed}."
+            "float64, float32: relative difference from a single process on the combined batch, after 20 "
+            f"steps of plain SGD. Allowed: {allowed}."
         )
     yield (
-        f"step 1 to {_SHOWN_STEPS[-1]}: the same in float32 with the run's own optimizer. It is no gate: "
-        "rounding alone grows along the way, and with Adam at once."
+        f"step 1 to {_SHOWN_STEPS[-1]}: the same in float32, with the run's optimizer. It is no gate: "
+        "rounding grows with every step, and with Adam from the first."
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from compare import data
+from compare.data import load
+from compare.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,6 +36,10 @@ def find_mnist() -> Path:
     """Find the folder that holds the real MNIST."""
     places = (ROOT / "data", ROOT.parent / "shared" / "data")
     for place in places:
-        if data.holds("mnist", place / "MNIST" / "raw"):
+        try:
+            found = load(place / "MNIST" / "raw")
+        except DataError:
+            continue
+        if found.name == "mnist":
             return place
     raise SystemExit(f"MNIST is not in {ROOT / 'data'}: get it with `compare data fetch --data-dir data`")

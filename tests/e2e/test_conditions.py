@@ -54,7 +54,7 @@ def test_strict_with_unlike_arms_saves_the_results_and_exits_with_10(contradicte
     assert run.complete
     assert "not measured alike" in done.stderr
     assert "HOROVOD_FUSION_THRESHOLD (none –; ddp –; horovod 0; mpi –)" in done.stderr
-    assert "NOT ALIKE: HOROVOD_FUSION_THRESHOLD" in done.stdout
+    assert "CONDITIONS DIFFER: HOROVOD_FUSION_THRESHOLD" in done.stdout
 
 
 def test_conditions_of_the_shell_are_overruled_or_found(contradicted):
@@ -92,4 +92,4 @@ def test_strict_without_unlike_arms_exits_with_0(tmp_path, mnist_dir):
         mnist_dir, tmp_path / "run", "--max-reruns", "0", "--backend", "ddp,manual", "--strict"
     )
     assert done.returncode == 0, done.stderr
-    assert "NOT ALIKE" not in done.stdout
+    assert "CONDITIONS DIFFER" not in done.stdout

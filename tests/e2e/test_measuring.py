@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import scipy.stats
 
-from compare.analysis.step_times import foreign_share
+from compare.analysis.step_times import other_cpu_load
 from compare.analysis.summary import summarise
 from compare.schema.store import read_run
 
@@ -88,7 +88,7 @@ def quietest(run):
     """
     launches = sorted([*run.launches, *run.set_aside], key=lambda launch: launch.number)
     rounds = [launches[first : first + 2] for first in range(0, len(launches), 2)]
-    rounds.sort(key=lambda pair: max(map(foreign_share, pair)))
+    rounds.sort(key=lambda pair: max(map(other_cpu_load, pair)))
     return [msgspec.structs.replace(run, launches=pair, set_aside=[]) for pair in rounds[:ROUNDS]]
 
 

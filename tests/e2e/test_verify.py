@@ -80,11 +80,11 @@ def test_verify_ranks_that_differ_or_stand_still_fail_the_ranks_gate(broken):
 @pytest.mark.parametrize(
     ("arm", "meaning"),
     [
-        (SUMS, "2 times the right one: a sum in the place of the mean"),
+        (SUMS, "2 times the right one: a sum in place of the mean"),
         (SKIPS, "The first update is wrong on rank 1 (by"),
-        (UNSHARDED, "are their shards the parts of every global batch?"),
+        (UNSHARDED, "Check that their shards are the parts of every global batch."),
         (NEVER_STEPS, "the step does not reach the parameters"),
-        (ROUNDS_UNSHARDED, "are their shards the parts of every global batch?"),
+        (ROUNDS_UNSHARDED, "Check that their shards are the parts of every global batch."),
     ],
 )
 def test_verify_finding_names_the_fault(broken, arm, meaning):
@@ -107,7 +107,7 @@ def test_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
     )
     assert done.returncode == 8, done.stderr
     assert f"{SUMS} does not train what a single process trains" in done.stderr
-    assert "2 times the right one: a sum in the place of the mean" in done.stderr
+    assert "2 times the right one: a sum in place of the mean" in done.stderr
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

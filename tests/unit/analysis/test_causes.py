@@ -1,4 +1,4 @@
-"""Why synchronising costs what it costs: each cause found where it is made up, and not where it is not."""
+"""Test that a run names the causes that it has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIB, MB = 1 << 10, 1_000_000
 
 
 def a_sweep(latency, bandwidth, factor=1.0):
-    """An all-reduce that takes ``latency`` seconds and passes ``bandwidth`` bytes a second."""
+    """Return the times of an all-reduce with this latency and bandwidth."""
     return [
         Sweep(message_bytes=size, ns=[round(1e9 * factor * (latency + size / bandwidth))] * 3)
         for size in (KIB, 32 * KIB, 1 << 20)
@@ -42,7 +42,7 @@ def a_measured_launch(
     transport="TCP over lo",
     slower=(0.0, 0.0),
 ):
-    """One launch, times in milliseconds; ``slower`` is what each rank computes longer."""
+    """Return a launch in milliseconds; ``slower`` is each rank's extra time."""
     factor = JITTER[round_ - 1]
     ranks = [
         a_rank(
@@ -75,45 +75,36 @@ def a_measured_run(arms, *, control=None, rounds=ROUNDS, **changes):
 
 
 def keys(run):
-    return [(reason.key, reason.arm) for reason in find_causes(run, summarise(run))]
+    return [(cause.key, cause.arm) for cause in find_causes(run, summarise(run))]
 
 
-def said(run):
-    return " ".join(render(run, analyse(run), "table").split())
+def shown(run, form="table"):
+    return " ".join(render(run, analyse(run), form).split())
 
 
-# Each has its cause; a quiet arm has none.
+# Each arm has its cause, and an arm without settings has none.
 CAUSES = {
     "little_compute": {"step": 5.0, "reference": 1.0, "alone": 4.0},
     "latency": {"step": 12.0, "alone": 2.0, "messages": [2500] * 4, "latency": 5e-4},
     "bandwidth": {"step": 12.0, "alone": 2.0, "messages": [814_120], "bandwidth": 4e8},
     "straggler": {"slower": (0.0, 3.0)},
 }
-# It costs something, half by latency and half by bandwidth.
+# It has a sync cost, half from latency and half from bandwidth.
 EVEN = {"step": 12.0, "alone": 2.0, "messages": [MB], "latency": 1e-3, "bandwidth": 1e9}
-
-
-def test_where_nothing_is_the_matter_nothing_is_said():
-    run = a_measured_run({"ddp": {}, "manual": {}}, control=9.9)
-    assert keys(run) == []
-    assert "Why:" not in said(run)
+SHARING = {"transport": "shared memory", "alone": 0.02}
+TAXED = {"step": 12.0, "reference": 11.9}
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_cause_is_named_in_the_arm_that_has_it_and_in_no_other(cause):
+def test_causes_belong_to_the_arm_that_has_them(cause):
     run = a_measured_run({"ddp": CAUSES[cause], "manual": {}})
     assert (cause, "ddp") in keys(run)
     assert [arm for _, arm in keys(run) if arm != "ddp"] == []
 
 
-@pytest.mark.parametrize("cause", ["latency", "bandwidth", "straggler"])
-def test_a_cause_brings_no_other_with_it(cause):
-    assert keys(a_measured_run({"ddp": CAUSES[cause]})) == [(cause, "ddp")]
-
-
 @pytest.mark.parametrize("rounds", [(1,), (1, 2)])
 @pytest.mark.parametrize("cause", [*CAUSES, "background", "transport"])
-def test_fewer_than_three_rounds_prove_nothing(cause, rounds):
+def test_causes_need_three_rounds(cause, rounds):
     arms = {
         "background": {"ddp": {"step": 13.0, "reference": 12.9}, "manual": {}},
         "transport": {"ddp": EVEN, "mpi": SHARING},
@@ -123,33 +114,50 @@ def test_fewer_than_three_rounds_prove_nothing(cause, rounds):
     assert cause in {key for key, _ in keys(a_measured_run(arms, control=control))}
 
 
-# ---- each sentence, with its evidence ----
-
-
-def test_too_little_compute_tells_what_is_computed_and_what_the_collectives_take():
-    text = said(a_measured_run({"ddp": CAUSES["little_compute"]}))
-    assert "too little compute per step: ddp computes for 1.00 ms" in text
-    assert "its collectives alone take 4.01 ms" in text
-
-
-def test_latency_tells_calls_bytes_and_what_does_not_depend_on_size():
-    text = said(a_measured_run({"ddp": CAUSES["latency"]}))
-    assert "latency of each call: ddp's 4 calls of 0.0025 MB on average take 2.01 ms, of which 2.0" in text
-    assert "do not depend on their size. Fewer, larger messages would help." in text
-
-
-def test_bandwidth_tells_what_grows():
-    text = said(a_measured_run({"ddp": CAUSES["bandwidth"]}))
-    assert "bandwidth: ddp's 1 call of 0.81 MB takes 2.01 ms, of which 2.00 ms grow with their size" in text
-
-
-def test_neither_is_named_where_neither_prevails():
-    assert keys(a_measured_run({"ddp": EVEN})) == []
+@pytest.mark.parametrize(
+    ("arms", "changes", "expected"),
+    [
+        pytest.param({"ddp": {}, "manual": {}}, {"control": 9.9}, [], id="no cost"),
+        *(
+            pytest.param({"ddp": CAUSES[cause]}, {}, [(cause, "ddp")], id=f"{cause} alone")
+            for cause in ("latency", "bandwidth", "straggler")
+        ),
+        pytest.param({"ddp": EVEN}, {}, [], id="neither latency nor bandwidth dominates"),
+        pytest.param({"ddp": CAUSES["bandwidth"] | {"step": 9.9}}, {}, [], id="all is overlapped"),
+        pytest.param(
+            {"horovod": TAXED, "manual": {}}, {"control": 9.9}, [("background", "horovod")], id="background"
+        ),
+        pytest.param(
+            {"ddp": CAUSES["latency"]}, {"cores": 1}, [("oversubscription", "")], id="oversubscribed"
+        ),
+        pytest.param(
+            {"ddp": CAUSES["latency"]},
+            {"cores": 1, "rounds": (1,)},
+            [("oversubscription", "")],
+            id="oversubscribed in one round",
+        ),
+        pytest.param({"ddp": EVEN, "mpi": SHARING}, {}, [("transport", "ddp")], id="transport"),
+        pytest.param({"ddp": EVEN, "manual": EVEN}, {}, [], id="one transport"),
+        pytest.param(
+            {"ddp": EVEN, "mpi": SHARING | {"messages": [8140]}}, {}, [], id="the other has less bandwidth"
+        ),
+        pytest.param(
+            {"ddp": EVEN, "mpi": SHARING}, {"hosts": [Host("a", 1), Host("b", 1)]}, [], id="two hosts"
+        ),
+        pytest.param({"ddp": EVEN | {"step": 9.9}, "mpi": SHARING}, {}, [], id="TCP costs nothing"),
+        pytest.param({"ddp": EVEN | {"alone": 0.5}, "mpi": SHARING}, {}, [], id="short collectives"),
+        pytest.param(
+            {"ddp": EVEN, "mpi": SHARING | {"step": 12.5, "reference": 12.4}}, {}, [], id="TCP is faster"
+        ),
+    ],
+)
+def test_causes_of_a_run(arms, changes, expected):
+    assert keys(a_measured_run(arms, **changes)) == expected
 
 
 @pytest.mark.parametrize("cause", ["little_compute", "latency", "bandwidth"])
-def test_of_one_rank_nothing_travels_so_collectives_are_no_reason(cause):
-    """What a library takes to find out that it is alone was timed all the same."""
+def test_causes_of_one_rank_hold_no_collectives(cause):
+    """One rank sends nothing, although its calls take time."""
     pair = a_measured_run({"ddp": CAUSES[cause]})
     launches = [msgspec.structs.replace(launch, ranks=launch.ranks[:1]) for launch in pair.launches]
     alone = a_run({"ddp": [1.0]}, launches=launches, config={"ranks": 1})
@@ -157,45 +165,17 @@ def test_of_one_rank_nothing_travels_so_collectives_are_no_reason(cause):
     assert keys(alone) == []
 
 
-def test_no_split_without_a_sweep():
-    """Memory that ranks share is not reached through the group, so the sweep says nothing of it."""
-    launch = a_measured_launch("manual:mode=shared_memory", 1)
-    bare = [msgspec.structs.replace(rank, sweep=[]) for rank in launch.ranks]
-    assert split_collectives(msgspec.structs.replace(launch, ranks=bare)) is None
-
-
-def test_hidden_communication_needs_no_reason():
-    hidden = CAUSES["bandwidth"] | {"step": 9.9}
-    assert keys(a_measured_run({"ddp": hidden})) == []
-
-
-def test_background_tax_is_computing_that_is_slower_beside_the_library():
-    taxed = {"step": 12.0, "reference": 11.9}
-    run = a_measured_run({"horovod": taxed, "manual": {}}, control=9.9)
-    assert keys(run) == [("background", "horovod")]
-    assert "background tax: computing alone takes 11.94 ms beside horovod, 9.93 ms beside nothing" in said(
-        run
-    )
-
-
-def test_background_tax_within_the_noise_is_not_told():
+def test_background_within_the_noise_is_not_named():
     launches = [a_control(r, t) for r, t in zip(ROUNDS, (7.0, 9.0, 12.0), strict=True)]
     launches += [a_measured_launch("ddp", r, step=10.4, reference=10.3) for r in ROUNDS]
     assert keys(a_run({"none": [1.0], "ddp": [1.0]}, launches=launches)) == []
 
 
-def test_a_straggler_is_named_with_its_rank_and_host():
-    text = said(a_measured_run({"ddp": CAUSES["straggler"]}))
-    assert "straggler: rank 1 on localhost computes for 12.94 ms, 1.50 ms longer than the mean" in text
-
-
-def test_ranks_that_are_slower_in_turn_are_no_straggler():
-    launches = [a_measured_launch("ddp", r, slower=(0, 3) if r % 2 else (3, 0)) for r in ROUNDS]
-    assert keys(a_run({"ddp": [1.0]}, launches=launches)) == []
+# ---- stragglers ----
 
 
 def of_ranks(*rounds):
-    """A run of the reference's milliseconds of every rank, round by round."""
+    """Return a run with each rank's reference in milliseconds, by round."""
     launches = [
         a_launch(
             "ddp",
@@ -207,80 +187,93 @@ def of_ranks(*rounds):
     return a_run({"ddp": [1.0]}, launches=launches, config={"ranks": len(rounds[0])}, cores=len(rounds[0]))
 
 
-def test_a_straggler_is_the_same_rank_in_every_launch():
-    """In the last round the other one is slower, by a hair; on average rank 1 is slower beyond noise."""
-    always = of_ranks((10, 12), (10, 12.1), (10, 11.9), (10, 11.8), (10, 12), (10, 12.1))
-    assert keys(always) == [("straggler", "ddp")]
-    but_once = of_ranks((10, 12), (10, 12.1), (10, 11.9), (10, 11.8), (10, 12), (10.1, 10))
-    assert keys(but_once) == []
-
-
-def test_more_ranks_need_more_evidence_for_a_straggler():
-    """The largest of eight noisy times is more often far above their mean than the larger of two."""
-    excesses = (1.6, 2.0, 2.6)
-    two = of_ranks(*((10.0, 10.0 + 2 * excess) for excess in excesses))
-    eight = of_ranks(*((*[10.0] * 7, 10.0 + 8 / 7 * excess) for excess in excesses))
-    assert keys(two) == [("straggler", "ddp")]
-    assert keys(eight) == []
-
-
-def test_one_rank_is_no_straggler():
-    assert keys(of_ranks((10.0,), (10.1,), (10.2,))) == []
-
-
-def test_ranks_that_share_cores_are_told_with_both_numbers_and_nothing_else_is():
-    arms = {"ddp": CAUSES["latency"]}
-    run = a_measured_run(arms, cores=1)
-    assert keys(run) == [("oversubscription", "")]
-    assert "Why: oversubscription: 2 ranks × 1 thread on 1 core wait for each other." in said(run)
-    assert ("oversubscription", "") not in keys(a_measured_run(arms, cores=2))
-    assert keys(a_measured_run(arms, cores=1, rounds=(1,))) == [("oversubscription", "")]
-
-
-SHARING = {"transport": "shared memory", "alone": 0.02}
-
-
-def test_tcp_on_one_host_is_named_beside_shared_memory_with_both_bandwidths():
-    run = a_measured_run({"ddp": EVEN, "mpi": SHARING})
-    assert keys(run) == [("transport", "ddp")]
-    text = said(run)
-    assert "transport: ddp moves 0.50 GB/s by TCP over lo, mpi 40.58 GB/s by shared memory" in text
-
-
-def test_transport_is_no_reason_where_it_makes_no_difference_or_there_is_but_one():
-    assert keys(a_measured_run({"ddp": EVEN, "manual": EVEN})) == []
-    assert keys(a_measured_run({"ddp": EVEN, "mpi": SHARING | {"messages": [8140]}})) == []
-    far = a_measured_run({"ddp": EVEN, "mpi": SHARING}, hosts=[Host("a", 1), Host("b", 1)])
-    assert keys(far) == []
+EXCESSES = (1.6, 2.0, 2.6)
 
 
 @pytest.mark.parametrize(
-    ("tcp", "sharing"),
+    ("run", "named"),
     [
-        (EVEN | {"step": 9.9}, SHARING),  # all of it is hidden
-        (EVEN | {"alone": 0.5}, SHARING),  # whatever the cost is, it is not the bytes on their way
-        (EVEN, SHARING | {"step": 12.5, "reference": 12.4}),  # quicker for all that
+        pytest.param(
+            of_ranks((10, 12), (10, 12.1), (10, 11.9), (10, 11.8), (10, 12), (10, 12.1)), True, id="always"
+        ),
+        pytest.param(
+            of_ranks((10, 12), (10, 12.1), (10, 11.9), (10, 11.8), (10, 12), (10.1, 10)),
+            False,
+            id="not in the last round",
+        ),
+        pytest.param(of_ranks((10, 13), (13, 10), (10, 13)), False, id="in turn"),
+        pytest.param(of_ranks((10.0,), (10.1,), (10.2,)), False, id="one rank"),
+        pytest.param(of_ranks(*((10.0, 10.0 + 2 * excess) for excess in EXCESSES)), True, id="two ranks"),
+        pytest.param(
+            of_ranks(*((*[10.0] * 7, 10.0 + 8 / 7 * excess) for excess in EXCESSES)), False, id="eight ranks"
+        ),
     ],
-    ids=["costs nothing", "collectives take little", "faster"],
 )
-def test_transport_is_no_reason_where_it_slows_nothing_down(tcp, sharing):
-    assert ("transport", "ddp") in keys(a_measured_run({"ddp": EVEN, "mpi": SHARING}))
-    assert keys(a_measured_run({"ddp": tcp, "mpi": sharing})) == []
+def test_straggler_is_one_rank_beyond_noise(run, named):
+    """The largest of eight times is often further above the mean."""
+    assert keys(run) == ([("straggler", "ddp")] if named else [])
 
 
-def disturbed(run, rounds):
-    """Others use two thirds of the two cores in these rounds."""
+# ---- in reports ----
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+@pytest.mark.parametrize(
+    ("run", "sentences"),
+    [
+        (
+            a_measured_run({"ddp": CAUSES["little_compute"]}),
+            [
+                "Why: too little computation per step: ddp computes for 1.00 ms",
+                "its collectives alone take 4.01 ms",
+            ],
+        ),
+        (
+            a_measured_run({"ddp": CAUSES["latency"]}),
+            [
+                "Why: latency of each call: ddp's 4 calls of 0.0025 MB on average take 2.01 ms, 2.0",
+                "of it independent of size. Fewer, larger messages would help.",
+            ],
+        ),
+        (
+            a_measured_run({"ddp": CAUSES["bandwidth"]}),
+            [
+                "Why: bandwidth: ddp's 1 call of 0.81 MB takes 2.01 ms, 2.00 ms of it proportional to size. ",
+                "size. Fewer bytes or a faster transport would help.",
+            ],
+        ),
+        (
+            a_measured_run({"horovod": TAXED, "manual": {}}, control=9.9),
+            ["Why: background tax: computation alone takes 11.94 ms with horovod loaded, 9.93 ms without"],
+        ),
+        (
+            a_measured_run({"ddp": CAUSES["straggler"]}),
+            ["Why: straggler: rank 1 on localhost computes for 12.94 ms, 1.50 ms longer than the mean"],
+        ),
+        (
+            a_measured_run({"ddp": CAUSES["latency"]}, cores=1),
+            ["Why: oversubscription: 2 ranks × 1 thread wait for 1 core."],
+        ),
+        (
+            a_measured_run({"ddp": EVEN, "mpi": SHARING}),
+            ["Why: transport: ddp moves 0.50 GB/s by TCP over lo, mpi 40.58 GB/s by shared memory (algbw)"],
+        ),
+        (a_measured_run({"ddp": {}, "manual": {}}, control=9.9), []),
+    ],
+)
+def test_render_causes_with_evidence(run, sentences, form):
+    text = shown(run, form)
+    assert [sentence for sentence in sentences if sentence not in text] == []
+    assert ("Why:" in text) == bool(sentences)
+
+
+def noisy(run, rounds):
+    """Return the run with much other CPU load in these rounds."""
+    busy = MachineUse(busy_ns=4_000_000, cpus=2, wall_ns=3_000_000, stolen_ns=0)
     launches = [
         msgspec.structs.replace(
             launch,
-            ranks=[
-                msgspec.structs.replace(
-                    rank,
-                    cpu_ns=0,
-                    machine=MachineUse(busy_ns=4_000_000, cpus=2, wall_ns=3_000_000, stolen_ns=0),
-                )
-                for rank in launch.ranks
-            ],
+            ranks=[msgspec.structs.replace(rank, cpu_ns=0, machine=busy) for rank in launch.ranks],
         )
         if launch.round in rounds
         else launch
@@ -291,45 +284,36 @@ def disturbed(run, rounds):
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
 @pytest.mark.parametrize("rounds", [(2,), ROUNDS])
-def test_what_was_measured_while_others_used_the_machine_is_said_to_be(form, rounds):
+def test_render_causes_of_noisy_rounds_are_marked(form, rounds):
     quiet = a_measured_run({"ddp": CAUSES["latency"], "mpi": SHARING | {"slower": (0.0, 3.0)}})
-    run = disturbed(quiet, rounds)
-    assert summarise(run).disturbed_rounds == list(rounds)
-    text = " ".join(render(run, analyse(run), form).split())
-    assert (
-        text.count("Why: ")
-        == text.count("Why: measured while others used the machine: ")
-        == len({key for key, _ in keys(run)})
-    )
-    assert "Why: measured while others used the machine: latency of each call: ddp's" in text
-    assert "measured while others" not in render(quiet, analyse(quiet), form)
+    run = noisy(quiet, rounds)
+    assert summarise(run).noisy_rounds == list(rounds)
+    text = shown(run, form)
+    marks = text.count(" (measured in noisy rounds): ")
+    assert text.count("Why: ") == marks == len({key for key, _ in keys(run)})
+    assert "Why: latency of each call (measured in noisy rounds): ddp's" in text
+    assert "noisy rounds" not in shown(quiet, form)
 
 
-def test_ranks_that_share_cores_do_so_whoever_else_uses_the_machine():
-    run = disturbed(a_measured_run({"ddp": CAUSES["latency"]}, cores=1), ROUNDS)
-    assert summarise(run).disturbed_rounds == list(ROUNDS)
-    assert "Why: oversubscription: 2 ranks" in said(run)
-
-
-@pytest.mark.parametrize("form", ["table", "markdown"])
-def test_reasons_stand_under_every_table_for_people(form):
-    run = a_measured_run({"ddp": CAUSES["latency"]})
-    assert "latency of each call" in " ".join(render(run, analyse(run), form).split())
+def test_render_oversubscription_needs_no_quiet_machine():
+    run = noisy(a_measured_run({"ddp": CAUSES["latency"]}, cores=1), ROUNDS)
+    assert summarise(run).noisy_rounds == list(ROUNDS)
+    assert "Why: oversubscription: 2 ranks" in shown(run)
 
 
 def test_json_holds_key_arm_and_evidence():
     run = a_measured_run({"ddp": CAUSES["latency"]})
-    (why,) = msgspec.json.decode(render(run, analyse(run), "json"))["summary"]["causes"]
-    assert (why["key"], why["arm"], why["evidence"]["calls"]) == ("latency", "ddp", 4)
-    assert why["evidence"]["fixed_seconds"] == pytest.approx(0.002, rel=0.05)
+    (cause,) = msgspec.json.decode(render(run, analyse(run), "json"))["summary"]["causes"]
+    assert (cause["key"], cause["arm"], cause["evidence"]["calls"]) == ("latency", "ddp", 4)
+    assert cause["evidence"]["fixed_seconds"] == pytest.approx(0.002, rel=0.05)
 
 
-# ---- time over bytes ----
+# ---- the cost model ----
 
 
 @settings(deadline=None)
 @given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11))
-def test_a_line_is_found_again(latency, bandwidth):
+def test_fit_line_finds_latency_and_bandwidth(latency, bandwidth):
     points = [(size, latency + size / bandwidth) for size in (1e3, 3e4, 1e6)]
     found, per_byte = fit_line(points)
     assert found == pytest.approx(latency, rel=1e-3, abs=1e-9)
@@ -338,15 +322,15 @@ def test_a_line_is_found_again(latency, bandwidth):
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1e-7, 10)), min_size=1, max_size=5))
-def test_neither_part_of_a_line_is_negative(points):
+def test_fit_line_has_no_negative_part(points):
     latency, per_byte = fit_line(points)
     assert latency >= 0
     assert per_byte >= 0
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.1, 1.3, 2.0])
-def test_a_sweep_that_was_slower_throughout_favours_neither_part(factor):
-    """Half the time is latency: to take all bytes at the slow sweep's bandwidth from it would leave less."""
+def test_split_slow_sweep_favours_neither_part(factor):
+    """Half the time is latency, for any speed of the sweep."""
     launch = a_measured_launch("ddp", 2, alone=2.0, messages=[MB])
     ranks = [msgspec.structs.replace(rank, sweep=a_sweep(1e-3, 1e9, factor)) for rank in launch.ranks]
     parts = split_collectives(msgspec.structs.replace(launch, ranks=ranks))
@@ -356,7 +340,7 @@ def test_a_sweep_that_was_slower_throughout_favours_neither_part(factor):
 
 @settings(deadline=None)
 @given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11), st.floats(1e-3, 1e3), st.integers(1, 50))
-def test_the_fixed_part_is_never_more_than_the_whole_nor_than_a_latency_a_call(latency, bandwidth, ms, calls):
+def test_split_fixed_part_has_upper_limits(latency, bandwidth, ms, calls):
     launch = a_measured_launch(
         "ddp", 2, alone=ms, messages=[20_000] * calls, latency=latency, bandwidth=bandwidth
     )
@@ -365,8 +349,8 @@ def test_the_fixed_part_is_never_more_than_the_whole_nor_than_a_latency_a_call(l
     assert parts.fixed_seconds <= calls * latency * 1.01 + 1e-8
 
 
-def test_where_a_library_fuses_calls_nothing_is_said_of_latency():
-    """Four requests may travel as one message, or as two: nobody tells."""
+def test_split_of_fused_calls_has_no_answer():
+    """The number of messages is unknown."""
     fused = a_measured_launch("horovod", 2, alone=2.0, messages=[MB // 4] * 4, latency=1e-3, bandwidth=1e9)
     assert split_collectives(fused) is not None
     for rank in fused.ranks:
@@ -374,6 +358,13 @@ def test_where_a_library_fuses_calls_nothing_is_said_of_latency():
     assert split_collectives(fused) is None
 
 
-def test_large_messages_that_pass_slower_than_the_sweep_are_not_taken_for_latency():
+def test_split_slow_large_messages_are_no_latency():
     wide = a_measured_launch("ddp", 2, alone=160.0, messages=[80 * MB], latency=2e-4, bandwidth=1e9)
     assert split_collectives(wide).fixed_seconds == pytest.approx(2e-4, rel=0.01)
+
+
+def test_split_without_a_sweep_has_no_answer():
+    """An arm that shares memory does not use its group."""
+    launch = a_measured_launch("manual:mode=shared_memory", 1)
+    bare = [msgspec.structs.replace(rank, sweep=[]) for rank in launch.ranks]
+    assert split_collectives(msgspec.structs.replace(launch, ranks=bare)) is None

@@ -1,4 +1,4 @@
-"""What could make arms unlike: found where it is, declared where it was asked for, else silent."""
+"""Test which conditions count as the same, as declared, and as different."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def attested(arm, rank):
     return copy.deepcopy(SHARED | own)
 
 
-def a_fair_run(*arms, change=lambda arm, round_, rank, facts: None, inherited=None, **fields):
-    """Two rounds of the arms; ``change`` may alter what a rank attests, or give its other fields."""
+def a_run_of(*arms, change=lambda arm, round_, rank, facts: None, inherited=None, **fields):
+    """Return two rounds; ``change`` alters what a rank attests."""
 
     def result(arm, round_, rank):
         facts = attested(arm, rank)
@@ -75,32 +75,66 @@ def a_fair_run(*arms, change=lambda arm, round_, rank, facts: None, inherited=No
     return a_run({arm: [5.0, 5.0] for arm in arms}, launches=launches, **fields)
 
 
+def attests(path, value, *arms, rank=None, round_=None):
+    """Return a change: some arms, ranks or rounds attest another value."""
+
+    def change(arm, its_round, its_rank, facts):
+        if (not arms or arm in arms) and rank in {None, its_rank} and round_ in {None, its_round}:
+            *parents, last = path.split("/")
+            for parent in parents:
+                facts = facts[parent]
+            if isinstance(value, dict) and last in facts:
+                facts[last] |= value
+            else:
+                facts[last] = value
+
+    return change
+
+
+def both(*changes):
+    def change(*where):
+        for one in changes:
+            one(*where)
+
+    return change
+
+
 def found(run):
-    return {finding.item: finding for finding in compare_conditions(run)}
+    return {condition.item: condition for condition in compare_conditions(run)}
 
 
-def names_of_unlike(run):
-    return [finding.item for finding in compare_conditions(run) if finding.kind == "different"]
+def different(run):
+    return [condition.item for condition in compare_conditions(run) if condition.kind == "different"]
+
+
+def by_library(run):
+    return [condition.item for condition in compare_conditions(run) if condition.by_library]
 
 
 EVERY_ARM = ("none", "ddp", "horovod", "mpi")
+HOOK = "ddp:comm_hook=fp16"
+MODE = "ddp:env.GLOO_SOCKET_MODE=1"
+ARENA = "ddp:env.MALLOC_ARENA_MAX=1"
 
 
-def test_where_everything_is_alike_nothing_is_found():
-    assert names_of_unlike(a_fair_run(*EVERY_ARM)) == []
-    assert all(f.kind == "same" for f in compare_conditions(a_fair_run("ddp", "ddp:static_graph=true")))
+# ---- the same, or compared ----
 
 
-def test_everything_that_ranks_attest_is_in_the_answer():
-    assert set(found(a_fair_run(*EVERY_ARM))) >= {
+def test_conditions_same_everywhere_have_no_difference():
+    assert different(a_run_of(*EVERY_ARM)) == []
+    assert all(f.kind == "same" for f in compare_conditions(a_run_of("ddp", "ddp:static_graph=true")))
+
+
+def test_conditions_hold_everything_that_ranks_attest():
+    assert set(found(a_run_of(*EVERY_ARM))) >= {
         *("threads", "affinity", "transport", "buckets in bytes", "fusion in bytes", "cycle time in ms"),
         *("reduce op", "optimizer", "batch size per rank", "shard", "parameter dtypes", "compression"),
         *("malloc settings", "python", "torch", "version of horovod"),
     }
 
 
-def test_what_makes_a_backend_itself_is_declared_and_transport_is_a_confounder():
-    items = found(a_fair_run(*EVERY_ARM))
+def test_conditions_of_backends_are_declared():
+    items = found(a_run_of(*EVERY_ARM))
     assert {n for n, f in items.items() if f.kind == "declared"} == {
         *("transport", "library", "controller", "buckets in bytes", "fusion in bytes", "cycle time in ms"),
     }
@@ -110,11 +144,13 @@ def test_what_makes_a_backend_itself_is_declared_and_transport_is_a_confounder()
     assert items["transport"].values["none"] == "–"
 
 
-CONDITIONS = {
+# ---- different ----
+
+CONTROLLED = {
     "threads": ("threads", 2),
     "affinity": ("affinity", [0]),
-    "malloc settings": ("malloc", {}),
-    "optimizer": ("optimizer", {"class": "SGD", "groups": [{"lr": 0.02, "momentum": 0}]}),
+    "malloc settings": ("malloc", {"MALLOC_TOP_PAD_": "1"}),
+    "optimizer": ("optimizer", {"groups": [{"lr": 0.02, "momentum": 0}]}),
     "parameter dtypes": ("parameter_dtypes", ["torch.float16"]),
     "torch": ("torch", "2.12.0"),
     "python": ("python", "3.12.1"),
@@ -122,177 +158,153 @@ CONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("item", CONDITIONS)
-@pytest.mark.parametrize("where", ["arm", "rank", "round"])
-def test_a_condition_that_differs_is_found_wherever_it_does(item, where):
-    key, value = CONDITIONS[item]
-
-    def change(arm, round_, rank, facts):
-        if arm == "mpi" and (
-            where == "arm" or (where == "rank" and rank == 1) or (where == "round" and round_ == 2)
-        ):
-            facts[key] = value
-
-    run = a_fair_run(*EVERY_ARM, change=change)
-    assert names_of_unlike(run) == [item]
-    finding = found(run)[item]
-    if where != "arm":
-        assert f"{where} " in finding.values["mpi"]
-        assert "mpi differ among themselves" in finding.why
+@pytest.mark.parametrize("item", CONTROLLED)
+@pytest.mark.parametrize("where", [{}, {"rank": 1}, {"round_": 2}], ids=["arm", "rank", "round"])
+def test_conditions_controlled_item_differs(item, where):
+    path, value = CONTROLLED[item]
+    run = a_run_of(*EVERY_ARM, change=attests(path, value, "mpi", **where))
+    assert different(run) == [item]
+    for name in where:
+        assert f"{name.strip('_')} " in found(run)[item].values["mpi"]
+        assert found(run)[item].why == "ranks or rounds of mpi differ"
 
 
-def test_a_batch_or_a_shard_that_differs_is_found():
-    def larger(arm, round_, rank, facts):
-        facts["batch"]["samples"] = 128 if arm == "ddp" else 64
-
-    def unsharded(arm, round_, rank, facts):
-        facts["batch"]["shard"] = [0, 1] if arm == "ddp" else [rank, 2]
-
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=larger)) == ["batch size per rank"]
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=unsharded)) == ["shard"]
-
-
-def test_other_first_parameters_are_found():
-    def change(arm, round_, rank, facts):
-        return {"initial_hash": "1" * 64} if arm == "mpi" else None
-
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["initial parameters"]
-
-
-def test_versions_that_differ_between_ranks_are_found():
-    def change(arm, round_, rank, facts):
-        if arm == "horovod" and rank == 1:
-            facts["group"]["versions"]["horovod"] = "0.27.0"
-
-    run = a_fair_run(*EVERY_ARM, change=change)
-    assert names_of_unlike(run) == ["version of horovod"]
-    assert found(run)["version of horovod"].values["horovod"] == "rank 0: 0.28.1, rank 1: 0.27.0"
-
-
-def test_a_version_that_differs_between_arms_is_found():
-    def change(arm, round_, rank, facts):
-        if arm == "mpi":
-            facts["group"]["versions"]["torch"] = "2.11.0"
-
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["version of torch"]
-
-
-def test_a_sum_is_no_mean():
-    def change(arm, round_, rank, facts):
-        if arm == "mpi":
-            facts["replica"]["reduce_op"] = "sum"
-
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["reduce op"]
-
-
-@pytest.mark.parametrize(
-    "earlier", ["sum, then divided by the number of ranks", "divided by the number of ranks, then summed"]
-)
-def test_what_earlier_runs_call_a_mean_is_one(earlier):
-    def change(arm, round_, rank, facts):
-        if arm == "mpi":
-            facts["replica"]["reduce_op"] = earlier
-
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == []
-
-
-def test_compression_that_no_option_declares_is_found():
-    def change(arm, round_, rank, facts):
-        if arm == "horovod":
-            facts["replica"]["compression"] = "FP16Compressor"
-
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["compression"]
-
-
-def compressed(*compressing):
-    def change(arm, round_, rank, facts):
-        if arm in compressing:
-            facts["replica"]["comm_hook"] = "fp16"
-
-    return change
-
-
-def test_compression_that_an_option_declares_is_declared_with_what_it_does():
-    arm = "ddp:comm_hook=fp16"
-    run = a_fair_run("none", "ddp", arm, change=compressed(arm))
-    assert names_of_unlike(run) == []
-    finding = found(run)["compression"]
-    assert (finding.kind, finding.values[arm], finding.values["ddp"]) == ("declared", "fp16", "none")
-    assert "comm_hook: what travels is not what was computed" in finding.why
-
-
-def test_an_option_declares_the_difference_of_its_own_arm_alone():
-    run = a_fair_run("ddp:comm_hook=fp16", "ddp", "mpi", change=compressed("ddp:comm_hook=fp16", "ddp"))
-    assert names_of_unlike(run) == ["compression"]
-
-
-def test_a_variable_that_an_arm_declares_is_declared():
-    arm = "ddp:env.GLOO_SOCKET_MODE=1"
-
-    def change(label, round_, rank, facts):
-        if label == arm:
-            facts["environment"]["GLOO_SOCKET_MODE"] = "1"
-
-    run = a_fair_run("none", "ddp", arm, change=change)
-    assert names_of_unlike(run) == []
-    assert found(run)["GLOO_SOCKET_MODE"].kind == "declared"
-
-
-@pytest.mark.parametrize("shell", [{}, {"MALLOC_ARENA_MAX": "2"}])
-def test_an_allocator_setting_that_an_arm_declares_is_declared_once(shell):
-    arm = "ddp:env.MALLOC_ARENA_MAX=1"
-
-    def change(label, round_, rank, facts):
-        own = {"MALLOC_ARENA_MAX": "1"} if label == arm else shell
-        facts["environment"] |= own
-        facts["malloc"] |= own
-
-    items = found(a_fair_run("none", "ddp", arm, change=change, inherited=shell))
-    assert items["malloc settings"].kind == "same"
-    assert items["MALLOC_ARENA_MAX"].kind == "declared"
-
-
-def test_an_allocator_setting_beside_the_declared_one_is_found():
-    arm = "ddp:env.MALLOC_ARENA_MAX=1"
-
-    def change(label, round_, rank, facts):
-        if label == arm:
-            facts["malloc"] |= {"MALLOC_ARENA_MAX": "1", "MALLOC_TOP_PAD_": "1"}
-            facts["environment"]["MALLOC_ARENA_MAX"] = "1"
-
-    assert names_of_unlike(a_fair_run("none", "ddp", arm, change=change)) == ["malloc settings"]
-
-
-UNDECLARED = {
-    "the arm asked for none": ("horovod:compression=none", "ddp", {"horovod:compression=none": "fp16"}),
-    "another arm asked for none": ("horovod:compression=none", "ddp", {"ddp": "fp16"}),
-    "the arm asked for another": ("ddp:comm_hook=powersgd", "ddp", {"ddp:comm_hook=powersgd": "fp16"}),
-    "beside one that is as asked": (
-        *("ddp:comm_hook=powersgd", "horovod:compression=none"),
-        {"ddp:comm_hook=powersgd": "powersgd", "horovod:compression=none": "fp16"},
+CHANGES = {
+    "a larger batch": (EVERY_ARM, attests("batch/samples", 128, "ddp"), ["batch size per rank"]),
+    "no shard": (EVERY_ARM, attests("batch/shard", [0, 1], "ddp"), ["shard"]),
+    "a version of an arm": (
+        *(EVERY_ARM, attests("group/versions/torch", "2.11.0", "mpi")),
+        ["version of torch"],
+    ),
+    "a sum": (EVERY_ARM, attests("replica/reduce_op", "sum", "mpi"), ["reduce op"]),
+    "a mean in older runs": (
+        *(EVERY_ARM, attests("replica/reduce_op", "sum, then divided by the number of ranks", "mpi")),
+        [],
+    ),
+    "another mean in older runs": (
+        *(EVERY_ARM, attests("replica/reduce_op", "divided by the number of ranks, then summed", "mpi")),
+        [],
+    ),
+    "buckets of a round": (
+        EVERY_ARM,
+        both(
+            attests("replica/bucket_bytes", [1], "ddp", round_=1),
+            attests("replica/bucket_bytes", [2], "ddp", round_=2),
+        ),
+        ["buckets in bytes"],
+    ),
+    "compression without an option": (
+        *(EVERY_ARM, attests("replica/compression", "FP16Compressor", "horovod")),
+        ["compression"],
+    ),
+    "compression with an option": (("none", "ddp", HOOK), attests("replica/comm_hook", "fp16", HOOK), []),
+    "compression of an arm without the option": (
+        *((HOOK, "ddp", "mpi"), attests("replica/comm_hook", "fp16", HOOK, "ddp")),
+        ["compression"],
+    ),
+    "compression against the option": (
+        ("horovod:compression=none", "ddp"),
+        attests("replica/compression", "fp16", "horovod:compression=none"),
+        ["compression"],
+    ),
+    "compression beside an arm without": (
+        ("horovod:compression=none", "ddp"),
+        attests("replica/compression", "fp16", "ddp"),
+        ["compression"],
+    ),
+    "another compression than the option's": (
+        ("ddp:comm_hook=powersgd", "ddp"),
+        attests("replica/compression", "fp16", "ddp:comm_hook=powersgd"),
+        ["compression"],
+    ),
+    "another compression beside the option's": (
+        ("ddp:comm_hook=powersgd", "horovod:compression=none"),
+        both(
+            attests("replica/compression", "powersgd", "ddp:comm_hook=powersgd"),
+            attests("replica/compression", "fp16", "horovod:compression=none"),
+        ),
+        ["compression"],
+    ),
+    "a variable of an arm": (
+        *(("none", "ddp", MODE), attests("environment/GLOO_SOCKET_MODE", "1", MODE)),
+        [],
+    ),
+    "another value of an arm's variable": (
+        *(("ddp", MODE), attests("environment/GLOO_SOCKET_MODE", "2", MODE)),
+        ["GLOO_SOCKET_MODE"],
+    ),
+    "an allocator setting beside the arm's": (
+        ("none", "ddp", ARENA),
+        both(
+            attests("malloc", {"MALLOC_ARENA_MAX": "1", "MALLOC_TOP_PAD_": "1"}, ARENA),
+            attests("environment/MALLOC_ARENA_MAX", "1", ARENA),
+        ),
+        ["malloc settings"],
+    ),
+    **{
+        f"passes of {arm}": (
+            EVERY_ARM,
+            both(attests("replica/passes_per_step", 1), attests(f"replica/{key}", 2, arm)),
+            ["passes per step"],
+        )
+        for arm, key in (
+            ("none", "passes_per_step"),
+            ("mpi", "passes_per_step"),
+            ("horovod", "backward_passes_per_step"),
+        )
+    },
+    "passes of one arm in older runs": (
+        *(EVERY_ARM, attests("replica/backward_passes_per_step", 1, "horovod")),
+        [],
     ),
 }
 
 
-@pytest.mark.parametrize("case", UNDECLARED)
-def test_an_option_declares_only_what_it_asked_for(case):
-    *arms, attests = UNDECLARED[case]
+@pytest.mark.parametrize("case", CHANGES)
+def test_conditions_change_of_one_arm_gives_items(case):
+    arms, change, items = CHANGES[case]
+    assert different(a_run_of(*arms, change=change)) == items
 
+
+def test_conditions_initial_parameters_differ():
+    def change(arm, round_, rank, facts):
+        return {"initial_hash": "1" * 64} if arm == "mpi" else None
+
+    assert different(a_run_of(*EVERY_ARM, change=change)) == ["initial parameters"]
+
+
+def test_conditions_version_differs_between_ranks():
+    run = a_run_of(*EVERY_ARM, change=attests("group/versions/horovod", "0.27.0", "horovod", rank=1))
+    assert different(run) == ["version of horovod"]
+    assert found(run)["version of horovod"].values["horovod"] == "rank 0: 0.28.1, rank 1: 0.27.0"
+
+
+# ---- declared ----
+
+
+def test_conditions_compression_by_option_is_declared():
+    condition = found(a_run_of("none", "ddp", HOOK, change=attests("replica/comm_hook", "fp16", HOOK)))[
+        "compression"
+    ]
+    assert (condition.kind, condition.values[HOOK], condition.values["ddp"]) == ("declared", "fp16", "none")
+    assert condition.why.startswith("set by the option comm_hook: compressed gradients differ")
+
+
+def test_conditions_variable_of_an_arm_is_declared():
+    run = a_run_of("none", "ddp", MODE, change=attests("environment/GLOO_SOCKET_MODE", "1", MODE))
+    assert found(run)["GLOO_SOCKET_MODE"].kind == "declared"
+
+
+@pytest.mark.parametrize("shell", [{}, {"MALLOC_ARENA_MAX": "2"}])
+def test_conditions_allocator_setting_of_an_arm_is_declared_once(shell):
     def change(label, round_, rank, facts):
-        if label in attests:
-            facts["replica"]["compression"] = attests[label]
+        own = {"MALLOC_ARENA_MAX": "1"} if label == ARENA else shell
+        facts["environment"] |= own
+        facts["malloc"] |= own
 
-    assert names_of_unlike(a_fair_run(*arms, change=change)) == ["compression"]
-
-
-def test_a_variable_that_did_not_reach_its_arm_as_declared_is_found():
-    arm = "ddp:env.GLOO_SOCKET_MODE=1"
-
-    def change(label, round_, rank, facts):
-        if label == arm:
-            facts["environment"]["GLOO_SOCKET_MODE"] = "2"
-
-    assert names_of_unlike(a_fair_run("ddp", arm, change=change)) == ["GLOO_SOCKET_MODE"]
+    items = found(a_run_of("none", "ddp", ARENA, change=change, inherited=shell))
+    assert items["malloc settings"].kind == "same"
+    assert items["MALLOC_ARENA_MAX"].kind == "declared"
 
 
 OF_DDP = {
@@ -304,82 +316,48 @@ OF_DDP = {
 
 
 @pytest.mark.parametrize("item", OF_DDP)
-def test_what_an_option_of_ddp_makes_different_is_among_what_is_compared(item):
+def test_conditions_option_of_ddp_is_compared(item):
     option, value = OF_DDP[item]
     needed = "comm_hook=powersgd:" if option.startswith("powersgd") else ""
     arm = f"ddp:{needed}{option}={str(value).lower()}"
-
-    def change(label, round_, rank, facts):
-        facts["replica"]["comm_hook"] = "powersgd" if label == arm and needed else "none"
-        if label == arm:
-            facts["replica"][option] = value
-
-    run = a_fair_run("none", "ddp", "mpi", arm, change=change)
-    assert names_of_unlike(run) == []
-    finding = found(run)[item]
-    assert (finding.role, finding.kind) == ("compared", "declared")
-    assert finding.values[arm] == ("on" if value is True else str(value))
-    assert finding.values["ddp"] == finding.values["mpi"]
-    assert "by the arms' option" in finding.why
-    assert option in finding.why
-    assert not finding.by_library
+    own = attests("replica", {option: value} | ({"comm_hook": "powersgd"} if needed else {}), arm)
+    run = a_run_of("none", "ddp", "mpi", arm, change=both(attests("replica", {"comm_hook": "none"}), own))
+    assert different(run) == []
+    condition = found(run)[item]
+    assert (condition.role, condition.kind, condition.by_library) == ("compared", "declared", False)
+    assert condition.values[arm] == ("on" if value is True else str(value))
+    assert condition.values["ddp"] == condition.values["mpi"]
+    assert condition.why.startswith("set by the option")
+    assert option in condition.why
 
 
-@pytest.mark.parametrize(
-    ("arm", "key"),
-    [("none", "passes_per_step"), ("mpi", "passes_per_step"), ("horovod", "backward_passes_per_step")],
-)
-def test_other_passes_in_a_step_are_found(arm, key):
-    def change(label, round_, rank, facts):
-        facts["replica"]["passes_per_step"] = 1
-        if label == arm:
-            facts["replica"][key] = 2
-
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["passes per step"]
-
-
-def test_results_in_which_horovod_alone_attested_its_passes_are_no_less_alike():
-    def change(label, round_, rank, facts):
-        if label == "horovod":
-            facts["replica"]["backward_passes_per_step"] = 1
-
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == []
-
-
-def names_of_own_ways(run):
-    return [finding.item for finding in compare_conditions(run) if finding.by_library]
-
-
-def test_what_backends_do_differently_by_themselves_is_told_from_what_options_ask_for():
-    def other_buckets(label, round_, rank, facts):
-        if label == "ddp:bucket_cap_mb=1":
-            facts["replica"]["bucket_bytes"] = [400_000, 414_120]
-
-    assert names_of_own_ways(a_fair_run("none", "ddp")) == []
-    assert names_of_own_ways(a_fair_run("none", "ddp", "horovod")) == [
+def test_conditions_by_library_exclude_options():
+    buckets = attests("replica/bucket_bytes", [400_000, 414_120], "ddp:bucket_cap_mb=1")
+    assert by_library(a_run_of("none", "ddp")) == []
+    assert by_library(a_run_of("none", "ddp", "horovod")) == [
         *("buckets in bytes", "fusion in bytes", "cycle time in ms")
     ]
-    assert names_of_own_ways(a_fair_run("horovod", "mpi"))[0] == "transport"
-    run = a_fair_run("ddp", "ddp:bucket_cap_mb=1", change=other_buckets)
-    assert names_of_own_ways(run) == []
-    assert found(run)["buckets in bytes"].why == "by the arms' option bucket_cap_mb: this is what is compared"
-    run = a_fair_run("mpi", "ddp:bucket_cap_mb=1", change=other_buckets)
-    assert "buckets in bytes" in names_of_own_ways(run)
+    assert by_library(a_run_of("horovod", "mpi"))[0] == "transport"
+    run = a_run_of("ddp", "ddp:bucket_cap_mb=1", change=buckets)
+    assert by_library(run) == []
+    assert found(run)["buckets in bytes"].why == "set by the option bucket_cap_mb: this is what is compared"
+    assert "buckets in bytes" in by_library(a_run_of("mpi", "ddp:bucket_cap_mb=1", change=buckets))
 
 
-def test_buckets_that_differ_between_rounds_of_one_arm_are_found():
-    def change(arm, round_, rank, facts):
-        if arm == "ddp":
-            facts["replica"]["bucket_bytes"] = [round_]
+def test_conditions_unknown_messages_are_the_same():
+    def change(label, round_, rank, facts):
+        return {"message_bytes": []} if "fp16" in label else None
 
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, change=change)) == ["buckets in bytes"]
+    run = a_run_of("mpi", HOOK, change=change)
+    assert found(run)["messages in bytes"].kind == "same"
+    assert "messages in bytes" not in by_library(run)
 
 
 # ---- ranks on several hosts ----
 
 
 def on_two_hosts(*transports, arms=EVERY_ARM):
-    """Two ranks on host a and one on host b; what each attests of the transport in mpi."""
+    """Return two ranks on host a and one on host b."""
     launches = [
         a_launch(
             arm,
@@ -399,82 +377,77 @@ def on_two_hosts(*transports, arms=EVERY_ARM):
     return a_run({arm: [5.0, 5.0] for arm in arms}, launches=launches, hosts=[Host("a", 2), Host("b", 1)])
 
 
+def on_own_hosts(change):
+    """Return a run with each rank on a host of its own."""
+
+    def and_host(arm, round_, rank, facts):
+        change(arm, round_, rank, facts)
+        return {"host": "ab"[rank]}
+
+    return a_run_of(*EVERY_ARM, change=and_host, hosts=[Host("a", 1), Host("b", 1)])
+
+
 MIXED = "shared memory, TCP over eth0"
 
 
 @pytest.mark.parametrize("arms", [EVERY_ARM, ("mpi",), ("none", "mpi", "mpi:mode=flat")])
-def test_a_rank_alone_on_its_host_has_another_transport_and_that_is_a_confounder(arms):
-    finding = found(on_two_hosts(MIXED, MIXED, "TCP over eth0", arms=arms))["transport"]
-    assert (finding.role, finding.kind) == ("confounder", "declared")
-    assert finding.values["mpi"] == f"rank 0: {MIXED}, rank 1: {MIXED}, rank 2: TCP over eth0"
-    assert finding.why
+def test_conditions_transport_of_a_lone_rank_is_a_confounder(arms):
+    condition = found(on_two_hosts(MIXED, MIXED, "TCP over eth0", arms=arms))["transport"]
+    assert (condition.role, condition.kind) == ("confounder", "declared")
+    assert condition.values["mpi"] == f"rank 0: {MIXED}, rank 1: {MIXED}, rank 2: TCP over eth0"
+    assert condition.why
 
 
-def test_ranks_of_one_host_must_have_one_transport():
-    run = on_two_hosts(MIXED, "TCP over eth0", "TCP over eth0")
-    assert names_of_unlike(run) == ["transport"]
+def test_conditions_transport_differs_within_a_host():
+    assert different(on_two_hosts(MIXED, "TCP over eth0", "TCP over eth0")) == ["transport"]
 
 
-def test_a_transport_that_differs_between_rounds_is_found_on_any_host():
-    def change(arm, round_, rank, facts):
-        if arm == "mpi" and round_ == rank + 1:
-            facts["group"]["transport"] = "TCP over lo"
-        return {"host": "ab"[rank]}
-
-    run = a_fair_run(*EVERY_ARM, change=change, hosts=[Host("a", 1), Host("b", 1)])
-    assert names_of_unlike(run) == ["transport"]
+def test_conditions_other_items_must_not_differ_by_host():
+    assert different(on_own_hosts(attests("threads", 2, "mpi", rank=1))) == ["threads"]
 
 
-def test_hosts_are_no_excuse_for_any_other_item():
-    def change(arm, round_, rank, facts):
-        if arm == "mpi" and rank == 1:
-            facts["threads"] = 2
-        return {"host": "ab"[rank]}
-
-    run = a_fair_run(*EVERY_ARM, change=change, hosts=[Host("a", 1), Host("b", 1)])
-    assert names_of_unlike(run) == ["threads"]
+def test_conditions_transport_must_not_differ_by_round():
+    other = (attests("group/transport", "TCP over lo", "mpi", rank=r, round_=r + 1) for r in range(2))
+    assert different(on_own_hosts(both(*other))) == ["transport"]
 
 
-# ---- what stood in the shell ----
+# ---- variables of the shell ----
 
 
 def shell(**variables):
-    def change(arm, round_, rank, facts):
-        facts["environment"] |= variables
-
-    return {"change": change, "inherited": variables}
+    return {"change": attests("environment", variables), "inherited": variables}
 
 
-def test_a_setting_of_one_library_alone_is_found():
-    run = a_fair_run(*EVERY_ARM, **shell(HOROVOD_FUSION_THRESHOLD="0"))
-    assert names_of_unlike(run) == ["HOROVOD_FUSION_THRESHOLD"]
-    values = found(run)["HOROVOD_FUSION_THRESHOLD"].values
+@pytest.mark.parametrize(
+    ("arms", "variables", "items"),
+    [
+        (EVERY_ARM, {"HOROVOD_FUSION_THRESHOLD": "0"}, ["HOROVOD_FUSION_THRESHOLD"]),
+        (("none", "horovod"), {"HOROVOD_FUSION_THRESHOLD": "0"}, []),
+        (EVERY_ARM, {"MALLOC_ARENA_MAX": "2"}, []),
+        (EVERY_ARM, {"NCCL_ALGO": "Ring"}, []),
+    ],
+)
+def test_conditions_shell_variable_differs_if_some_arms_read_it(arms, variables, items):
+    assert different(a_run_of(*arms, **shell(**variables))) == items
+
+
+def test_conditions_shell_variable_has_a_value_in_arms_that_read_it():
+    values = found(a_run_of(*EVERY_ARM, **shell(HOROVOD_FUSION_THRESHOLD="0")))[
+        "HOROVOD_FUSION_THRESHOLD"
+    ].values
     assert values == {"none": "–", "ddp": "–", "horovod": "0", "mpi": "–"}
-
-
-def test_a_setting_that_every_arm_reads_is_alike():
-    assert names_of_unlike(a_fair_run(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2"))) == []
-    assert found(a_fair_run(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2")))["MALLOC_ARENA_MAX"].kind == "same"
-    run = a_fair_run("none", "horovod", **shell(HOROVOD_FUSION_THRESHOLD="0"))
-    assert names_of_unlike(run) == []
-
-
-def test_a_setting_that_no_arm_reads_is_harmless():
-    run = a_fair_run(*EVERY_ARM, **shell(NCCL_ALGO="Ring"))
-    assert names_of_unlike(run) == []
+    assert found(a_run_of(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2")))["MALLOC_ARENA_MAX"].kind == "same"
+    run = a_run_of(*EVERY_ARM, **shell(NCCL_ALGO="Ring"))
     assert found(run)["NCCL_ALGO"].why == "no arm of this run reads it"
 
 
-def test_a_setting_that_a_launcher_lost_is_found():
-    def change(arm, round_, rank, facts):
-        if arm != "mpi":
-            facts["environment"]["MALLOC_ARENA_MAX"] = "2"
-
-    run = a_fair_run(*EVERY_ARM, change=change, inherited={"MALLOC_ARENA_MAX": "2"})
-    assert names_of_unlike(run) == ["MALLOC_ARENA_MAX"]
+def test_conditions_shell_variable_lost_by_a_launcher_differs():
+    kept = attests("environment/MALLOC_ARENA_MAX", "2", "none", "ddp", "horovod")
+    run = a_run_of(*EVERY_ARM, change=kept, inherited={"MALLOC_ARENA_MAX": "2"})
+    assert different(run) == ["MALLOC_ARENA_MAX"]
 
 
-def test_what_is_recorded_of_an_environment_holds_no_secret_and_no_address():
+def test_library_settings_hold_no_secret_and_no_address():
     environ = {
         "NCCL_ALGO": "Ring",
         "TORCH_API_KEY": "hunter2",
@@ -488,51 +461,36 @@ def test_what_is_recorded_of_an_environment_holds_no_secret_and_no_address():
     assert library_settings(environ) == {"NCCL_ALGO": "Ring", "OMPI_MCA_btl": "tcp,self"}
 
 
-# ---- where it is shown ----
+# ---- in reports ----
+
+TWO_THREADS = a_run_of(*EVERY_ARM, change=attests("threads", 2, "mpi"))
 
 
-def two_threads(arm, round_, rank, facts):
-    facts["threads"] = 2 if arm == "mpi" else 1
-
-
-@pytest.mark.parametrize("form", ["table", "markdown"])
-def test_what_is_unlike_is_said_under_the_table(form):
-    run = a_fair_run(*EVERY_ARM, change=two_threads)
-    text = " ".join(render(run, analyse(run), form).split())
-    assert "NOT ALIKE: threads (none 1; ddp 1; horovod 1; mpi 2)" in text
-    fair = a_fair_run(*EVERY_ARM)
-    assert "NOT ALIKE" not in render(fair, analyse(fair), form)
-
-
-def test_messages_that_nobody_could_tell_are_no_others():
-    def untold(label, round_, rank, facts):
-        return {"message_bytes": []} if "fp16" in label else None
-
-    run = a_fair_run("mpi", "ddp:comm_hook=fp16", change=untold)
-    assert found(run)["messages in bytes"].kind == "same"
-    assert "messages in bytes" not in names_of_own_ways(run)
+def shown(run, form, *, detail=False):
+    return " ".join(render(run, analyse(run), form, detail=detail).split())
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_what_backends_do_differently_by_themselves_is_named_under_the_table(form):
-    run = a_fair_run("none", "ddp", "horovod")
-    text = render(run, analyse(run), form)
-    assert "Not alike by the arms' own ways: buckets, fusion, cycle time (--detail)." in text
-    run = a_fair_run("none", "ddp", "ddp:static_graph=true")
-    assert "own ways" not in render(run, analyse(run), form)
+def test_render_conditions(form):
+    assert "CONDITIONS DIFFER: threads (none 1; ddp 1; horovod 1; mpi 2)" in shown(TWO_THREADS, form)
+    assert "CONDITIONS DIFFER" not in shown(a_run_of(*EVERY_ARM), form)
+    line = "The libraries differ in: buckets, fusion, cycle time (--detail)."
+    assert line in shown(a_run_of("none", "ddp", "horovod"), form)
+    assert "The libraries differ" not in shown(a_run_of("none", "ddp", "ddp:static_graph=true"), form)
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_the_detail_lists_what_was_not_alike_and_why(form):
-    run = a_fair_run(*EVERY_ARM, change=two_threads)
-    text = " ".join(render(run, analyse(run), form, detail=True).split())
-    assert "What was not alike" in text
-    for said in ("threads", "transport", "confounder", "fusion in bytes", "horovod: 134217728"):
-        assert said in text
-    assert "What was not alike" not in render(run, analyse(run), form)
+def test_render_detail_lists_conditions_that_differ(form):
+    text = shown(TWO_THREADS, form, detail=True)
+    for part in ("Conditions that differ", "threads", "DIFFERENT", "transport", "confounder"):
+        assert part in text
+    assert "fusion in bytes" in text
+    assert "horovod: 134217728" in text
+    assert "Conditions that differ" not in shown(TWO_THREADS, form)
 
 
-def test_json_holds_every_finding():
-    run = a_fair_run(*EVERY_ARM, change=two_threads)
-    read = msgspec.json.decode(render(run, analyse(run), "json"))["summary"]["conditions"]
-    assert {f["item"]: f["kind"] for f in read} == {f.item: f.kind for f in compare_conditions(run)}
+def test_json_holds_every_condition():
+    analysis = analyse(TWO_THREADS)
+    read = msgspec.json.decode(render(TWO_THREADS, analysis, "json"))["summary"]["conditions"]
+    assert {f["item"]: f["kind"] for f in read} == {f.item: f.kind for f in analysis.conditions}
+    assert analysis.different == [found(TWO_THREADS)["threads"]]

@@ -1,10 +1,10 @@
-"""Parity: which launches are no comparison, and which ranks are to blame."""
+"""Test which launches fail parity, and which ranks an error names."""
 
 from __future__ import annotations
 
 import pytest
 
-from compare.analysis.parity import LIMITS, check_launch, judge
+from compare.analysis.parity import LIMITS, check_gates, check_launch
 from compare.errors import ParityError
 from compare.schema.arms import Arm
 from tests.unit.factories import INITIAL, TRAINED, a_pass, a_rank
@@ -32,15 +32,15 @@ def refusal(arm, *hashes):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("arm", [DDP, CONTROL], ids=lambda arm: arm.label)
-def test_ranks_that_trained_one_model_pass(arm, world_size):
+def test_ranks_with_one_model_pass(arm, world_size):
     check_launch(arm, ranks(*[(INITIAL, TRAINED)] * world_size))
 
 
-def test_the_ranks_of_the_control_train_apart():
+def test_ranks_of_the_control_may_end_with_different_models():
     check_launch(CONTROL, ranks((INITIAL, TRAINED), (INITIAL, OTHER)))
 
 
-def test_ranks_that_ended_apart_are_refused():
+def test_ranks_with_different_models_at_the_end_fail():
     error = refusal(DDP, (INITIAL, TRAINED), (INITIAL, TRAINED), (INITIAL, OTHER))
     assert "different models" in error.what
     assert f"rank 2 {OTHER[:12]}" in error.found
@@ -48,19 +48,19 @@ def test_ranks_that_ended_apart_are_refused():
 
 
 @pytest.mark.parametrize("arm", [DDP, CONTROL], ids=lambda arm: arm.label)
-def test_ranks_that_started_apart_are_refused_even_in_the_control(arm):
+def test_ranks_with_different_models_at_the_start_fail_in_any_arm(arm):
     error = refusal(arm, (INITIAL, TRAINED), (OTHER, TRAINED))
     assert "start" in error.what
     assert f"rank 1 {OTHER[:12]}" in error.found
 
 
 @pytest.mark.parametrize("arm", [DDP, CONTROL], ids=lambda arm: arm.label)
-def test_a_rank_that_never_trained_is_refused_by_its_name(arm):
+def test_ranks_without_training_fail_and_are_named(arm):
     error = refusal(arm, (INITIAL, TRAINED), (INITIAL, INITIAL))
     assert "rank 1 on host1 never trained" in error.what
 
 
-def test_ranks_that_all_stood_still_are_refused_although_they_agree():
+def test_ranks_that_all_never_trained_fail():
     assert "never trained" in refusal(DDP, (INITIAL, INITIAL), (INITIAL, INITIAL)).what
 
 
@@ -68,7 +68,7 @@ def test_ranks_that_all_stood_still_are_refused_although_they_agree():
 
 
 def passes(*ranks):
-    """Ranks whose passes were so: (first difference, last difference of rank 0 or None, share, hash)."""
+    """Return ranks with passes: first and last difference, share, hash."""
     found = []
     for rank, (first, last, share, hash_) in enumerate(ranks):
         differences = [first] if rank else [first, last]
@@ -84,35 +84,35 @@ def failed(ranks):
     return caught.value.found
 
 
-def test_a_launch_beside_a_single_process_passes_up_to_the_limit():
+def test_pass_within_the_limit_passes():
     limit = LIMITS["float64"]
     check_launch(DDP, passes((limit, limit, 1.0, TRAINED), (limit, None, 1.0, TRAINED)))
 
 
-def test_beyond_the_limit_it_is_refused_with_the_figure():
+def test_pass_beyond_the_limit_fails_with_its_figure():
     found = failed(passes((1e-13, 2e-12, 1.0, TRAINED), (1e-13, None, 1.0, TRAINED)))
     assert "2.0e-12" in found
-    assert "1e-12 is allowed" in found
+    assert "Allowed: 1e-12." in found
 
 
-def test_what_is_no_number_is_refused():
+def test_pass_without_a_number_fails():
     assert "no number" in failed(passes((1e-3, None, None, TRAINED), (1e-3, None, None, TRAINED)))
 
 
-def test_a_rank_with_other_parameters_is_refused_although_rank_0_is_right():
+def test_pass_with_other_parameters_than_rank_0_fails():
     failed(passes((1e-16, 1e-16, 1.0, TRAINED), (1e-16, None, 1.0, OTHER)))
 
 
 @pytest.mark.parametrize(
     ("meaning", "ranks"),
     [
-        ("3 times the right one: a sum", [(1e-2, 0.1, 3.0, TRAINED)] * 3),
+        ("3 times the right one: a sum in place of the mean", [(1e-2, 0.1, 3.0, TRAINED)] * 3),
         ("the right one divided by 2: the mean is divided twice", [(1e-2, 0.1, 0.5, TRAINED)] * 2),
-        ("the step does not reach the parameters", [(1e-2, 0.1, 0.0, TRAINED)] * 2),
+        ("No rank's parameters change: the step does not reach them", [(1e-2, 0.1, 0.0, TRAINED)] * 2),
         ("left over from the step before", [(1e-16, 0.1, 1.0, TRAINED)] * 2),
-        ("are their shards the parts of every global batch?", [(1e-2, 0.1, 0.7, TRAINED)] * 2),
+        ("Check that their shards are the parts of every global batch.", [(1e-2, 0.1, 0.7, TRAINED)] * 2),
         (
-            "The first update is wrong on rank 1 (by 3.0e-02); that of the others is right",
+            "The first update is wrong on rank 1 (by 3.0e-02), and right on the others",
             [(1e-16, 0.1, 1.0, TRAINED), (3e-2, None, 0.9, OTHER)],
         ),
         (
@@ -121,58 +121,59 @@ def test_a_rank_with_other_parameters_is_refused_although_rank_0_is_right():
         ),
     ],
 )
-def test_what_a_failed_pass_looks_like_is_told(meaning, ranks):
+def test_pass_failure_is_diagnosed(meaning, ranks):
     assert meaning in failed(passes(*ranks))
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(3e-4, "exempt"), (0.06, "failed"), (None, "failed")])
-def test_an_arm_that_rounds_may_round_its_first_update_and_no_more(error, outcome):
-    """Its share of the right update may be right by chance, on samples that are not its own."""
+def test_lossy_arm_with_a_wrong_first_update_fails(error, outcome):
+    """The share may be right by chance, on other ranks' samples."""
     taken = a_pass(share_of_first_update=1.0, error_of_first_update=error, differences=[1e-4, 1e-3])
-    gates = judge(Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0, parity=[taken]), a_rank(1, parity=[taken])])
+    gates = check_gates(
+        Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0, parity=[taken]), a_rank(1, parity=[taken])]
+    )
     (gate,) = (gate for gate in gates if gate.name == "float64")
     assert gate.outcome == outcome
-    said = "0.05 of the first update's size is what rounding is allowed" in gate.found
-    assert said == (outcome == "failed")
+    assert ("Allowed: 0.05 of the first update" in gate.found) == (outcome == "failed")
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32"])
 @pytest.mark.parametrize(
-    ("error", "outcome", "said"),
+    ("error", "outcome", "found"),
     [
         (0.7, "exempt", ""),
-        (1.2, "failed", "is 1.2 times its size away"),
-        (None, "failed", "is no number away"),
+        (1.2, "failed", "1.2 times the size of that update"),
+        (None, "failed", "no number"),
     ],
 )
-def test_an_arm_that_rounds_may_not_end_where_no_training_would(error, outcome, said, kind):
-    """PowerSGD is 0.7 away by its own choice, and 1.2 with gradients that are never set to nought."""
+def test_lossy_arm_as_far_as_untrained_fails(error, outcome, found, kind):
+    """PowerSGD is 0.7 away, and 1.2 without a reset of gradients."""
     both = [a_pass(kind=k, error_of_whole_update=error if k == kind else 0.1) for k in ("float64", "float32")]
-    gates = judge(Arm("ddp", {"comm_hook": "powersgd"}), [a_rank(0, parity=both)], "whole")
+    gates = check_gates(Arm("ddp", {"comm_hook": "powersgd"}), [a_rank(0, parity=both)], "whole")
     (gate,) = (gate for gate in gates if gate.name == kind)
     assert (gate.outcome, gate.figure) == (outcome, 2e-16)
-    assert said in gate.found
-    assert ("1 is allowed" in gate.found) == (outcome == "failed")
+    assert found in gate.found
+    assert ("Allowed: 1, the difference without any training" in gate.found) == (outcome == "failed")
     assert [g.outcome for g in gates if g.name not in (kind, "ranks")] == ["exempt"]
 
 
-def test_only_rank_0_says_where_all_steps_together_have_led():
+def test_lossy_arm_has_a_whole_update_on_rank_0_alone():
     others = a_rank(1, parity=[a_pass(differences=[1e-4], error_of_whole_update=None)])
-    gates = judge(Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0), others])
+    gates = check_gates(Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0), others])
     assert [gate.outcome for gate in gates] == ["exempt", "passed"]
 
 
-def test_one_rank_alone_cannot_sum():
+def test_pass_of_one_rank_is_never_a_sum():
     assert "times the right one" not in failed(passes((1e-2, 0.1, 1.0, TRAINED)))
 
 
-def test_a_rank_that_brings_no_pass_is_refused():
-    with pytest.raises(ParityError, match="rank 1 on host1 brought no float64 pass"):
+def test_pass_missing_on_a_rank_fails():
+    with pytest.raises(ParityError, match="rank 1 on host1 has no float64 pass"):
         check_launch(DDP, [a_rank(0), a_rank(1, host="host1", parity=[])])
 
 
-def test_the_control_is_exempt_by_declaration():
-    gates = judge(CONTROL, [a_rank(0, parity=[]), a_rank(1, parity=[])], "whole")
+def test_control_is_exempt_from_every_gate():
+    gates = check_gates(CONTROL, [a_rank(0, parity=[]), a_rank(1, parity=[])], "whole")
     assert [(gate.name, gate.outcome) for gate in gates] == [
         ("float64", "exempt"),
         ("float32", "exempt"),
@@ -180,16 +181,16 @@ def test_the_control_is_exempt_by_declaration():
     ]
 
 
-def test_a_verification_asks_for_float32_too_and_of_the_curve_for_nothing():
+def test_gates_of_a_verification_hold_float32_and_no_curve():
     three = [a_pass(), a_pass(kind="float32", differences=[9e-7]), a_pass(kind="as run", differences=[0.5])]
-    gates = judge(DDP, [a_rank(parity=three)], "whole")
+    gates = check_gates(DDP, [a_rank(parity=three)], "whole")
     assert [(gate.name, gate.outcome, gate.figure, gate.limit) for gate in gates] == [
         ("float64", "passed", 2e-16, 1e-12),
         ("float32", "passed", 9e-7, 1e-6),
         ("ranks", "passed", None, None),
     ]
     three[1] = a_pass(kind="float32", differences=[1.1e-6])
-    assert [gate.outcome for gate in judge(DDP, [a_rank(parity=three)], "whole")] == [
+    assert [gate.outcome for gate in check_gates(DDP, [a_rank(parity=three)], "whole")] == [
         "passed",
         "failed",
         "passed",

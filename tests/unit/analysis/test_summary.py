@@ -16,7 +16,7 @@ from compare.analysis import analyse
 from compare.analysis.budget import fullest_host, has_time_left, looks
 from compare.analysis.estimate import Estimate
 from compare.analysis.ranking import log_ratios, verdicts
-from compare.analysis.step_times import FOREIGN_LIMIT, foreign_share, is_disturbed, step_seconds
+from compare.analysis.step_times import OTHER_LOAD_LIMIT, is_noisy, other_cpu_load, step_seconds
 from compare.analysis.summary import Detail, Parity, summarise
 from compare.analysis.verdict import FIRST_LOOK, Look, levels
 from compare.report.notes import warnings
@@ -541,7 +541,7 @@ def test_the_changes_of_phases_worked_out_by_hand():
     assert detail.blocked_seconds == only(0.0025)  # the mean of 3 and 2; the reference's sync takes nothing
     assert detail.forward_seconds == only(0.0005)
     assert detail.backward_seconds == only(0.001)
-    assert detail.step_seconds == only(-0.0005)
+    assert detail.optimizer_seconds == only(-0.0005)
 
 
 @untimed
@@ -562,7 +562,7 @@ def test_the_changes_of_phases_add_up_to_the_change_of_the_steps_that_are_kept(s
         detail.blocked_seconds,
         detail.forward_seconds,
         detail.backward_seconds,
-        detail.step_seconds,
+        detail.optimizer_seconds,
     )
     assert sum(change.mean for change in changes) == pytest.approx(
         mean_of_the_quickest(own) - mean_of_the_quickest(reference), rel=1e-6, abs=1e-9
@@ -644,7 +644,7 @@ def test_a_straggler_among_many_is_waited_for_by_all_the_others(ranks):
 
 def test_of_one_rank_there_are_no_collectives():
     detail = the_arm([a_launch(ranks=[a_rank(0)])], config={"ranks": 1}).detail
-    assert (detail.collective_seconds, detail.hiding, detail.bus_bandwidth) == (None, None, None)
+    assert (detail.collective_seconds, detail.overlap, detail.bus_bandwidth) == (None, None, None)
 
 
 @pytest.mark.parametrize(("ranks", "reduced"), [(2, 1.0), (4, 1.5)])
@@ -670,7 +670,7 @@ def test_bandwidth_is_that_of_nccl_tests(ranks, reduced):
 def test_hiding_is_signed(step, hidden):
     """T_R 5 ms and T_iso 0.4 ms: all of it hidden, a part, none, and a cost beyond the collectives."""
     launches = a_pair(1, [3, 3], [step] * 2, [5.0] * 2, collective_ns=[400_000])
-    assert the_arm(launches).detail.hiding.mean == pytest.approx(hidden)
+    assert the_arm(launches).detail.overlap.mean == pytest.approx(hidden)
 
 
 def test_collectives_alone_are_the_median_of_the_mean_over_ranks():
@@ -705,8 +705,8 @@ def on_host(host, rank, cpu_ms, busy_ms=None, stolen_ms=0):
 def test_others_are_what_a_host_did_beside_its_ranks():
     # 1,500 ms of 2,000 were busy, and 1,400 of them with the two ranks.
     launch = a_launch(ranks=[on_host("a", 0, 900, busy_ms=1500), on_host("a", 1, 500)])
-    assert foreign_share(launch) == pytest.approx(0.05)
-    assert not is_disturbed(launch)
+    assert other_cpu_load(launch) == pytest.approx(0.05)
+    assert not is_noisy(launch)
 
 
 def test_the_busiest_host_counts():
@@ -716,9 +716,9 @@ def test_the_busiest_host_counts():
         on_host("b", 2, 100, busy_ms=1000),
         on_host("b", 3, 200),
     ]
-    assert foreign_share(a_launch(ranks=ranks)) == pytest.approx(0.35)
+    assert other_cpu_load(a_launch(ranks=ranks)) == pytest.approx(0.35)
     # What the ranks of one host used is nothing that another host could have done.
-    assert foreign_share(a_launch(ranks=ranks[::-1])) == pytest.approx(0.35)
+    assert other_cpu_load(a_launch(ranks=ranks[::-1])) == pytest.approx(0.35)
 
 
 @pytest.mark.parametrize(
@@ -726,13 +726,13 @@ def test_the_busiest_host_counts():
 )
 def test_others_never_use_less_than_nothing(ranks):
     """The kernel counts CPUs by whole ticks, a process to the nanosecond."""
-    assert foreign_share(a_launch(ranks=ranks)) == 0
+    assert other_cpu_load(a_launch(ranks=ranks)) == 0
 
 
 @pytest.mark.parametrize(("busy", "disturbed"), [(0, False), (199, False), (201, True), (2000, True)])
 def test_a_launch_is_disturbed_above_the_limit(busy, disturbed):
-    assert FOREIGN_LIMIT == 0.10
-    assert is_disturbed(a_launch(ranks=[on_host("a", 0, 0, busy_ms=busy)])) is disturbed
+    assert OTHER_LOAD_LIMIT == 0.10
+    assert is_noisy(a_launch(ranks=[on_host("a", 0, 0, busy_ms=busy)])) is disturbed
 
 
 def test_a_disturbed_round_that_counts_is_told():
@@ -743,15 +743,15 @@ def test_a_disturbed_round_that_counts_is_told():
         for launch in run.launches
     ]
     summary = summarise(msgspec.structs.replace(run, launches=launches))
-    assert summary.disturbed_rounds == [2]
-    assert {arm.arm: arm.foreign_share.high > 0.4 for arm in summary.arms} == {"none": False, "ddp": True}
+    assert summary.noisy_rounds == [2]
+    assert {arm.arm: arm.other_cpu_load.high > 0.4 for arm in summary.arms} == {"none": False, "ddp": True}
 
 
 def test_what_was_set_aside_is_counted_in_rounds_and_changes_no_figure():
     run = a_run({"none": [4, 4, 4], "ddp": [5, 5, 5]})
     aside = a_run({"none": [40, 40], "ddp": [90, 90]}).launches
     summary = summarise(msgspec.structs.replace(run, set_aside=aside))
-    assert summary.rounds_taken_again == 2
+    assert summary.rounds_repeated == 2
     assert summary.arms == summarise(run).arms
     assert summary.noise == summarise(run).noise
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from compare.analysis import simulate, verdict
-from compare.analysis.simulate import binomial_interval, simulate_null
+from compare.analysis.simulate import binomial_interval, simulate_aa
 from compare.analysis.verdict import (
     ALPHA,
     FIRST_LOOK,
@@ -325,14 +325,14 @@ def recorded(shape, launches, rounds=5_000):
 @pytest.mark.parametrize("looks", [FIXED, SEQUENTIAL], ids=["fixed", "sequential"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_whatever_launches_are_like_few_differences_are_false(shape, looks, arms):
-    found = simulate_null(recorded(shape, arms + 1), looks, arms=arms, experiments=EXPERIMENTS)
+    found = simulate_aa(recorded(shape, arms + 1), looks, arms=arms, experiments=EXPERIMENTS)
     assert found.rate <= LIMIT, found
     assert found.low <= found.rate <= found.high
 
 
 def test_for_normal_noise_a_single_look_spends_all_of_alpha_and_many_looks_no_more():
     record = recorded("normal", 2, rounds=20_000)
-    fixed, sequential, long = (simulate_null(record, looks) for looks in (FIXED, SEQUENTIAL, LONG))
+    fixed, sequential, long = (simulate_aa(record, looks) for looks in (FIXED, SEQUENTIAL, LONG))
     assert fixed.low <= ALPHA <= fixed.high + 0.002  # the margin takes a little
     assert 0.01 < sequential.rate < fixed.rate
     assert 0.005 < long.rate < fixed.rate
@@ -343,19 +343,19 @@ def test_a_position_that_is_always_slow_makes_no_difference(looks):
     """Every second round is the reverse of the one before, so every arm has every place as often."""
     record = recorded("small normal", 2)
     position = [[first * 1.5, second] for first, second in record]
-    assert simulate_null(position, looks).rate < 0.001
+    assert simulate_aa(position, looks).rate < 0.001
 
 
 def test_a_first_look_after_three_rounds_would_be_too_early():
     record = recorded("quick or slow", 5)
-    early = simulate_null(record, [Look(n, 12) for n in range(3, 13)], arms=4)
-    assert early.rate > LIMIT > simulate_null(record, SEQUENTIAL, arms=4).rate
+    early = simulate_aa(record, [Look(n, 12) for n in range(3, 13)], arms=4)
+    assert early.rate > LIMIT > simulate_aa(record, SEQUENTIAL, arms=4).rate
 
 
 def null_of(shape, looks, arms=1, experiments=60):
     record = recorded(shape, arms + 1)
-    values = simulate._null_log_ratios(record, looks, arms, experiments, 0)
-    return values, simulate_null(record, looks, arms=arms, experiments=experiments, seed=0, alpha=0.3)
+    values = simulate._draw_log_ratios(record, looks, arms, experiments, 0)
+    return values, simulate_aa(record, looks, arms=arms, experiments=experiments, seed=0, alpha=0.3)
 
 
 @pytest.mark.parametrize("shape", ["small normal", "quick or slow"])
@@ -383,7 +383,7 @@ def experiments_with(mean, spread, looks, arms=1, seed=3):
 @pytest.mark.parametrize("looks", [FIXED, SEQUENTIAL], ids=["fixed", "sequential"])
 def test_few_arms_that_differ_by_the_margin_are_called_equivalent(looks, spread, arms):
     values = experiments_with(math.log1p(MARGIN), spread, looks, arms)
-    settled, _ = simulate._follow(values, looks, ALPHA, MARGIN)
+    settled, _ = simulate.follow(values, looks, ALPHA, MARGIN)
     assert settled.equivalent.any(-1).mean() <= LIMIT
 
 
@@ -418,7 +418,7 @@ def test_each_interval_holds_at_its_own_level_and_all_of_a_run_together_at_none(
 )
 def test_what_is_clear_is_settled_early(mean, spread, most_rounds):
     values = experiments_with(mean, spread, SEQUENTIAL)
-    settled, rounds = simulate._follow(values, SEQUENTIAL, ALPHA, MARGIN)
+    settled, rounds = simulate.follow(values, SEQUENTIAL, ALPHA, MARGIN)
     right = settled.different if mean else settled.equivalent
     assert right.mean() > 0.85
     assert rounds.mean() < most_rounds
@@ -426,7 +426,7 @@ def test_what_is_clear_is_settled_early(mean, spread, most_rounds):
 
 def test_the_same_seed_gives_the_same_answer():
     record = recorded("normal", 2, rounds=50)
-    first, again, other = (simulate_null(record, FIXED, experiments=500, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (simulate_aa(record, FIXED, experiments=500, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -436,7 +436,7 @@ def test_the_same_seed_gives_the_same_answer():
 )
 def test_a_record_that_does_not_suffice_is_refused(record, arms):
     with pytest.raises(ValueError, match=r"too few|above 0"):
-        simulate_null(record, FIXED, arms=arms, experiments=10)
+        simulate_aa(record, FIXED, arms=arms, experiments=10)
 
 
 # ---- rates ----

@@ -277,9 +277,9 @@ def test_report_of_a_truncated_file_exits_with_5(compare):
 
 def test_report_with_detail_shows_where_the_cost_goes(compare):
     write_json(Path(RESULTS_FILE), a_run())
-    assert "Where the cost goes" not in compare("report", ".").out
-    assert "Where the cost goes" in compare("report", ".", "--detail").out
-    assert "Where the cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
+    assert "Where the sync cost goes" not in compare("report", ".").out
+    assert "Where the sync cost goes" in compare("report", ".", "--detail").out
+    assert "Where the sync cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
 
 
 def test_report_that_cannot_be_written_exits_with_5(compare):

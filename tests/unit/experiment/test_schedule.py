@@ -322,7 +322,7 @@ def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_pa
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
     run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
     assert (numbers(run.launches), numbers(run.set_aside)) == ([1, 2, 3, 4], [5])
-    assert summarise(run).disturbed_rounds == [2]
+    assert summarise(run).noisy_rounds == [2]
 
 
 @pytest.mark.parametrize(("done", "said"), [(0, "None had"), (1, "1 of 2 had")])

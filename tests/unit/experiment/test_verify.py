@@ -62,7 +62,7 @@ def test_it_ends_with_the_code_of_the_gravest(arms, code):
 
 def test_every_gate_has_its_figure_and_every_arm_its_verdict():
     text = shown(an_arm(), an_arm("manual", "failed", 0.5), exempt(), did_not_run())
-    assert row(text, "ddp").split()[1:4] == ["alike", "2e-16", "3e-08"]
+    assert row(text, "ddp").split()[1:4] == ["same", "2e-16", "3e-08"]
     assert "the same training" in row(text, "ddp")
     assert "5e-01 FAILED" in row(text, "manual")
     assert "NOT the same training" in row(text, "manual")
@@ -90,7 +90,7 @@ def test_an_arm_that_rounds_and_ends_too_far_off_has_failed():
     text = shown(an_arm(), an_arm("ddp:comm_hook=fp16", gates=[gate]))
     assert "3e-01 FAILED" in row(text, "ddp:comm_hook=fp16")
     assert "It ends farther off. 1.2 times." in text
-    assert "allowed are 1e-12 in float64" in text
+    assert "Allowed: 1e-12 in float64" in text
 
 
 class Silent:

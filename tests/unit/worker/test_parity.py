@@ -9,7 +9,7 @@ import torch
 from torch import distributed, nn
 
 from backends.strategies.ddp import DDPReplica
-from compare.analysis.parity import LIMITS, judge
+from compare.analysis.parity import LIMITS, check_gates
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
@@ -157,7 +157,7 @@ def test_what_is_lossy_stays_apart_from_what_is_wrong(data, monkeypatch, alone, 
             return strategy(model, make_optimizer, alone, options)
 
         taken = proof(data, make, brief=True, model="mlp:784-256-10")
-        gates = judge(parse_arm(arm), [a_rank(0, parity=[taken])])
+        gates = check_gates(parse_arm(arm), [a_rank(0, parity=[taken])])
         return gates[0].outcome
 
     assert gate_of(DDPReplica) == "exempt"
