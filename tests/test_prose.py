@@ -11,7 +11,6 @@ OPEN = (
     "backends/",
     "compare/analysis/",
     "compare/data/",
-    "compare/doctor/",
     "compare/experiment/",
     "compare/launch/",
     "compare/report/",
