@@ -10,10 +10,10 @@ import pytest
 
 from backends import BACKENDS
 from backends.launchers.request import MARKER
-from compare.data import load
+from compare import data
 from compare.data.digits import prepare_digits
-from compare.doctor import Survey, survey
-from compare.errors import DataError, UnavailableError
+from compare.doctor.availability import Survey, survey
+from compare.errors import UnavailableError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -23,10 +23,8 @@ pytest.register_assert_rewrite("tests.contract.promises")
 
 def _mnist() -> Path | None:
     for place in (REPOSITORY / "data", REPOSITORY.parent / "shared" / "data"):
-        with contextlib.suppress(DataError):
-            # The files may be the stand-in, which has the same file names.
-            if load(place / "MNIST" / "raw").name == "mnist":
-                return place
+        if data.holds("mnist", place / "MNIST" / "raw"):
+            return place
     return None
 
 

@@ -1,26 +1,33 @@
-"""What lies on the disk: which files, plain or compressed, good or damaged. Nothing here writes."""
+"""Find, verify, lock and write the files of a data folder."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
 import shlex
 import zlib
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Final, Literal
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from compare.data import catalogue
-from compare.data.catalogue import DIGITS_VERSION, FILES, DatasetName
-from compare.errors import DataError, system_reason
+from compare.data.catalogue import CONTENT_BYTES, DIGITS_VERSION, FILES, DatasetName
+from compare.errors import DataError, OutputError, system_reason
 from compare.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    import filelock
+
+LOCK_SECONDS: Final = 900.0
+"""Maximum time to wait for the lock on a data folder."""
+
+_NO_FLOCK_ERRNOS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 _CHUNK_BYTES: Final = 1 << 20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -29,12 +36,12 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a data set, as ``compare data status`` shows it.
 
     Attributes:
-        dataset: the data set the file belongs to.
+        dataset: the data set that the file belongs to.
         name: its name without ``.gz``.
-        path: the file that is there, or the one that should be.
-        form: what is there.
-        size_bytes: on the disk, compressed or not; 0 when missing.
-        verified: whether the uncompressed content has the expected SHA-256.
+        path: the file that was found, or the one that is missing.
+        form: plain, compressed, or missing.
+        size_bytes: its size on the disk; 0 when missing.
+        verified: whether its uncompressed content has the right SHA-256.
         problem: empty, or what is wrong with a file that is there.
     """
 
@@ -47,44 +54,55 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def status(root: Path) -> tuple[FileStatus, ...]:
-    """Examine the data under ``root`` without changing anything.
-
-    Returns:
-        MNIST's four files, there or not; then the four of ``digits``, if its folder is there.
-    """
-    digits = digits_directory(root)
-    found = examine("mnist", mnist_directory(root))
-    return (*found, *examine("digits", digits)) if digits.is_dir() else found
-
-
-def holds(dataset: DatasetName, directory: Path) -> bool:
-    """Whether a folder holds a data set, whole and every byte as it should be."""
-    return all(file.verified for file in examine(dataset, directory))
-
-
-def files_in(directory: Path) -> list[Path]:
-    """Return the files of the data set in a folder, as they lie there: plain or compressed."""
-    return [path for path in (find(directory, name) for name in FILES) if path]
-
-
 def mnist_directory(root: Path) -> Path:
-    """Where MNIST lies: as torchvision has it."""
+    """Return the folder of MNIST, in torchvision's layout."""
     return root / "MNIST" / "raw"
 
 
 def digits_directory(root: Path) -> Path:
-    """Where the digits lie: another recipe lies in another folder."""
+    """Return the folder of the digits."""
     return root / "digits" / DIGITS_VERSION
 
 
 def fetch_command(root: Path) -> str:
-    """The command line that brings MNIST into a data folder, for messages."""
+    """Return the command line that downloads MNIST into a data folder."""
     return f"`compare data fetch --data-dir {shlex.quote(str(root))}`"
 
 
+def status(root: Path) -> tuple[FileStatus, ...]:
+    """Examine the data under ``root`` without changing it.
+
+    Returns:
+        The four files of MNIST, then the four of the digits if their folder exists.
+    """
+    found = examine("mnist", mnist_directory(root))
+    digits = digits_directory(root)
+    return (*found, *examine("digits", digits)) if os.path.isdir(digits) else found  # noqa: PTH112 -- never raises
+
+
+def holds(dataset: DatasetName, directory: Path) -> bool:
+    """Return whether a folder holds every file of a data set, verified."""
+    return all(file.verified for file in examine(dataset, directory))
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Return the data files in a folder, plain or compressed."""
+    return [path for path in (find(directory, name) for name in FILES) if path]
+
+
+def find(directory: Path, name: str) -> Path | None:
+    """Return the plain file, else the compressed one, else None.
+
+    The plain file loads four times as fast.
+    """
+    for path in (directory / name, directory / f"{name}.gz"):
+        if os.path.lexists(path):  # a dangling link is damage; it does not count as missing
+            return path
+    return None
+
+
 def examine(dataset: DatasetName, directory: Path) -> tuple[FileStatus, ...]:
-    """Say of every file of a data set whether it is in a folder, and good."""
+    """Find and verify every file of a data set."""
     return tuple(_examine_file(dataset, directory, name) for name in FILES)
 
 
@@ -92,17 +110,13 @@ def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatu
     path = find(directory, name)
     if path is None:
         return FileStatus(dataset=dataset, name=name, path=str(directory / name), form="missing")
-    problem = ""
-    size_bytes = 0
+    problem, size_bytes = "", 0
     try:
-        size_bytes = path.stat().st_size
-        content_bytes, sha256 = _content_digest(path)
-        if sha256 != catalogue.SHA256[dataset][name]:
-            problem = _mismatch(content_bytes, sha256, dataset, name)
+        read_content(dataset, name, path)
     except DataError as error:
         problem = error.found
-    except OSError as error:
-        problem = f"It cannot be read: {system_reason(error)}."
+    with suppress(OSError):  # a dangling link has no size
+        size_bytes = path.stat().st_size
     return FileStatus(
         dataset=dataset,
         name=name,
@@ -114,77 +128,125 @@ def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatu
     )
 
 
-def find(directory: Path, name: str) -> Path | None:
-    """The plain file, which loads in a third of the time, else the compressed one, else None."""
-    for path in (directory / name, directory / f"{name}.gz"):
-        # lexists: a dangling link or an unreadable file is there, and wrong; it is not missing.
-        if os.path.lexists(path):
-            return path
-    return None
+def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview | None = None) -> int:
+    """Read a file's uncompressed content, verify it, and return its size.
 
-
-def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
-    """Stop where a file is there and not good: it is somebody's, and is not replaced.
+    Args:
+        dataset: the data set that the file should belong to.
+        name: the file's name in ``catalogue.FILES``.
+        path: the file, plain or compressed.
+        into: receives the content; it has room for ``CONTENT_BYTES[name] + 1`` bytes.
 
     Raises:
-        DataError: names every such file, and what brings good ones.
+        DataError: the file cannot be read, or its content is wrong.
     """
-    damaged = [file for file in files if file.problem]
-    if not damaged:
-        return
-    raise DataError(
-        f"{counted(len(damaged), 'file')} in {directory} cannot be used and nothing was overwritten",
-        found="\n".join(f"{file.path} ({file.size_bytes:,} bytes): {file.problem}" for file in damaged),
-        remedy=replace_remedy(directory, [file.path for file in damaged]),
-    )
-
-
-def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
-    """How to get good files where damaged or missing ones are; ``paths`` are those to remove first."""
-    if directory == digits_directory(directory.parent.parent):
-        return f"Run `rm -r {shlex.quote(str(directory))}`; the next run makes it anew."
-    remove = f"`rm {' '.join(shlex.quote(path) for path in paths)}`, then " if paths else ""
-    if directory == mnist_directory(directory.parent.parent):
-        return f"Run {remove}{fetch_command(directory.parent.parent)}."
-    return f"Run {remove}copy the original there." if paths else "Copy the original there."
-
-
-def _mismatch(content_bytes: int, sha256: str, dataset: str, name: str) -> str:
-    return (
-        f"Its content is {content_bytes:,} bytes with SHA-256 {sha256}; "
-        f"that of {dataset} has SHA-256 {catalogue.SHA256[dataset][name]}."
-    )
-
-
-def _content_digest(path: Path) -> tuple[int, str]:
-    """Length in bytes and SHA-256 of a file's uncompressed content; no NumPy, the parent calls this."""
-    digest = hashlib.sha256()
-    size_bytes = 0
-    with open_content(path) as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size_bytes += len(chunk)
-    return size_bytes, digest.hexdigest()
-
-
-@contextmanager
-def open_content(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """Open ``path`` for its uncompressed content, whatever its name says; every failure is a DataError."""
+    digest, size_bytes, limit_bytes = hashlib.sha256(), 0, CONTENT_BYTES[name] + 1
     try:
         with path.open("rb") as file:
             compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             file.seek(0)
-            if compressed:
-                with gzip.GzipFile(fileobj=file) as stream:
-                    yield stream
-            else:
-                yield file
+            stream = gzip.GzipFile(fileobj=file) if compressed else file
+            # In chunks that stay in the processor's cache; limited, because the file may be a gzip bomb.
+            while chunk := stream.read(min(_CHUNK_BYTES, limit_bytes - size_bytes)):
+                digest.update(chunk)
+                if into is not None:
+                    into[size_bytes : size_bytes + len(chunk)] = chunk
+                size_bytes += len(chunk)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise unusable(path, f"Its gzip stream is truncated or damaged: {error}.") from error
+        raise _unusable(path, f"Its gzip stream is truncated or damaged: {error}.") from error
     except OSError as error:
-        raise unusable(path, f"It cannot be read: {system_reason(error)}.") from error
+        raise _unusable(path, f"It cannot be read: {system_reason(error)}.") from error
+    expected, found = catalogue.SHA256[dataset][name], digest.hexdigest()
+    if found != expected:
+        raise _unusable(path, f"Its content has SHA-256 {found}; for {dataset} it must be {expected}.")
+    return size_bytes
 
 
-def unusable(path: Path, found: str) -> DataError:
-    """The error for one file in a data folder, with what brings a good one."""
+def _unusable(path: Path, found: str) -> DataError:
     return DataError(f"{path} cannot be used", found=found, remedy=replace_remedy(path.parent, [str(path)]))
+
+
+def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
+    """Stop if a file is damaged.
+
+    It may be the user's only copy, so Ringside never replaces it.
+
+    Raises:
+        DataError: names every damaged file and the command that replaces it.
+    """
+    damaged = [file for file in files if file.problem]
+    if damaged:
+        raise DataError(
+            f"{counted(len(damaged), 'file')} in {directory} cannot be used; nothing was overwritten",
+            found="\n".join(f"{file.path} ({file.size_bytes:,} bytes): {file.problem}" for file in damaged),
+            remedy=replace_remedy(directory, [file.path for file in damaged]),
+        )
+
+
+def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
+    """Return the commands that replace damaged or missing files; remove ``paths`` first."""
+    root = directory.parent.parent
+    if directory != mnist_directory(root):  # the digits, or a copy that Ringside sent to this host
+        return f"Run `rm -r {shlex.quote(str(directory))}`; the next run writes it again."
+    remove = f"`rm {' '.join(shlex.quote(path) for path in paths)}`, then " if paths else ""
+    return f"Run {remove}{fetch_command(root)}."
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Turn an OSError raised inside into an OutputError.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{directory} cannot be written",
+            found=f"{system_reason(error)}{f': {error.filename}' if error.filename else ''}.",
+            remedy="Free space or set permissions there, or name another folder with --data-dir.",
+        ) from error
+
+
+@contextmanager
+def locked(directory: Path, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Hold the lock of a folder.
+
+    The lock file stays, because removing it would be a race. Some network file systems have no locks. Two
+    writers may then download twice, but do no harm: each file is verified before it gets its name.
+
+    Raises:
+        DataError: another process kept the lock for too long.
+        OutputError: the folder cannot be written.
+    """
+    import filelock
+
+    lock = filelock.FileLock(directory / ".ringside.lock")
+    with writing(directory):
+        try:
+            _acquire(lock, directory, tell)
+        except (OSError, NotImplementedError) as error:
+            if getattr(error, "errno", errno.ENOSYS) not in _NO_FLOCK_ERRNOS:
+                raise
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _acquire(lock: filelock.BaseFileLock, directory: Path, tell: Callable[[str], None]) -> None:
+    import filelock
+
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        tell(f"Waiting for another process that writes to {directory}")
+        try:
+            lock.acquire(timeout=LOCK_SECONDS)
+        except filelock.Timeout as error:
+            raise DataError(
+                f"Another process has kept the lock on {directory} for {LOCK_SECONDS:g} s",
+                found=f"The lock is {lock.lock_file}.",
+                remedy=f"Find the process with `fuser -v {shlex.quote(lock.lock_file)}` and end it.",
+            ) from error

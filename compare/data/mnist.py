@@ -1,28 +1,31 @@
-"""MNIST, fetched from the first mirror that serves it whole."""
+"""Download MNIST from the first mirror that serves it whole."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from compare.data import catalogue
-from compare.data.catalogue import IMAGE_SIDE_PIXELS, TEST_LABELS, TRAIN_COUNT
-from compare.data.files import examine, fetch_command, mnist_directory, refuse_damaged
-from compare.data.idx import idx_bytes
-from compare.data.writing import locked, writing
+from compare.data.catalogue import CONTENT_BYTES, TEST_LABELS
+from compare.data.files import (
+    examine,
+    fetch_command,
+    locked,
+    mnist_directory,
+    read_content,
+    refuse_damaged,
+    writing,
+)
 from compare.errors import DataError
-
-if TYPE_CHECKING:
-    from compare.data.catalogue import Progress
 
 MIRRORS: Final = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -30,269 +33,259 @@ MIRRORS: Final = (
 )
 MIRRORS_VARIABLE: Final = "RINGSIDE_MNIST_MIRRORS"
 
+PROBE_SECONDS: Final = 5.0
+"""Maximum time to find the mirrors that answer."""
+FILE_SECONDS: Final = 120.0
+"""Maximum time to download one file from one mirror, retries included."""
+RETRIES: Final = 1
+"""Attempts after the first, for each file and mirror."""
+
+_PROBE_CONNECT_SECONDS: Final = (
+    2.0  # one dead address, such as IPv6 without a route, must not use up the probe
+)
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 20.0
-# One address that swallows packets (IPv6 without a route, say) must not eat the whole probe.
-_PROBE_CONNECT_SECONDS: Final = 2.0
-_PROBE_DEADLINE_SECONDS: Final = 5.0
-
 _CHUNK_BYTES: Final = 1 << 17
-_PROGRESS_BYTES: Final = 2_000_000
-_GZIP_MAGIC: Final = b"\x1f\x8b"
-_MOST_BYTES: Final = idx_bytes((TRAIN_COUNT, IMAGE_SIDE_PIXELS, IMAGE_SIDE_PIXELS))
+_REPORT_BYTES: Final = 2_000_000
+_LARGEST_BYTES: Final = max(CONTENT_BYTES.values())
+
+_Answer = TypeVar("_Answer")
 
 
-class NotObtainedError(DataError):
-    """MNIST is neither here nor to be had: the one failure that lets ``auto`` fall back.
-
-    Damaged files are not this error: they are somebody's data, and somebody must look at them.
-    """
+class MnistNotFoundError(DataError):
+    """MNIST is neither on the disk nor on a mirror."""
 
     def __init__(self, root: Path, *, reason: str, found: str) -> None:
         super().__init__(
-            f"MNIST is not complete under {root} and could not be downloaded: {reason}",
+            f"MNIST is not complete under {root} and cannot be downloaded: {reason}",
             found=found,
             remedy=(
-                f"Run {fetch_command(root)} where there is a network, name a mirror within reach in "
-                f"{MIRRORS_VARIABLE}, copy the four files into {mnist_directory(root)}, "
-                "or use --dataset digits, which needs no network."
+                f"Run {fetch_command(root)} where there is a network, or name a mirror in "
+                f"{MIRRORS_VARIABLE}.\nOr copy the four files into {mnist_directory(root)}.\n"
+                "Or use --dataset digits, which needs no network."
             ),
         )
         self.reason = reason
 
 
-def fetch_mnist(root: Path, *, progress: Progress | None = None) -> Path:
-    """Download the files of MNIST that are not under ``root`` yet; verify the others.
+class _MirrorError(ValueError):
+    """A mirror failed to serve a file. pooch retries after a ValueError."""
 
-    Safe to call from many processes at once: one of them downloads, the others wait for it. Without a
-    network it gives up within six seconds, whatever the number of mirrors. Downloads are stored
-    uncompressed: every rank of every launch reads them, in a third of the time.
+
+def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
+    """Verify the files of MNIST under ``root`` and download the missing ones.
+
+    Many processes may call this at once: one downloads, the others wait. Files are stored uncompressed,
+    because every rank of every launch reads them.
 
     Args:
-        root: the folder data is kept in; made if need be.
-        progress: told what is going on.
+        root: the data folder; it is made if necessary.
+        progress: called with one sentence for each step.
 
     Returns:
         The folder of the four verified files, ``<root>/MNIST/raw``.
 
     Raises:
-        DataError: a file that is there is damaged, or no mirror served a missing one.
+        DataError: a file is damaged, or no mirror serves a missing one.
         OutputError: the folder cannot be written.
     """
     directory = mnist_directory(root)
-    if not missing_mnist(directory):
+    if not _missing(directory):
         return directory
-    tell = progress or _silent
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    # Outside the lock: where there is no network, waiting processes find out together, not one by one.
-    mirrors = _answering_mirrors(root, _mirrors(), tell)
-    with locked(directory, tell), writing(directory):
-        for name in missing_mnist(directory):
-            _download(root, name, mirrors, tell)
+    # Probe before locking: without a network, waiting processes then fail together.
+    mirrors = _answering_mirrors(root, _mirrors(), progress)
+    with locked(directory, progress), writing(directory):
+        for name in _missing(directory):
+            _download(root, name, mirrors, progress)
     return directory
 
 
-def missing_mnist(directory: Path) -> list[str]:
-    """The names that are not there.
-
-    Raises:
-        DataError: a file is there, but is not MNIST's.
-    """
+def _missing(directory: Path) -> list[str]:
     found = examine("mnist", directory)
     refuse_damaged(found, directory)
     return [file.name for file in found if file.form == "missing"]
 
 
-def _silent(_message: str) -> None:
-    pass
-
-
 def _mirrors() -> list[str]:
-    """The base addresses to try, in order, each with a slash at its end."""
-    listed = os.environ.get(MIRRORS_VARIABLE, "").split(",")
-    chosen = [mirror.strip() for mirror in listed if mirror.strip()]
-    for mirror in chosen:
-        if not _is_web_address(mirror):
-            raise DataError(
-                f"{MIRRORS_VARIABLE} names something that is not a mirror",
-                found=f"{mirror!r} does not start with http:// or https:// and a host.",
-                remedy=f"Correct it, for example {MIRRORS_VARIABLE}={MIRRORS[0]}, or unset it.",
-            )
-    return [mirror.rstrip("/") + "/" for mirror in chosen] or list(MIRRORS)
+    chosen = [mirror.strip() for mirror in os.environ.get(MIRRORS_VARIABLE, "").split(",")]
+    return [mirror for mirror in chosen if mirror] or list(MIRRORS)
 
 
-def _is_web_address(mirror: str) -> bool:
-    try:
-        parts = urlsplit(mirror)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bad port or a bad IPv6 literal
-        return False
+def _url(mirror: str, name: str) -> str:
+    return f"{mirror.rstrip('/')}/{name}.gz"
 
 
-def _host_of(mirror: str) -> str:
-    """For messages: never the whole address, which may hold a password."""
-    parts = urlsplit(mirror)
-    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+def _host(mirror: str) -> str:
+    """Return the host and port of an address, without a password."""
+    return urlsplit(mirror).netloc.rpartition("@")[2]
 
 
-def _answering_mirrors(root: Path, mirrors: Sequence[str], tell: Progress) -> list[str]:
-    """Keep the mirrors that answer at all; give up on the rest when the deadline is over.
+def _answering_mirrors(root: Path, mirrors: Sequence[str], tell: Callable[[str], None]) -> list[str]:
+    """Probe all mirrors at once and return those that answer.
 
-    A whole HTTP request is made, not merely a connection, so that proxies count; in a thread of its
-    own, because nothing can interrupt a name server that does not answer. The threads are daemons for
-    the same reason: one that hangs must not keep the program from ending.
+    Raises:
+        DataError: none answers, or one is no web address.
     """
-    import requests  # noqa: F401 - once, before the threads race for it
-
-    tell("Looking for a mirror of MNIST")
-    answers: dict[str, str] = {}
-    deadline = time.monotonic() + _PROBE_DEADLINE_SECONDS
-    threads = [
-        threading.Thread(target=_probe, args=(mirror, answers), name=f"probe {_host_of(mirror)}", daemon=True)
-        for mirror in mirrors
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    late = f"no answer within {_PROBE_DEADLINE_SECONDS:g} s"
-    verdicts = {mirror: answers.get(mirror, late) for mirror in mirrors}
-    answering = [mirror for mirror, problem in verdicts.items() if not problem]
-    if not answering:
-        raise NotObtainedError(root, reason="offline, no mirror answers", found=_per_mirror(verdicts))
-    return answering
-
-
-def _probe(mirror: str, answers: dict[str, str]) -> None:
     import requests
 
-    timeout = (_PROBE_CONNECT_SECONDS, _PROBE_DEADLINE_SECONDS)
+    tell("Looking for a mirror of MNIST")
+    deadline = time.monotonic() + PROBE_SECONDS
+    head = partial(requests.head, timeout=(_PROBE_CONNECT_SECONDS, PROBE_SECONDS), allow_redirects=False)
+    answers = {mirror: _in_thread(partial(head, _url(mirror, TEST_LABELS))) for mirror in mirrors}
+    problems: dict[str, str] = {}
+    for mirror, answer in answers.items():
+        try:
+            _wait(answer, deadline)  # any status is an answer, even 404
+        except TimeoutError:
+            problems[mirror] = f"no answer within {PROBE_SECONDS:g} s"
+        except ValueError as error:
+            raise DataError(
+                f"{MIRRORS_VARIABLE} contains an invalid address",
+                found=f"{mirror!r} does not start with http:// or https:// and a host.",
+                remedy=f"Correct it, for example {MIRRORS_VARIABLE}={MIRRORS[0]}, or unset it.",
+            ) from error
+        except OSError as error:
+            problems[mirror] = _reason(error)
+    if len(problems) == len(mirrors):
+        raise MnistNotFoundError(root, reason="offline, no mirror answers", found=_per_mirror(problems))
+    return [mirror for mirror in mirrors if mirror not in problems]
+
+
+def _in_thread(call: Callable[[], _Answer]) -> Future[_Answer]:
+    """Call in a daemon thread.
+
+    The timeouts of requests do not end a slow name server, nor a body that drips.
+    """
+    future: Future[_Answer] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except (OSError, ValueError) as error:
+            future.set_exception(error.with_traceback(None))  # frees the frames that hold the connection
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _wait(future: Future[_Answer], deadline: float) -> _Answer:
     try:
-        # Any status will do, even 404 or 405: somebody is there.
-        requests.head(f"{mirror}{TEST_LABELS}.gz", timeout=timeout, allow_redirects=False)
-    except (OSError, ValueError) as error:  # requests' own are OSErrors; a host name may not encode
-        answers[mirror] = _network_reason(error)
-    else:
-        answers[mirror] = ""
+        return future.result(timeout=max(0.0, deadline - time.monotonic()))
+    finally:
+        del future  # the error's traceback would hold it, and it holds the error: a cycle with a connection
 
 
 def _per_mirror(problems: Mapping[str, str]) -> str:
-    return "\n".join(f"{_host_of(mirror)}: {problem}" for mirror, problem in problems.items())
+    return "\n".join(f"{_host(mirror)}: {problem}" for mirror, problem in problems.items())
 
 
-def _network_reason(error: Exception) -> str:
-    """One phrase out of requests' nested exceptions, without the address they quote."""
+def _reason(error: Exception) -> str:
+    """Shorten a network error to one phrase without the address."""
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"HTTP status {error.response.status_code}"
-    if isinstance(error, requests.Timeout):
-        return "no answer in time"
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "the connection broke off"
-    if isinstance(error, requests.exceptions.SSLError):
-        return "its TLS certificate was refused"
-    # The innermost text is the useful one: "[Errno 111] Connection refused".
-    system = re.search(r"\[Errno -?\d+\] ([^'\")\]]+)", str(error))
+    for kind, phrase in (
+        (_MirrorError, str(error)),
+        (requests.Timeout, "no answer in time"),
+        (requests.exceptions.ChunkedEncodingError, "the connection broke off"),
+        (requests.exceptions.SSLError, "its TLS certificate was refused"),
+    ):
+        if isinstance(error, kind):
+            return phrase
+    system = re.search(r"\[Errno -?\d+\] ([^'\")\]]+)", str(error))  # nested in the text of requests
     return system.group(1) if system else type(error).__name__
 
 
-def _download(root: Path, name: str, mirrors: list[str], tell: Progress) -> None:
-    """Get one file from the first mirror that serves it whole; ``mirrors`` is reordered on failures."""
+def _download(root: Path, name: str, mirrors: list[str], tell: Callable[[str], None]) -> None:
+    """Get one file from the first mirror that serves it whole.
+
+    A mirror that fails becomes the last of ``mirrors``.
+    """
     problems: dict[str, str] = {}
     for mirror in tuple(mirrors):
+        tell(f"{name}: downloading from {_host(mirror)}")
         try:
-            _retrieve(mnist_directory(root), name, mirror, tell)
+            _fetch(mnist_directory(root), name, mirror, tell)
         except _MirrorError as error:
             problems[mirror] = str(error)
-            tell(f"{name}: {_host_of(mirror)} failed, {error}")
-            # For the files still to come, begin with one that has not failed.
+            tell(f"{name}: {_host(mirror)} failed: {error}")
             mirrors.remove(mirror)
             mirrors.append(mirror)
         else:
+            tell(f"{name}: verified")
             return
-    raise NotObtainedError(
+    raise MnistNotFoundError(
         root, reason="no mirror served it whole", found=f"{name} from\n{_per_mirror(problems)}"
     )
 
 
-class _MirrorError(Exception):
-    """This mirror did not serve this file; the next one may."""
-
-
-def _retrieve(directory: Path, name: str, mirror: str, tell: Progress) -> None:
-    """Let pooch write to a temporary file beside the final one, verify it, and rename it.
-
-    Our downloader hands it the *uncompressed* content, so that the check which pooch makes before the
-    renaming is the check by SHA-256 of the content, and no unverified byte ever has the final name.
-    """
+def _fetch(directory: Path, name: str, mirror: str, tell: Callable[[str], None]) -> None:
+    """Download, verify and rename one file with pooch."""
     import pooch
 
-    pooch.get_logger().setLevel("WARNING")  # our progress says it already
+    pooch.get_logger().setLevel("WARNING")
+    deadline = time.monotonic() + FILE_SECONDS
 
     def download(url: str, output: str, _pooch: object) -> None:
-        content = _inflated(_downloaded(url, name, tell))
-        Path(output).write_bytes(content)
-        # Temporary files are private by default; a data folder is often shared.
-        Path(output).chmod(0o644)
+        file = Path(output)
+        file.write_bytes(_downloaded(url, deadline, partial(_tell_size, tell, name, mirror)))
+        content = bytearray(CONTENT_BYTES[name] + 1)
+        try:
+            size_bytes = read_content("mnist", name, file, memoryview(content))
+        except DataError as error:
+            raise _MirrorError(error.found) from error
+        file.write_bytes(content[:size_bytes])
+        file.chmod(0o644)  # data folders are often shared, but temporary files are private
 
-    try:
-        pooch.retrieve(
-            f"{mirror}{name}.gz",
-            known_hash=f"sha256:{catalogue.SHA256['mnist'][name]}",
-            fname=name,
-            path=directory,
-            downloader=download,
-        )
-    except ValueError as error:  # pooch's word for a wrong checksum
-        message = "what it served is not the original (wrong SHA-256)"
-        raise _MirrorError(message) from error
-    tell(f"{name}: verified")
+    pooch.create(
+        path=directory,
+        base_url=mirror,
+        registry=dict(catalogue.SHA256["mnist"]),
+        urls={name: _url(mirror, name)},
+        retry_if_failed=RETRIES,
+        allow_updates=False,
+    ).fetch(name, downloader=download)
 
 
-def _downloaded(url: str, name: str, tell: Progress) -> bytes:
+def _tell_size(tell: Callable[[str], None], name: str, mirror: str, size_bytes: int) -> None:
+    tell(f"{name}: {size_bytes / 1e6:.0f} MB from {_host(mirror)}")
+
+
+def _downloaded(url: str, deadline: float, report: Callable[[int], None]) -> bytes:
     import pooch
 
-    sink = _Sink(lambda size: tell(f"{name}: {size / 1e6:.0f} MB from {_host_of(url)}"))
+    sink = _Sink(report)
     get = pooch.HTTPDownloader(
         chunk_size=_CHUNK_BYTES,
         timeout=(_CONNECT_SECONDS, _READ_SECONDS),
         headers={"Accept-Encoding": "identity"},
     )
     try:
-        get(url, sink, None)
-    except (OSError, ValueError) as error:  # the sink is memory: every OSError is the network's
-        raise _MirrorError(_network_reason(error)) from error
+        _wait(_in_thread(partial(get, url, sink, None)), deadline)
+    except TimeoutError as error:
+        sink.close()  # ends the thread at its next chunk
+        message = f"not complete after {FILE_SECONDS:g} s"
+        raise _MirrorError(message) from error
+    except (OSError, ValueError) as error:  # the sink is memory, so an OSError comes from the network
+        raise _MirrorError(_reason(error)) from error
     return sink.getvalue()
 
 
 class _Sink(io.BytesIO):
-    """Memory that reports how much has arrived, and refuses more than any file of MNIST holds."""
+    """Memory that reports its growth and refuses more than the largest file."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
         super().__init__()
         self._report = report
-        self._next_report_bytes = _PROGRESS_BYTES
 
     def write(self, data: Any, /) -> int:  # io.BytesIO's own parameter is any buffer
-        written = super().write(data)
-        if self.tell() > _MOST_BYTES:
+        before, written = self.tell(), super().write(data)
+        if self.tell() > _LARGEST_BYTES:
             message = "it serves more than MNIST"
             raise _MirrorError(message)
-        if self.tell() >= self._next_report_bytes:
-            self._next_report_bytes += _PROGRESS_BYTES
+        if self.tell() // _REPORT_BYTES > before // _REPORT_BYTES:
             self._report(self.tell())
         return written
-
-
-def _inflated(blob: bytes) -> bytes:
-    """The content of a download, which some servers ('Content-Encoding: gzip') unpack on the way."""
-    if not blob.startswith(_GZIP_MAGIC):
-        return blob
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(blob)) as stream:
-            return stream.read(_MOST_BYTES + 1)  # one more than can be right: a bomb fails the checksum
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        message = f"what it served is truncated or damaged ({error})"
-        raise _MirrorError(message) from error

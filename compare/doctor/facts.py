@@ -1,4 +1,4 @@
-"""Define the records of an examination: facts and findings."""
+"""The records of an examination: the facts about a host, and the findings about them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 Level = Literal["problem", "warning", "note"]
-"""A problem breaks launches, or makes ranks differ.
-
-A warning may do so, or slows them down.
-"""
+"""A problem breaks launches, or makes ranks differ. A warning may do so, or slows them down."""
 Topic = Literal[
     "reach",
     "python",
@@ -76,10 +73,7 @@ class Mpirun(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts that ``checkup.look`` collects.
-
-    Times are Unix times of the host's own clock.
-    """
+    """The facts that ``checkup.look`` collects; times are Unix times of the host's own clock."""
 
     began_at: float
     answered_at: float
@@ -124,7 +118,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PortTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of ``checkup.meet``, which uses a port of the first host."""
+    """The result of connecting all hosts to a port of the first; see ``checkup.meet``."""
 
     role: Literal["listens", "connects"]
     problem: str = ""
@@ -132,7 +126,7 @@ class PortTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One defect of a host, with the evidence and the fix."""
+    """One defect of a host: what it is, the evidence, and how to fix it."""
 
     level: Level
     topic: Topic
@@ -148,10 +142,10 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
     host: Host
     facts: Facts | None = None
     trouble: Finding | None = None
-    """Why there are no facts, or none of the requested Python."""
+    """Why there are no facts, or why another Python than the requested one collected them."""
     seconds: float = 0.0
     clock_ahead_seconds: float = 0.0
-    """How far its clock is ahead: the middle of the possible range."""
+    """How far its clock is ahead of ours: the middle of the possible range."""
     clock_uncertain_seconds: float = 0.0
     met: PortTrial | None = None
     met_at: str = ""
@@ -171,7 +165,7 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
         return self.finding("warning", topic, what, found, fix)
 
     def finding(self, level: Level, topic: Topic, what: str, found: str, fix: str) -> Finding:
-        """Make a finding about this host."""
+        """Make a finding about this host, its arguments in the order of printing."""
         return Finding(level=level, topic=topic, host=self.host.name, what=what, found=found, fix=fix)
 
 
@@ -206,7 +200,7 @@ def with_software(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Fac
 
 
 def usual(values: Iterable[str]) -> str:
-    """Return the most frequent value that is not empty."""
+    """Return the most frequent value that is not empty; the first of several equals."""
     frequent = Counter(filter(None, values)).most_common(1)
     return frequent[0][0] if frequent else ""
 
@@ -214,6 +208,6 @@ def usual(values: Iterable[str]) -> str:
 def different(
     hosts: Iterable[ExaminedHost], values: Sequence[str]
 ) -> Iterator[tuple[ExaminedHost, str, str]]:
-    """Yield every host with an unusual value, and both values."""
+    """Yield every host whose value is not the usual one, with both values."""
     expected = usual(values)
     yield from ((e, value, expected) for e, value in zip(hosts, values, strict=True) if value != expected)

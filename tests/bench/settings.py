@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from compare.data import load
-from compare.errors import DataError
+from compare import data
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,10 +35,6 @@ def find_mnist() -> Path:
     """Find the folder that holds the real MNIST."""
     places = (ROOT / "data", ROOT.parent / "shared" / "data")
     for place in places:
-        try:
-            found = load(place / "MNIST" / "raw")
-        except DataError:
-            continue
-        if found.name == "mnist":
+        if data.holds("mnist", place / "MNIST" / "raw"):
             return place
     raise SystemExit(f"MNIST is not in {ROOT / 'data'}: get it with `compare data fetch --data-dir data`")

@@ -26,7 +26,7 @@ DIGITS = DatasetSource(
     name="digits",
     requested="auto",
     directory="/data/digits/v1",
-    note="MNIST could not be had (no network): scikit-learn's digits instead",
+    note="MNIST is not available (no network): scikit-learn's digits instead",
 )
 
 

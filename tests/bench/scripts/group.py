@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
 import backends
 from backends.launchers import LAUNCHERS
-from compare import data
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
 from compare.worker.workload import Batches, as_tensors, build_model, optimizer_maker
+from tests.bench.scripts import mnist
 
 CPU = torch.device("cpu")
 _TIMEOUT_SECONDS = 60
@@ -28,8 +27,7 @@ def join(label):
 
 
 def images(folder):
-    raw = data.load(Path(folder))
-    return as_tensors(raw.train_images, raw.train_labels, CPU)
+    return as_tensors(*mnist.training_set(folder), CPU)
 
 
 def replica_of(label, group, model, tensors):

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import torch
 
 from backends.strategies.local import LocalReplica
-from compare import data
 from compare.schema.config import RunConfig
 from compare.worker.loop import train
 from compare.worker.workload import Batches, as_tensors, build_model, optimizer_maker
-from tests.bench.scripts import palindrome, published
+from tests.bench.scripts import mnist, palindrome, published
 
 ALONE = SimpleNamespace(rank=0, world_size=1)
 
@@ -22,14 +21,14 @@ ALONE = SimpleNamespace(rank=0, world_size=1)
 def main(folder, out, seed, model, batch_size, steps, published_steps, palindromes):
     torch.set_num_threads(1)
     config = RunConfig(arms=(), model=model, batch_size_per_rank=int(batch_size))
-    raw = data.load(folder)
-    images, labels = as_tensors(raw.train_images, raw.train_labels, torch.device("cpu"))
+    raw = mnist.training_set(folder)
+    images, labels = as_tensors(*raw, torch.device("cpu"))
     resident = iter(Batches(images, labels, (0, 1), config))
     # Both use one model and one buffer, because memory layout moved their ratio by some percent. The floor
     # reads the buffer as the last turn left it. Its labels belong to another batch, which takes as long.
     fixed = repeat(next(resident))
     replica = _replica(config)
-    loader = published.endless(raw.train_images, raw.train_labels, config.batch_size_per_rank)
+    loader = published.endless(*raw, config.batch_size_per_rank)
     arms = {
         "published": partial(published.train, *_plain(config), loader),
         "resident": partial(train, replica, resident),

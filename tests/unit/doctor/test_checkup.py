@@ -1,4 +1,4 @@
-"""Run the check-up on a bare Python, and without tools."""
+"""The check-up of a host: it must run anywhere, so also on a bare Python and without tools."""
 
 import ast
 import json

@@ -1,7 +1,4 @@
-"""Collect facts through an ssh that answers on this machine.
-
-tests/lab/test_doctor.py has real hosts.
-"""
+"""Collect facts through an ssh that answers on this machine; real hosts: tests/lab/test_doctor.py."""
 
 import os
 import sys

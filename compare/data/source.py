@@ -1,0 +1,79 @@
+"""Decide which data set a run uses, and find or make it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compare.data.catalogue import DatasetChoice, DatasetSource
+from compare.data.digits import prepare_digits
+from compare.data.mnist import MnistNotFoundError, fetch_mnist
+from compare.errors import OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def default_root() -> Path:
+    """Return the user's data folder, ``~/.cache/ringside/data``; ``XDG_CACHE_HOME`` moves it.
+
+    Raises:
+        OutputError: the user has no home directory.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if cache.is_absolute():  # the XDG specification ignores relative paths
+        return cache / "ringside" / "data"
+    try:
+        return Path.home() / ".cache" / "ringside" / "data"
+    except RuntimeError as error:
+        raise OutputError(
+            "There is no folder to keep data in", found=str(error), remedy="Name one with --data-dir."
+        ) from error
+
+
+def resolve(
+    dataset: DatasetChoice,
+    root: Path,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> DatasetSource:
+    """Find, download or make the data set that the user chose.
+
+    ``auto`` is MNIST if ``root`` holds all of it or a mirror serves it. Otherwise ``auto`` is the digits,
+    and the note says why. Damaged files are always an error.
+
+    Args:
+        dataset: ``auto``, ``mnist`` or ``digits``.
+        root: the data folder: ``default_root()``, or the user's ``--data-dir``.
+        progress: called with one sentence for each step.
+
+    Raises:
+        DataError: the data is damaged, or the user chose ``mnist`` and it is not available.
+        OutputError: ``root`` cannot be written (with ``auto``: nor can the default root).
+    """
+    if dataset == "digits":
+        return DatasetSource(name="digits", requested=dataset, directory=str(prepare_digits(root)))
+    try:
+        directory = fetch_mnist(root, progress=progress)
+    except (MnistNotFoundError, OutputError) as error:
+        if dataset == "mnist":
+            raise
+        reason = error.reason if isinstance(error, MnistNotFoundError) else f"{root} cannot be written"
+        return DatasetSource(
+            name="digits",
+            requested=dataset,
+            directory=str(_prepare_digits_somewhere(root)),
+            note=f"MNIST is not available ({reason}): scikit-learn's digits instead",
+        )
+    return DatasetSource(name="mnist", requested=dataset, directory=str(directory))
+
+
+def _prepare_digits_somewhere(root: Path) -> Path:
+    """Make the digits, under the default root if ``root`` is read-only."""
+    try:
+        return prepare_digits(root)
+    except OutputError:
+        if root == default_root():
+            raise
+        return prepare_digits(default_root())
