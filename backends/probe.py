@@ -6,6 +6,7 @@ take the process with them; either is an answer, too.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -41,6 +42,25 @@ def probe_torch() -> Facts:
     }
 
 
+def probe_torch_build() -> Facts:
+    """Return what a build against torch must know: CUDA, its toolkit, and NCCL."""
+    import torch
+
+    facts: Facts = {"version": str(torch.__version__), "cuda": torch.version.cuda}
+    if torch.version.cuda:
+        from torch.utils.cpp_extension import CUDA_HOME
+
+        gpus = range(torch.cuda.device_count())
+        facts["cuda_home"] = CUDA_HOME
+        facts["capabilities"] = sorted({"{}{}".format(*torch.cuda.get_device_capability(i)) for i in gpus})
+        with contextlib.suppress(ImportError):
+            import nvidia.nccl
+
+            facts["nccl_home"] = next(iter(nvidia.nccl.__path__))
+            facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return facts
+
+
 def probe_horovod() -> Facts:
     """Say which controllers and operations Horovod was built with."""
     import horovod
@@ -71,7 +91,12 @@ def probe_mpi4py() -> Facts:
     return {"version": f"{version('mpi4py')} on {library}", "transport": "shared memory, TCP"}
 
 
-PROBES = {"torch": probe_torch, "horovod": probe_horovod, "mpi4py": probe_mpi4py}
+PROBES = {
+    "torch": probe_torch,
+    "torch_build": probe_torch_build,
+    "horovod": probe_horovod,
+    "mpi4py": probe_mpi4py,
+}
 
 
 def end_with_parent() -> None:

@@ -12,7 +12,7 @@ from backends import BACKENDS
 from backends.launchers.request import MARKER
 from compare import data
 from compare.data.digits import prepare_digits
-from compare.doctor.availability import Survey, survey
+from compare.doctor import Survey, survey
 from compare.errors import UnavailableError
 
 REPOSITORY = Path(__file__).resolve().parents[1]

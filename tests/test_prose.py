@@ -10,7 +10,6 @@ OPEN = (
     "docs/measuring.md",
     "backends/",
     "compare/analysis/",
-    "compare/doctor/",
     "compare/experiment/",
     "compare/launch/",
     "compare/report/",

@@ -1,4 +1,7 @@
-"""Find out which backends can run here: load each library once, and find each launcher."""
+"""Find out which backends can run on this machine.
+
+Each library is loaded once, and each launcher looked for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _PROBE_SECONDS = 60.0
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a backend can run here; if not, why, and what to do."""
+    """Whether a backend can run here, or the problem and its remedy."""
 
     backend: str
     version: str = ""
@@ -70,14 +73,24 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 def survey(wanted: Iterable[str] = ()) -> Survey:
-    """Load the libraries of backends, and find their launchers; takes a second or two.
+    """Load the libraries of backends, and find their launchers.
+
+    This takes a second or two.
 
     Args:
         wanted: names of backends; all of them if empty.
     """
     backends = [BACKENDS[name] for name in dict.fromkeys(wanted)] or list(BACKENDS.values())
-    libraries = load(["torch", *sorted({library for backend in backends for library in backend.libraries})])
+    names = ["torch", *sorted({library for backend in backends for library in backend.libraries})]
+    libraries = {name: _explained(name, library) for name, library in load(names).items()}
     return Survey({backend.name: _judge(backend, libraries) for backend in backends}, libraries)
+
+
+def _explained(name: str, library: Library) -> Library:
+    if not (library.missing or library.problem):
+        return library
+    problem = "is not installed" if library.missing else f"does not load: {library.problem}"
+    return Library(problem=f"{name} {problem}")
 
 
 def load(names: Iterable[str], seconds: float = _PROBE_SECONDS) -> dict[str, Library]:
@@ -87,23 +100,15 @@ def load(names: Iterable[str], seconds: float = _PROBE_SECONDS) -> dict[str, Lib
         names: those that ``backends.probe`` knows.
         seconds: maximum time for loading one.
     """
-    # In a working folder with a file torch.py, the library must be found all the same.
+    # The working folder is left out: it may contain another module of that name.
     environment = os.environ | {"PYTHONPATH": import_path(os.environ), "PYTHONSAFEPATH": "1"}
     probes: list[Probe] = []
     try:
         probes.extend(Probe(name, environment) for name in names)
-        return {probe.name: _library(probe, seconds) for probe in probes}
+        return {probe.name: msgspec.convert(probe.read(seconds), Library) for probe in probes}
     finally:
         for probe in probes:  # after Ctrl-C some still run
             probe.end()
-
-
-def _library(probe: Probe, seconds: float) -> Library:
-    found = msgspec.convert(probe.read(seconds), Library)
-    if not (found.missing or found.problem):
-        return found
-    problem = "is not installed" if found.missing else f"does not load: {found.problem}"
-    return Library(problem=f"{probe.name} {problem}")
 
 
 def _judge(backend: Backend, libraries: dict[str, Library]) -> Availability:

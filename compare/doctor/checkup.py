@@ -50,7 +50,7 @@ _NO_LIMIT = 1 << 62
 
 
 def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return all facts about this host; the keys are the fields of ``facts.Facts``."""
+    """Return all facts about this host, by the fields of ``facts.Facts``."""
     began_at, ours = time.time(), ringside()
     loaded = LIBRARIES if ours["ringside"] and not quick else ()
     probes = [Probe(name) for name in loaded]
@@ -82,7 +82,7 @@ def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def ringside() -> dict[str, str]:
-    """Return the version, folder and source digest of the Ringside that this Python finds.
+    """Return the version, folder and source digest of the installed Ringside.
 
     Two checkouts of one version may differ, and the ranks of one launch must not.
     """
@@ -104,7 +104,7 @@ def ringside() -> dict[str, str]:
 
 
 def _names(peers: tuple[str, ...]) -> dict[str, Any]:
-    """Resolve the names of this host and of the others, within one time limit."""
+    """Resolve the names of all hosts within one time limit."""
     hostname = socket.gethostname()
     began = time.monotonic()
     found: dict[str, list[str]] = {}
@@ -203,7 +203,7 @@ def _default_interface() -> str:
 
 
 def _core_quota() -> float | None:
-    """Return the CPU time that this control group allows, in cores; None without a limit."""
+    """Return the CPU limit of this control group in cores, or None."""
     quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
@@ -244,7 +244,7 @@ def _version(package: str) -> str:
 
 
 def _mpirun() -> dict[str, str] | None:
-    """Find the mpirun that a launch would use: beside this Python, otherwise on PATH."""
+    """Find the mpirun of a launch: beside this Python, otherwise on PATH."""
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     path = shutil.which("mpirun", path=search)
     return {"path": path, "output": _output([path, "--version"])[:2000]} if path else None
@@ -303,7 +303,7 @@ class Probe:
 
 
 def _output(argv: list[str]) -> str:
-    """Return the output of a command; nothing if it is missing or too slow."""
+    """Return the output of a command, or nothing after a failure."""
     try:
         return subprocess.run(
             argv,
@@ -333,7 +333,9 @@ def _text(path: str) -> str:
 
 
 def meet(address: str, port: int, others: int, seconds: float) -> dict[str, Any]:
-    """Use a port as a launch would: the host with this address listens, all others connect.
+    """Use a port as a launch would.
+
+    The host with this address listens, all others connect.
 
     Args:
         address: one that the listening host has.

@@ -24,7 +24,9 @@ _RULES = (
 
 
 def diagnose(hosts: Sequence[ExaminedHost], here: Installation) -> list[Finding]:
-    """Judge hosts that are to work together; the worst first, then in their order.
+    """Judge hosts that are to work together.
+
+    The worst findings come first, then the order is that of the hosts.
 
     Args:
         hosts: all examined hosts.

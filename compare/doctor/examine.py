@@ -1,7 +1,7 @@
-"""Examine hosts, all at the same time: collect the facts of each, and have ``diagnose.py`` judge them.
+"""Examine hosts, all at the same time.
 
 Each host runs ``checkup.py`` as the input of a Python. So the examination works without Ringside, and
-without the right Python.
+without the right Python. ``diagnose.py`` judges the facts.
 """
 
 from __future__ import annotations
@@ -39,9 +39,15 @@ if TYPE_CHECKING:
     from compare.schema.hosts import Host
 
 QUICK_SECONDS = 14.0
-"""Maximum time for the quick facts of a host; ssh itself fails four seconds earlier."""
+"""Maximum time for the quick facts of a host.
+
+ssh itself fails four seconds earlier.
+"""
 FULL_SECONDS = 75.0
-"""Maximum time for all facts, with a slow disk; the host reports its own time-outs earlier."""
+"""Maximum time for all facts of a host.
+
+It allows for a slow disk; the host reports its own time-outs earlier.
+"""
 HANDSHAKE_SECONDS = 0.1
 """Additional time for each host: all ssh handshakes share the cores here."""
 
@@ -59,7 +65,9 @@ def examine(
     quick: bool = False,
     ports: bool = False,
 ) -> Examination:
-    """Examine hosts that are to work together; takes as long as the slowest of them.
+    """Examine hosts that are to work together.
+
+    This takes as long as the slowest of them.
 
     Args:
         hosts: at least one; this machine needs no ssh.
@@ -92,9 +100,10 @@ def exit_code(examination: Examination) -> int:
 def quick_check(
     hosts: Sequence[Host], *, carrier: Carrier, python: str = sys.executable
 ) -> tuple[Examination, list[Finding]]:
-    """Insist on hosts that answer and have the same Ringside, Python and torch.
+    """Insist on hosts that can work together.
 
-    Takes about a second, or 10 to 15 if a host does not answer.
+    They must answer, and have the same Ringside, Python and torch. This takes about a second, or 10 to 15
+    if a host does not answer.
 
     Returns:
         The examination, and the findings to warn of: all warnings, and problems that break some arms only.
@@ -184,7 +193,7 @@ def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
 
 
 def _line(answer: Answer) -> Any:
-    """Decode the marked line; a login shell may print before and after it."""
+    """Decode the marked line between the output of login shells."""
     prefix = checkup.PREFIX.encode()
     lines = [line for line in answer.stdout.splitlines() if line.startswith(prefix)]
     if not lines:
@@ -211,7 +220,7 @@ def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) ->
 
 
 def _meet(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[ExaminedHost]:
-    """Connect all able hosts to a port of the first, as the ranks of a launch would."""
+    """Connect all able hosts to a port of the first."""
     able = [number for number, each in enumerate(examined) if each.software]
     address = _address([examined[number] for number in able])
     if not address:
@@ -234,6 +243,6 @@ def _meet(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[E
 
 
 def _address(examined: Sequence[ExaminedHost]) -> str:
-    """Return the first host's address in the shared network, or in its own if none is shared."""
+    """Return the first host's address, if possible in a shared network."""
     shared = shared_network(examined) or shared_network(examined[:1])
     return shared.addresses[0] if shared else ""

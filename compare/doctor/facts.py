@@ -1,4 +1,4 @@
-"""The records of an examination: the facts about a host, and the findings about them."""
+"""Define the records of an examination: facts and findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 Level = Literal["problem", "warning", "note"]
-"""A problem breaks launches, or makes ranks differ. A warning may do so, or slows them down."""
+"""A problem breaks launches, or makes ranks differ.
+
+A warning may do so, or slows them down.
+"""
 Topic = Literal[
     "reach",
     "python",
@@ -73,7 +76,10 @@ class Mpirun(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts that ``checkup.look`` collects; times are Unix times of the host's own clock."""
+    """The facts that ``checkup.look`` collects.
+
+    Times are Unix times of the host's own clock.
+    """
 
     began_at: float
     answered_at: float
@@ -118,7 +124,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PortTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of connecting all hosts to a port of the first; see ``checkup.meet``."""
+    """The result of ``checkup.meet``, which uses a port of the first host."""
 
     role: Literal["listens", "connects"]
     problem: str = ""
@@ -126,7 +132,7 @@ class PortTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One defect of a host: what it is, the evidence, and how to fix it."""
+    """One defect of a host, with the evidence and the fix."""
 
     level: Level
     topic: Topic
@@ -142,10 +148,10 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
     host: Host
     facts: Facts | None = None
     trouble: Finding | None = None
-    """Why there are no facts, or why another Python than the requested one collected them."""
+    """Why there are no facts, or none of the requested Python."""
     seconds: float = 0.0
     clock_ahead_seconds: float = 0.0
-    """How far its clock is ahead of ours: the middle of the possible range."""
+    """How far its clock is ahead: the middle of the possible range."""
     clock_uncertain_seconds: float = 0.0
     met: PortTrial | None = None
     met_at: str = ""
@@ -165,7 +171,7 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
         return self.finding("warning", topic, what, found, fix)
 
     def finding(self, level: Level, topic: Topic, what: str, found: str, fix: str) -> Finding:
-        """Make a finding about this host, its arguments in the order of printing."""
+        """Make a finding about this host."""
         return Finding(level=level, topic=topic, host=self.host.name, what=what, found=found, fix=fix)
 
 
@@ -200,7 +206,7 @@ def with_software(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Fac
 
 
 def usual(values: Iterable[str]) -> str:
-    """Return the most frequent value that is not empty; the first of several equals."""
+    """Return the most frequent value that is not empty."""
     frequent = Counter(filter(None, values)).most_common(1)
     return frequent[0][0] if frequent else ""
 
@@ -208,6 +214,6 @@ def usual(values: Iterable[str]) -> str:
 def different(
     hosts: Iterable[ExaminedHost], values: Sequence[str]
 ) -> Iterator[tuple[ExaminedHost, str, str]]:
-    """Yield every host whose value is not the usual one, with both values."""
+    """Yield every host with an unusual value, and both values."""
     expected = usual(values)
     yield from ((e, value, expected) for e, value in zip(hosts, values, strict=True) if value != expected)

@@ -1,4 +1,4 @@
-"""Print an examination: a row for every host, then every finding with its fix."""
+"""Print an examination: all hosts, then all findings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class _Column(NamedTuple):
 
 
 class DoctorReport:
-    """The output of ``compare doctor``; a narrow terminal gets one table for software, one for machines.
+    """The output of ``compare doctor``.
+
+    A narrow terminal gets one table for software, and one for machines.
 
     Args:
         examination: to print.

@@ -17,7 +17,7 @@ from compare import __version__, data
 from compare.analysis.budget import seconds_left
 from compare.analysis.parity import check_launch
 from compare.analysis.step_times import other_cpu_load
-from compare.doctor.examine import quick_check
+from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import discard_noisy, discard_unfinished, next_launch, order_of
 from compare.experiment.settle import settle

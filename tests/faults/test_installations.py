@@ -1,4 +1,4 @@
-"""What is installed is not whole: said before anything is launched, with what mends it."""
+"""A damaged installation is reported before any launch, with its fix."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.faults
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = Path(sysconfig.get_path("purelib"))
 USED_BY = {"torchrun": "ddp", "horovodrun": "horovod", "mpirun": "mpi"}
-# How names of C++ functions in torch's namespace c10 begin; the library asks the loader for hundreds.
+# The start of C++ names in torch's namespace c10; Horovod's library needs hundreds.
 OF_TORCH = b"_ZN3c10"
 
 
@@ -43,14 +43,14 @@ def link_all(source, target):
 
 @pytest.fixture
 def without(tmp_path):
-    """Make an environment that has what this one has, but for one launcher."""
+    """Make an environment like this one, without one launcher."""
 
     def make(launcher):
         folder = tmp_path / "env"
         venv.create(folder, with_pip=False, symlinks=True)
         site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
         (site / "outer.pth").write_text(f"{REPOSITORY}\n{SITE}\n")
-        for place in ("bin", "lib"):  # libraries of an MPI from pip lie there
+        for place in ("bin", "lib"):  # with the libraries of an MPI from pip
             link_all(Path(sys.prefix) / place, folder / place)
         (folder / "bin" / launcher).unlink(missing_ok=True)
         path = [place for place in os.get_exec_path() if shutil.which(launcher, path=place) is None]
@@ -60,9 +60,7 @@ def without(tmp_path):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_launcher_that_is_missing_is_named_with_what_brings_it(
-    tmp_path, without, requires_backend, launcher
-):
+def test_launcher_missing_is_named_with_its_remedy(tmp_path, without, requires_backend, launcher):
     backend = USED_BY[launcher]
     requires_backend(backend)
     python, environment = without(launcher)
@@ -82,11 +80,11 @@ def test_a_launcher_that_is_missing_is_named_with_what_brings_it(
 
 @pytest.fixture
 def horovod_of_another_torch(tmp_path, requires_backend):
-    """Copy Horovod with its library asking for what this torch does not have, as that of another does."""
+    """Copy Horovod, and let its library need names that this torch lacks."""
     requires_backend("horovod")
     copy = tmp_path / (SITE / "horovod").relative_to(sys.prefix)
     shutil.copytree(SITE / "horovod", copy)
-    link_all(Path(sys.prefix) / "lib", tmp_path / "lib")  # an MPI from pip is looked for there
+    link_all(Path(sys.prefix) / "lib", tmp_path / "lib")  # for an MPI from pip
     (library,) = copy.glob("torch/mpi_lib_v2*.so")
     data = library.read_bytes()
     assert OF_TORCH in data
@@ -94,7 +92,7 @@ def horovod_of_another_torch(tmp_path, requires_backend):
     return {"PYTHONPATH": str(copy.parent)}
 
 
-def test_a_horovod_of_another_torch_is_left_out_and_said(tmp_path, horovod_of_another_torch):
+def test_horovod_of_another_torch_is_unavailable(tmp_path, horovod_of_another_torch):
     listed = compare("backends", environment=horovod_of_another_torch)
     assert listed.returncode == 0, listed.stderr
     assert "undefined symbol: _ZN3c99" in listed.stdout

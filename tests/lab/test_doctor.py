@@ -39,7 +39,7 @@ def do(machine, *argv):
 
 
 def doctor(lab, *options):
-    """Run the doctor on the login host; return its process, its report and its seconds."""
+    """Run the doctor on the login host; return process, report and seconds."""
     began = time.monotonic()
     report = "/run/lab/report.json"
     done = lab.login.run([sys.executable, "-m", "compare", "doctor", *options, "--export-json", report])

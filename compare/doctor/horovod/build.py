@@ -50,13 +50,12 @@ BUILD_REQUIREMENTS = (
 
 # Memory of one compiler job that includes all of torch; too many jobs get killed.
 _BYTES_PER_JOB = 2 * 2**30
-_LOAD_SECONDS = 300.0
 
 
 def install_horovod(
     constraints: Path | None = None, *, force: bool = False, console: Console | None = None
 ) -> None:
-    """Install Horovod for this interpreter's torch, from the cache or by a build.
+    """Install Horovod for the installed torch, by a build if necessary.
 
     Args:
         constraints: a pip constraints file for the requirements of the build.
@@ -104,7 +103,7 @@ def _install(
     folder = recipe.folder
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder.with_name(f"{recipe.key}.lock"))
-    # The lock also guards the log: a process that waits for a build must not write into its log.
+    # The lock protects the log as well: a process that waits for a build must not write into its log.
     with _held(lock, console), (folder / "build.log").open("a", encoding="utf-8") as log:
         commands = Commands(console, log)
         wheel = None if force else recipes.wheel_in(folder)
@@ -125,7 +124,7 @@ def _install(
 
 @contextlib.contextmanager
 def _held(lock: filelock.BaseFileLock, console: Console) -> Iterator[None]:
-    """Hold the lock of a wheel; print a line before waiting for the build of another process."""
+    """Hold the lock of a wheel; print a line before waiting."""
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -166,7 +165,9 @@ def check_tools() -> None:
 
 
 def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[str, str]:
-    """Return the environment of a build: the recipe's variables, and the paths of this machine.
+    """Return the environment of a build.
+
+    It has the recipe's variables, and the paths of this machine.
 
     Args:
         recipe: of the wheel.
@@ -193,10 +194,11 @@ def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[st
 
 
 def scratch_parent() -> Path:
-    """Return the folder to compile in: the cache, otherwise the folder for temporary files.
+    """Return the folder to compile in: in the cache, if possible.
 
-    Horovod's CMake files use their own path as a regular expression. A path with a ``+`` does not match
-    itself, and the library lands in the wrong place of the wheel.
+    Otherwise it is the folder for temporary files. Horovod's CMake files use their own path as a regular
+    expression. A path with a ``+`` does not match itself, and the library lands in the wrong place of the
+    wheel.
 
     Raises:
         UnavailableError: both paths have such characters.
@@ -250,14 +252,14 @@ def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
 def _verify(recipe: Recipe) -> list[str]:
     """Load the installed Horovod, and return what it was built with.
 
-    A wheel that does not fit is removed from the environment and from the cache, so the next call builds
+    A wheel that does not fit is removed from the environment and from the cache. The next call then builds
     it again.
     """
-    library = availability.load(["horovod"], _LOAD_SECONDS)["horovod"]
+    library = availability.load(["horovod"], recipes.LOAD_SECONDS)["horovod"]
     built = [*library.facts.get("controllers", []), *(["nccl"] if library.facts.get("nccl") else [])]
     wanted = {"mpi": recipe.mpi != "gloo", "nccl": recipe.gpu != "cpu"}
-    what, found = "The installed Horovod does not load.", library.problem
-    if not library.problem:
+    what, found = "The installed Horovod does not load.", library.problem or "It is missing."
+    if library.facts:
         if all((name in built) == there for name, there in wanted.items()):
             return built
         what = "The installed Horovod is not that of the recipe."

@@ -1,4 +1,4 @@
-"""Run the commands of a build: progress on the console, all output in the log."""
+"""Run the commands of a build, with their progress and their log."""
 
 from __future__ import annotations
 
@@ -99,7 +99,10 @@ class Commands:
 
 
 class _Meter:
-    """The progress of a command: a live line on a terminal, elsewhere a line for every tenth."""
+    """The progress of a command.
+
+    It is a live line on a terminal, and elsewhere a line for every tenth.
+    """
 
     def __init__(self, console: Console, title: str) -> None:
         self.title = title
@@ -142,7 +145,7 @@ class _Meter:
 
 
 def error_lines(output: Iterable[str], most: int = 6) -> list[str]:
-    """Return the lines that show why a command failed; its last lines if there are none.
+    """Return the error lines of a command, or its last lines.
 
     Args:
         output: of the command, line by line.

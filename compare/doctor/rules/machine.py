@@ -1,4 +1,4 @@
-"""Rules about machines: slots, clocks, disks, limits, and hosts that differ in speed."""
+"""Judge machines: slots, clocks, disks, limits, and hosts of different speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from compare.doctor.facts import ExaminedHost, Facts, Finding, Level
 
 CLOCK_SECONDS = 1.0
-"""Maximum difference between two clocks; a larger one puts failures in the wrong order."""
+"""Maximum difference between clocks.
+
+A larger one puts failures in the wrong order.
+"""
 
 _MIB = 1 << 20
 # Less than the first is a problem, less than the second a warning.
@@ -52,7 +55,10 @@ def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def usable_cores(facts: Facts) -> float:
-    """Return the CPU time in cores: a container may see more cores than it may use."""
+    """Return the usable CPU time in cores.
+
+    A container may see more cores than it may use.
+    """
     return facts.cores if facts.core_quota is None else min(facts.cores, facts.core_quota)
 
 
@@ -107,7 +113,7 @@ def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts with other hardware: the slowest host sets the pace of all."""
+    """Find hosts with other hardware; the slowest sets the pace."""
     questions: tuple[tuple[Level, str, Callable[[Facts], str]], ...] = (
         ("warning", "processor", lambda facts: facts.machine),
         ("note", "number of cores", lambda facts: f"{usable_cores(facts):g}"),

@@ -1,4 +1,4 @@
-"""Rules about names and networks: every host must find and reach every other."""
+"""Judge names and networks: all hosts must reach each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SLOW_LOOKUP_SECONDS = 1.0
 
 
 class SharedNetwork(NamedTuple):
-    """A network in which every host has an address of its own; the lists are in the order of the hosts."""
+    """A network in which every host has its own address.
+
+    The lists are in the order of the hosts.
+    """
 
     network: str
     interfaces: list[str]
@@ -56,7 +59,7 @@ def _own_name(each: ExaminedHost, facts: Facts, *, many: bool) -> Iterator[Findi
     elif facts.not_its_own:
         found = f"{facts.hostname} resolves to {', '.join(facts.not_its_own)}, which the host does not have."
         fix = f"Correct its entry in DNS or /etc/hosts: {own}."
-        yield each.warning("hostname", "The host's own name resolves to a foreign address.", found, fix)
+        yield each.warning("hostname", "The host's own name resolves to a wrong address.", found, fix)
 
 
 def same_name(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -120,7 +123,10 @@ def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def shared_address(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find addresses that several machines have: Open MPI connects to itself there, and hangs."""
+    """Find addresses of several machines.
+
+    Open MPI connects to itself there, and hangs.
+    """
     known = with_facts(hosts)
     if len({facts.hostname for _, facts in known}) < len(known):
         return  # ``same_name`` reports one machine under two names
@@ -172,7 +178,7 @@ def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
 
 
 def _networks(facts: Facts) -> dict[str, tuple[Interface, str]]:
-    """Return every network of a host, with its interface and its address there."""
+    """Return the networks of a host, with its interface and address there."""
     found: dict[str, tuple[Interface, str]] = {}
     for interface in facts.interfaces:
         for written in interface.addresses if interface.up else ():

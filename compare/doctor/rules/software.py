@@ -1,4 +1,4 @@
-"""Rules about software: Ringside, Python, packages, and MPI must match on all hosts."""
+"""Judge software: Ringside, Python, packages and MPI must match."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Package(NamedTuple):
     install: str
     install_same: str
     reinstall: str = ""
-    """The fix if it does not load; empty for what is not loaded."""
+    """The fix if it does not load; empty for the others."""
 
 
 _PACKAGES = {
@@ -163,7 +163,7 @@ def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def mpi_flavour(text: str) -> tuple[str, str]:
-    """Return the name and version of an MPI from what it prints about itself."""
+    """Read the name and version of an MPI from its own output."""
     for name, pattern in _FLAVOURS:
         if match := re.search(pattern, text):
             return name, match[1]

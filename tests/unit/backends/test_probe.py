@@ -1,7 +1,8 @@
-"""Loading a library to look at it: nothing of that outlives who asked."""
+"""A process that loads a library ends with its parent."""
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ def start(code, **streams):
     )
 
 
-def test_a_library_that_hangs_is_ended_when_nobody_waits_for_it():
+def test_probe_that_hangs_ends_when_its_input_closes():
     alive, held = os.pipe()
     with start(f"{LISTEN}; {HANG}", stdin=alive) as process:
         assert process.stdout.readline() == "hangs\n"
@@ -34,41 +35,71 @@ def test_a_library_that_hangs_is_ended_when_nobody_waits_for_it():
     os.close(alive)
 
 
-def test_who_is_left_alone_before_it_listens_does_not_begin():
+def test_probe_without_a_parent_does_not_begin():
     alive, held = os.pipe()
     os.close(held)
     with start(f"{LISTEN}; print('begins')", stdin=alive, stderr=subprocess.PIPE) as process:
-        printed, said = process.communicate(timeout=30)
-    assert (process.returncode, printed, said) == (1, "", "left alone\n")
+        printed, errors = process.communicate(timeout=30)
+    assert (process.returncode, printed, errors) == (1, "", "left alone\n")
     os.close(alive)
 
 
-def test_without_a_pipe_a_library_is_looked_at_all_the_same():
+def test_probe_without_a_pipe_begins():
     with start(f"{LISTEN}; print('begins')", stdin=subprocess.DEVNULL) as process:
         assert process.communicate(timeout=30)[0] == "begins\n"
 
 
+CUDA_TORCH = """
+import sys
+from types import ModuleType as Module, SimpleNamespace as Space
+from backends import probe
+nccl = Space(version=lambda: (2, 28, 9))
+cuda = Space(device_count=lambda: 2, get_device_capability=lambda i: (9, i), nccl=nccl)
+sys.modules["torch"] = Module("torch")
+vars(sys.modules["torch"]).update(__version__="2.13.0+cu130", version=Space(cuda="13.0"), cuda=cuda)
+for name in ("torch.utils", "torch.utils.cpp_extension", "nvidia", "nvidia.nccl"):
+    sys.modules[name] = Module(name)
+sys.modules["torch.utils.cpp_extension"].CUDA_HOME = "/cuda"
+sys.modules["nvidia"].nccl = sys.modules["nvidia.nccl"]
+sys.modules["nvidia.nccl"].__path__ = ["/nccl"]
+print(probe.probe_torch_build())
+"""
+
+
+def test_probe_torch_build_of_cuda_names_toolkit_gpus_and_nccl():
+    with start(CUDA_TORCH) as process:
+        printed = process.communicate(timeout=30)[0]
+    assert ast.literal_eval(printed) == {
+        "version": "2.13.0+cu130",
+        "cuda": "13.0",
+        "cuda_home": "/cuda",
+        "capabilities": ["90", "91"],
+        "nccl_home": "/nccl",
+        "nccl": "2.28.9",
+    }
+
+
 @pytest.fixture
 def hanging_mpi4py(tmp_path):
-    """A library that says who loads it, and does not come back."""
+    """Make a library that writes its process id, and hangs."""
     package = tmp_path / "mpi4py"
     package.mkdir()
-    told = tmp_path / "pid"
+    written = tmp_path / "pid"
     (package / "__init__.py").write_text(
-        f"import os, pathlib; pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}}\\n'); {HANG}"
+        f"import os, pathlib; pathlib.Path({str(written)!r}).write_text(f'{{os.getpid()}}\\n'); {HANG}"
     )
-    return tmp_path, told
+    return tmp_path, written
 
 
-def test_no_library_goes_on_loading_when_the_program_is_killed(hanging_mpi4py, tmp_path):
-    path, told = hanging_mpi4py
+def test_survey_killed_ends_the_libraries_that_load(hanging_mpi4py, tmp_path):
+    path, written = hanging_mpi4py
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{path}", "TMPDIR": str(tmp_path)}
     with start("from compare.doctor.availability import survey; survey(['mpi'])", env=environment) as process:
         deadline = time.monotonic() + 60
-        while not (told.exists() and told.read_text().endswith("\n")):
+        while not (written.exists() and written.read_text().endswith("\n")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        library = psutil.Process(int(told.read_text()))
+        library = psutil.Process(int(written.read_text()))
         assert library.ppid() == process.pid
         process.kill()
     psutil.wait_procs([library], timeout=10)

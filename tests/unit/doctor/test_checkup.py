@@ -1,4 +1,4 @@
-"""The check-up of a host: it must run anywhere, so also on a bare Python and without tools."""
+"""Run the check-up on a bare Python, and without tools."""
 
 import ast
 import json

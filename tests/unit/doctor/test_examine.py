@@ -1,4 +1,7 @@
-"""Collect facts through an ssh that answers on this machine; real hosts: tests/lab/test_doctor.py."""
+"""Collect facts through an ssh that answers on this machine.
+
+tests/lab/test_doctor.py has real hosts.
+"""
 
 import os
 import sys

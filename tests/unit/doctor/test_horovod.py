@@ -1,4 +1,4 @@
-"""Install Horovod: the key of the cache, refusals, commands, the toolchain file, and reuse.
+"""Install Horovod without the real build.
 
 `make setup` tests the real build, which takes minutes.
 """
@@ -94,8 +94,11 @@ def test_key_changes_with_the_toolchain_file_and_the_compiler(tmp_path, monkeypa
     monkeypatch.delenv("CXXFLAGS")
 
     changed = tmp_path / "horovod.cmake"
-    changed.write_text(recipes.TOOLCHAIN.read_text() + "# another line\n")
     monkeypatch.setattr(recipes, "TOOLCHAIN", changed)
+    statements = (Path(build.__file__).with_name("horovod.cmake")).read_text()
+    changed.write_text(f"{statements}  # another comment\n")
+    assert recipes.make_recipe("2.13.0", None, None).key == before
+    changed.write_text(f"{statements}set(A 1)\n")
     assert len({before, with_flags, recipes.make_recipe("2.13.0", None, None).key}) == 3
 
 
@@ -447,7 +450,7 @@ def cmake_or_skip() -> str:
 
 
 def configure(folder: Path, name: str, lines: str = "") -> tuple[str, str]:
-    """Configure and build a project; return its compiler command and the output of CMake."""
+    """Build a project; return its compiler command and the output of CMake."""
     cmake = cmake_or_skip()
     folder.mkdir()
     (folder / "CMakeLists.txt").write_text(
@@ -552,7 +555,7 @@ def make_wheel(folder: Path, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def other_python(tmp_path, cache, monkeypatch):
-    """Make a virtual environment that sees all of this one, and installs into itself."""
+    """Make a virtual environment that sees this one, and installs into itself."""
     folder = tmp_path / "env"
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
