@@ -1,10 +1,10 @@
-"""The grammar of arms: ``backend:option=value:option=value``, commas between arms, sweeps in braces.
+"""Read and write arms: ``backend:option=value:option=value``.
 
-``env.NAME=value`` in the place of an option sets a variable in the environment of the arm's ranks alone. In
-any value a colon, a comma, a brace or a backslash stands behind a backslash.
+Commas separate arms, and braces make a sweep. ``env.NAME=value`` sets an environment variable for the ranks
+of this arm only. In a value, put a backslash before a colon, a comma, a brace or a backslash.
 
-What a backend is called and which options it takes stands in the registry; this module only reads
-text, so that every wrong name or value is answered with the right ones.
+The registry in ``backends`` names the backends and their options. This module reads the text, and answers
+a wrong name or value with the right ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 OptionValue: TypeAlias = bool | float | str
 
 CONTROL = "none"
-"""The backend that does not communicate: what step time is compared with to give sync cost."""
+"""The backend that does not communicate; sync cost is relative to it."""
 
 _ENVIRONMENT = "env."
-"""What begins so is no option of the backend, but a variable of its ranks' environment."""
+"""The prefix of environment variables, which are no options of the backend."""
 
 _MOST_IN_A_SWEEP = 1000
-# A backslash takes its meaning from what follows it.
+# A backslash escapes the next character.
 _PLAIN = r"(?:\\.|\\$|[^\\{}])*"
 _SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
 _BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
@@ -50,26 +50,26 @@ class Arm(msgspec.Struct, frozen=True):
     backend: str
     given: dict[str, OptionValue] = {}
     twin: int = 0
-    """Tells the arms of `compare aa` apart, which are one and the same; 0 for all others."""
+    """1 or 2 for the equal arms of `compare aa`, otherwise 0."""
 
     def __post_init__(self) -> None:
-        """Refuse what another version's results may name.
+        """Refuse an unknown backend, which the results of another version may name.
 
         Raises:
-            ValueError: there is no such backend; ``msgspec.ValidationError`` when decoded from JSON.
+            ValueError: there is no such backend; from JSON, a ``msgspec.ValidationError``.
         """
         if self.backend not in BACKENDS:
             raise ValueError(f"there is no backend called {self.backend!r}")
 
     @property
     def label(self) -> str:
-        """The arm as a user would write it: what it is called everywhere."""
+        """Return the arm as a user writes it: its name everywhere."""
         given = (f"{name}={_spell(value)}" for name, value in self.given.items())
         return ":".join([self.backend, *given]) + (f"#{self.twin}" if self.twin else "")
 
     @property
     def options(self) -> dict[str, OptionValue]:
-        """Every option of the backend: the defaults, and over them what was given."""
+        """Return every option of the backend: the user's values, else the defaults."""
         return {
             option.name: self.given.get(option.name, option.default)
             for option in BACKENDS[self.backend].options
@@ -77,7 +77,7 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def options_while_proven(self) -> dict[str, OptionValue]:
-        """The options with which the arm is held against a single process: nothing is put off until later."""
+        """Return the options for the parity check, which delays no update."""
         return self.options | {
             option.name: option.while_proven
             for option in BACKENDS[self.backend].options
@@ -86,7 +86,7 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What is set in the environment of this arm's ranks alone."""
+        """Return the environment variables of this arm's ranks."""
         return {
             name.removeprefix(_ENVIRONMENT): str(value)
             for name, value in self.given.items()
@@ -95,19 +95,19 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def synchronises(self) -> bool:
-        """Whether the ranks of this arm train one model together."""
+        """Return whether the ranks of this arm train one model together."""
         return BACKENDS[self.backend].synchronises
 
     @property
     def exact(self) -> bool:
-        """Whether averaged gradients are the mean, but for the order of additions."""
+        """Return whether averaged gradients are the exact mean, except for rounding."""
         return self.gradient_tolerance == 0
 
     @property
     def gradient_tolerance(self) -> float:
-        """How far an averaged gradient may be from the mean by the arm's own choice; 0 for exact arms.
+        """Return the largest error of an averaged gradient that the options allow.
 
-        Relative to the largest number in its tensor.
+        It is relative to the largest number in the tensor, and 0 for exact arms.
         """
         chosen = self.options
         return sum(
@@ -116,12 +116,12 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def cuda_only(self) -> tuple[str, ...]:
-        """What of its choices cannot run on the CPU, as a user writes it."""
+        """Return the settings that need a GPU, as a user writes them."""
         return self._settings(lambda option, value: value in option.cuda_only)
 
     @property
     def never_accumulates(self) -> tuple[str, ...]:
-        """What of it rules out gradient accumulation, as a user writes it."""
+        """Return the settings that rule out gradient accumulation."""
         return self._settings(lambda option, value: value is True and not option.accumulates)
 
     def _settings(self, which: Callable[[Option, OptionValue], bool]) -> tuple[str, ...]:
@@ -130,13 +130,13 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
-    """Read arms, each text holding one or several parted by commas.
+    """Read arms; a text may hold several, separated by commas.
 
-    Braces make a sweep: ``ddp:bucket_cap_mb={1,5,25}`` is three arms, and two pairs of braces in one arm
-    are every combination, the last one varying first.
+    Braces make a sweep: ``ddp:bucket_cap_mb={1,5,25}`` is three arms. Two pairs of braces in one arm give
+    every combination; the last pair varies first.
 
     Raises:
-        UsageError: an unknown backend, option or value, braces that do not fit, or the same arm twice.
+        UsageError: an unknown backend, option or value, unbalanced braces, or the same arm twice.
     """
     written = [text.strip() for joined in texts for text in _split(joined, ",")]
     arms = tuple(parse_arm(one) for text in written if text for one in _expand(text))
@@ -145,7 +145,7 @@ def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
             raise UsageError(
                 f"The arm {arm.label} is named twice.",
                 found=f"--backend {','.join(arm.label for arm in arms)}",
-                remedy="Give the second one other options, or leave it out; --repeats measures an arm again.",
+                remedy="Give the second one other options, or leave it out. --repeats measures an arm again.",
             )
     return arms
 
@@ -173,7 +173,7 @@ def parse_arm(text: str) -> Arm:
 
 
 def _require_needed(arm: Arm, text: str) -> None:
-    """Refuse an option that would do nothing beside the others."""
+    """Refuse an option that has no effect with the others."""
     for option in BACKENDS[arm.backend].options:
         if option.name not in arm.given or option.needs is None:
             continue
@@ -181,14 +181,14 @@ def _require_needed(arm: Arm, text: str) -> None:
         has = _spell(arm.options[other])
         if has != value:
             raise UsageError(
-                f"{text}: {option.name} does nothing here.",
-                found=f"It belongs to {other}={value}, and this arm has {other}={has}.",
+                f"{text}: {option.name} has no effect here.",
+                found=f"It needs {other}={value}; this arm has {other}={has}.",
                 remedy=f"Leave {option.name} out, or write {other}={value}.",
             )
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Cut a text where a separator stands neither in braces nor behind a backslash."""
+    """Split a text at each separator outside braces and without a backslash."""
     parts, depth, escaped = [""], 0, False
     for character in text:
         if character == separator and not depth and not escaped:
@@ -202,12 +202,12 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _expand(text: str) -> list[str]:
-    """Write out a sweep as its arms."""
+    """Return the arms of a sweep, as text."""
     if not _BALANCED.fullmatch(text):
         raise UsageError(
-            f"{text}: the braces do not fit.",
-            found="Each { needs one }, and there are none inside others.",
-            remedy="Write a sweep as ddp:bucket_cap_mb={1,5,25}; quote it, or the shell expands it first.",
+            f"{text}: the braces are not balanced.",
+            found="Each { needs one }, and braces cannot be nested.",
+            remedy="Write a sweep as 'ddp:bucket_cap_mb={1,5,25}', in quotes: a shell expands braces.",
         )
     plain_and_swept = _SWEEP.split(text)
     choices = [
@@ -220,7 +220,7 @@ def _expand(text: str) -> list[str]:
         )
     count = math.prod(map(len, choices))
     if count > _MOST_IN_A_SWEEP:
-        raise UsageError(f"{text} is {count} arms.", remedy=f"Sweep over at most {_MOST_IN_A_SWEEP} at once.")
+        raise UsageError(f"{text} is {count} arms.", remedy=f"Write at most {_MOST_IN_A_SWEEP} in one sweep.")
     return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
@@ -239,20 +239,20 @@ def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, Opti
 
 
 def _parse_variable(backend: Backend, name: str, value: str, text: str) -> str:
-    """Read a variable of the ranks' environment."""
+    """Read an environment variable of the ranks."""
     reason = refusal_of(name)
     if not backend.synchronises:
-        reason = "the control is one and the same for every arm"
+        reason = "all arms are compared with the same control"
     if reason:
         raise UsageError(
             f"{text}: an arm cannot set {name or 'a variable without a name'}.",
             found=f"{reason[0].upper()}{reason[1:]}.",
-            remedy="Leave it out; what libraries read may be set, as in ddp:env.NCCL_ALGO=Ring.",
+            remedy="Leave it out. Settings of libraries are allowed, for example ddp:env.NCCL_ALGO=Ring.",
         )
     if not value or not value.isprintable():
         raise UsageError(
-            f"{text}: env.{name} has no value that can be printed.",
-            remedy=f"Write env.{name}=VALUE; colons, commas and braces in it behind a backslash each.",
+            f"{text}: env.{name} has no printable value.",
+            remedy=f"Write env.{name}=VALUE, with a backslash before colons, commas and braces.",
         )
     return value
 
@@ -309,5 +309,5 @@ def _example(option: Option) -> str:
 def _spell(value: OptionValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    # Every digit: a label is read back as its arm, and two arms never share one.
+    # Every digit, because a label is read back as its arm and must be unique.
     return _SPECIAL.sub(r"\\\g<0>", value) if isinstance(value, str) else repr(value).removesuffix(".0")

@@ -1,4 +1,4 @@
-"""What a run is to do: one frozen value, validated once, that travels as JSON to every rank."""
+"""Define the settings of a run, which every rank receives."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from compare.schema.arms import CONTROL, Arm
 from compare.schema.workload import LARGEST_NUMBER, require, require_model
 
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
-"""Each optimizer with the learning rate it takes when none is given."""
+"""The optimizers, each with its default learning rate."""
 DEFAULT_ROUNDS = 5
-"""Fewer settle nothing, see ``verdict.FIRST_LOOK``."""
+"""The fewest rounds that can settle a verdict, see ``verdict.FIRST_LOOK``."""
 DEVICES = ("auto", "cpu", "cuda")
 _SEEDS = 2**32
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides what a run measures. The arms share all of it but their options."""
+    """All settings that decide what a run measures, common to its arms."""
 
     arms: tuple[Arm, ...]
-    """In the order named; the control first where there is one."""
+    """In the user's order; the control, if any, comes first."""
     baseline: str = ""
-    """Label of the arm that the others are compared with; none as long as there are no arms."""
+    """Label of the arm that the others are compared with."""
     ranks: int = 2
     model: str = "mlp"
-    """One of ``MODELS``, or ``mlp:784-4096-10`` with any widths between the first and the last."""
+    """One of ``MODELS``, or ``mlp:784-4096-10`` with any inner widths."""
     optimizer: str = "sgd"
     learning_rate: float = 0.01
-    """As given, whatever the number of ranks: never scaled."""
+    """Never scaled by the number of ranks."""
     batch_size_per_rank: int = 64
     """Samples per forward pass on each rank."""
     accumulate: int = 1
-    """Forward and backward passes per step, of which only the last communicates."""
+    """Forward and backward passes per step; only the last communicates."""
     epochs: int = 1
     steps: int | None = None
     """Training steps instead of epochs."""
     warmup_steps: int = 30
-    """The first steps of the training: they train, but are not timed."""
+    """The first steps of the training, which are not timed."""
     rounds: int = DEFAULT_ROUNDS
     budget_seconds: float | None = None
-    """Rounds go on until every verdict is settled, but no longer than this; ``rounds`` is then the most."""
+    """Maximum time for rounds that settle every verdict; ``rounds`` is their maximum."""
     comparisons: int | None = None
-    """For `compare aa`: the rounds are so many comparisons of equal length, one after the other."""
+    """Number of comparisons of `compare aa`, which share the rounds equally."""
     max_reruns: int = 3
-    """How many rounds may be taken again in all, because others used the machine."""
+    """Maximum number of noisy rounds to repeat."""
     seed: int = 0
     device: str = "cpu"
     threads_per_rank: int = 1
@@ -53,10 +53,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     stall_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
+        """Refuse settings that cannot run.
 
         Raises:
-            UsageError: naming the flag, the value found and the right ones.
+            UsageError: names the flag, its value and the right values.
         """
         for flag, value in (
             ("-np/--num-proc", self.ranks),
@@ -93,64 +93,67 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self.global_batch_size <= TRAIN_COUNT,
             "--batch-size",
             self.batch_size_per_rank,
-            f"a batch of which {self.ranks} ranks find {self._theirs()} among {TRAIN_COUNT} training samples",
+            f"a batch so that {self.ranks} ranks with {self._batches()} need at most {TRAIN_COUNT} samples",
         )
         self._require_arms_that_accumulate()
         if self.total_steps <= self.untimed_steps:
             raise UsageError(
-                "There would be nothing left to time.",
-                found=f"{self.total_steps} training steps, the first {self.untimed_steps} of them warm-up.",
-                remedy="Train more --steps or --epochs, or take fewer --warmup steps.",
+                "No training step is left to time.",
+                found=f"{self.total_steps} training steps; the first {self.untimed_steps} are warm-up.",
+                remedy="Use more --steps or --epochs, or fewer --warmup steps.",
             )
         labels = [arm.label for arm in self.arms]
         require(
             not self.baseline or self.baseline in labels, "--baseline", self.baseline, " or ".join(labels)
         )
 
-    def _theirs(self) -> str:
-        return "theirs" if self.accumulate == 1 else f"{self.accumulate} each"
+    def _batches(self) -> str:
+        return "one each" if self.accumulate == 1 else f"{self.accumulate} each"
 
     def _require_arms_that_accumulate(self) -> None:
         for arm in self.arms:
             if self.accumulate > 1 and arm.never_accumulates:
                 raise UsageError(
                     f"{arm.label} cannot accumulate gradients.",
-                    found=f"--accumulate {self.accumulate} needs passes that do not communicate; with "
-                    f"{' and '.join(arm.never_accumulates)} there are none.",
-                    remedy="Leave out one of them.",
+                    found=f"--accumulate {self.accumulate} needs passes that do not communicate. "
+                    f"With {' and '.join(arm.never_accumulates)} every pass communicates.",
+                    remedy="Leave out one of the two.",
                 )
 
     @property
     def global_batch_size(self) -> int:
-        """Samples that all ranks together train on in one step."""
+        """Return the samples of all ranks in one step."""
         return self.ranks * self.batch_size_per_rank * self.accumulate
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole global batches in an epoch; the rest is left out, so that shards are equal."""
+        """Return the whole global batches in an epoch; shards are equal."""
         return TRAIN_COUNT // self.global_batch_size
 
     @property
     def total_steps(self) -> int:
-        """Training steps of a launch, warm-up included."""
+        """Return the training steps of a launch, with the warm-up."""
         return self.steps or self.epochs * self.steps_per_epoch
 
     @property
     def untimed_steps(self) -> int:
-        """Steps before the clock starts: the warm-up, and always the first, in which buffers are made."""
+        """Return the steps before the clock starts.
+
+        These are the warm-up, and always the first step, which allocates buffers.
+        """
         return max(1, self.warmup_steps)
 
     @property
     def backends(self) -> list[str]:
-        """Name the arms' backends, each as often as it comes."""
+        """Return the backend of every arm, in order."""
         return [arm.backend for arm in self.arms]
 
     @property
     def control(self) -> Arm | None:
-        """The arm without communication, if it runs."""
+        """Return the arm without communication, if there is one."""
         return next((arm for arm in self.arms if arm.backend == CONTROL), None)
 
 
 def total_launches(config: RunConfig) -> int:
-    """Count the launches of a whole run in which no round is taken again."""
+    """Count the launches of a whole run without repeated rounds."""
     return config.rounds * len(config.arms)

@@ -1,7 +1,7 @@
-"""The environment of a launch: what it may inherit, and what we set alike for every arm.
+"""Choose the environment of a launch.
 
-Launchers copy their environment into ssh command lines and logs, so it starts from a list of what may
-pass rather than from everything the user has: a token in the shell stays in the shell.
+Launchers copy their environment into ssh command lines and logs. So a launch inherits only variables on a
+list, and a token in the user's shell stays there. Ringside sets the rest, the same for every arm.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 MASK = "***"
-"""Stands for what is kept from everybody but the ranks."""
+"""Replaces a value that only the ranks may see."""
 SCRATCH = "RINGSIDE_SCRATCH"
-"""Folders that belong to this launch alone; who ends last removes them."""
+"""Folders of this launch; the last process to exit removes them."""
 EXPORTED = "RINGSIDE_EXPORTED"
-"""File of what ``-x`` gives to the ranks: launchers copy their environment into command lines and logs."""
+"""File with the variables of ``-x``, which must not be logged."""
 
 _NAMES = {
     *(
@@ -45,7 +45,7 @@ _PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
     *("NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
 )
-# Parts of them say where a launch stands, who watches over it, or where things are installed: no settings.
+# Variables of one launch: its place, its parent, its installation. They are no settings of a library.
 _OF_ONE_LAUNCH = (
     *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "OMPI_MCA_shmem_RUNTIME"),
     *(
@@ -58,9 +58,9 @@ _OF_ONE_LAUNCH = (
     ),
     *("OMPI_MCA_btl_vader_backing_directory", "LC_", "SLURM_"),
 )
-# Some secrets begin like settings: NVIDIA_API_KEY, SLURM_JWT.
+# Some secrets have the prefix of a setting: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile("API_?KEY|CREDENTIAL|JWT|PASSW|SECRET|TOKEN")
-# The arm or the run decides these; left over from elsewhere they would contradict it, and some crash Horovod.
+# The arm or the run decides these. Values from the user's shell would contradict it; some crash Horovod.
 _DECIDED_BY_ARM = {
     *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_RANK", "HOROVOD_SIZE"),
     *("OMP_PROC_BIND", "OMP_PLACES", "OMP_THREAD_LIMIT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
@@ -68,10 +68,10 @@ _DECIDED_BY_ARM = {
 }
 
 
-# What an arm may set for its ranks alone; Open MPI's parameters are the ones with small letters.
+# The variables that an arm may set. Only Open MPI's parameters have small letters.
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*|OMPI_MCA_[a-z0-9_]+")
-# Set by launchers for every rank, or by us for every launch: an arm of its own mind would not be comparable,
-# or not start at all.
+# Set by launchers for every rank, or by Ringside for every launch. An arm with another value would not be
+# comparable, or would not start.
 _DECIDED_BY_LAUNCH = re.compile(
     r"RINGSIDE_.*|PYTHON.*|(LOCAL_|GROUP_|ROLE_|GROUP_WORLD_|LOCAL_WORLD_|ROLE_WORLD_|WORLD_)?(RANK|SIZE)"
     r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|OMPI_COMM_WORLD_.*|PMIX?_.*|PRTE_.*|HOROVOD_(GLOO|CROSS|HOSTNAME).*"
@@ -81,24 +81,24 @@ _DECIDED_BY_LAUNCH = re.compile(
 
 
 def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
-    """Say why a user may not set a variable of the ranks' environment; empty where they may.
+    """Return why a user may not set a variable; empty if allowed.
 
     Args:
-        name: the variable's.
-        may_be_secret: whether its value is kept out of what is printed and kept.
+        name: the name of the variable.
+        may_be_secret: whether its value is neither printed nor saved.
     """
     if not _SETTING.fullmatch(name):
-        return "a name has capital letters, digits and underscores, and begins with a letter"
+        return "a name needs capital letters, digits and underscores, and starts with a letter"
     if _SECRET.search(name) and not may_be_secret:
-        return "it is named like a secret, and what an arm sets is printed and kept with the results"
+        return "its name looks like a secret, and an arm's settings are printed and saved"
     alike = settings(threads=1, interface="lo", executables=Path())
     if name in alike or name in _DECIDED_BY_ARM or _DECIDED_BY_LAUNCH.fullmatch(name):
-        return "Ringside or its launcher sets it, alike for every arm"
+        return "Ringside or its launcher sets it, the same for every arm"
     return ""
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a launch may inherit of ``environ``."""
+    """Return the variables that a launch may inherit."""
     return {
         name: value
         for name, value in environ.items()
@@ -108,7 +108,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()) -> dict[str, str]:
-    """Return what ``environ`` tells libraries to do otherwise than by default; no secrets, no addresses."""
+    """Return the settings of libraries, without secrets and addresses."""
     return {
         name: MASK if name in masked else value
         for name, value in sorted(environ.items())
@@ -119,49 +119,48 @@ def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()
 
 
 def settings(*, threads: int, interface: str, executables: Path) -> dict[str, str]:
-    """Return what is set for every rank of every arm.
+    """Return the variables that Ringside sets for every rank of every arm.
 
-    The launchers' defaults differ: torchrun sets one OpenMP thread, horovodrun leaves as many as
-    there are cores.
+    The launchers' defaults differ. torchrun sets one OpenMP thread; horovodrun allows one per core.
 
     Args:
         threads: per rank.
         interface: network interface of all arms.
-        executables: folder where launchers find each other: horovodrun looks for mpirun on PATH.
+        executables: folder of the launchers: horovodrun looks for mpirun on PATH.
     """
     return {
         "PATH": os.pathsep.join([str(executables), os.environ.get("PATH", os.defpath)]),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # Gradients of tens of MB would be mapped and unmapped in every step: a page fault per 4 KiB.
+        # Otherwise large gradients are mapped and unmapped in every step: a page fault per 4 KiB.
         "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
         "PYTHONPATH": import_path(os.environ),
-        # The working folder may hold anything, a `backends` of its own say.
+        # The working folder may hold another package called `backends`.
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def import_path(environ: Mapping[str, str]) -> str:
-    """Return a PYTHONPATH under which this very package is found first, and the user's own after it."""
+    """Return a PYTHONPATH with this package first, then the user's own."""
     root = str(PACKAGE_ROOT)
     return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))
 
 
-# Short flags may come together, -vx NAME=VALUE or -vxNAME=VALUE, and a long one may be cut: --en NAME=VALUE.
+# Short flags can be joined, -vx NAME=VALUE or -vxNAME=VALUE, and a long one cut: --en NAME=VALUE.
 _READ_AT_START = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
 _EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
 _EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
 
 
 def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Read ``-x NAME=VALUE`` and ``-x NAME``, whose value is taken from the environment.
+    """Read ``-x NAME=VALUE``, and ``-x NAME`` with its value from the environment.
 
     Raises:
-        UsageError: it names nothing that can be set, or that is not set here.
+        UsageError: the variable cannot be set, or it has no value here.
     """
     exported = {}
     for text in asked:
@@ -171,12 +170,12 @@ def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
         if name.startswith(_READ_AT_START):
             raise UsageError(
                 f"-x {name} cannot be set.",
-                found="It is read as a process starts, and what -x sets reaches a rank only after that.",
-                remedy=f"Set it for an arm, which is shown and kept: --backend ddp:env.{name}=VALUE",
+                found="A process reads it at its start, before a rank receives the values of -x.",
+                remedy=f"Set it for an arm, where it is printed and saved: --backend ddp:env.{name}=VALUE",
             )
         if not given and name not in environ:
             raise UsageError(
-                f"-x {name}: there is no such variable here.",
+                f"-x {name}: the variable is not set.",
                 remedy=f"Set it, or give its value: -x {name}=VALUE",
             )
         exported[name] = value if given else environ[name]
@@ -184,7 +183,7 @@ def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 
 def masked(words: Sequence[str]) -> list[str]:
-    """Return a command line without the values that ``-x`` gives to the ranks, however it is spelled."""
+    """Return a command line without the values of ``-x``, in any spelling."""
     shown = []
     for before, word in itertools.pairwise(["", *words]):
         flag, value = _EXPORT_IN_ONE_WORD.fullmatch(word), _EXPORT.fullmatch(before)

@@ -1,4 +1,4 @@
-"""The contract between the parent and a rank: what a launch is to do, and where its files lie."""
+"""Define what the parent and its ranks exchange through files."""
 
 from __future__ import annotations
 
@@ -29,70 +29,70 @@ Stage = Literal[
     "test",
     "end",
 ]
-"""What a rank does, in this order."""
+"""The stages of a rank, in this order."""
 _LAST_BYTES = 4096
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch, as every rank of it reads it."""
+    """One launch, as its ranks read it."""
 
     config: RunConfig
     arm: Arm
     launcher: str
     dataset: DatasetSource
     affinity: list[int]
-    """CPUs that every rank must be allowed to use: no launcher may have bound it to fewer."""
+    """CPUs that every rank must be allowed to use."""
     number: int
-    """Which launch of the run it is: decides the order of blocks within it."""
+    """Number of the launch, which decides the order of its blocks."""
     proof: Proof = "brief"
-    """What every rank trains beside a single process, before its training."""
+    """The parity check that precedes the training."""
     launched_at: float
-    """Unix time just before the launcher was started."""
+    """Unix time just before the start of the launcher."""
     exported: list[str] = []
-    """Names of what the user gives to the ranks' environment; their values are written nowhere."""
+    """Names of the variables of ``-x``; their values are never saved."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign of progress of one rank."""
+    """One progress record of a rank."""
 
     stage: Stage
-    """What it is about to do."""
+    """The stage that starts."""
     step: int
-    """Training steps done."""
+    """Finished training steps."""
     at: float
     """Unix time."""
     patience_seconds: float
-    """How long it may take until the next sign."""
+    """Maximum time until the next record."""
     pid: int
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank ended without a result, in its own words."""
+    """Why a rank ended without a result, as it reported."""
 
     rank: int
     host: str
     at: float
-    """Unix time: the first failure is the cause, whatever the launcher says."""
+    """Unix time. The first failure is the cause."""
     kind: Literal["raised", "ended"]
-    """It raised; or it was ended by its launcher or for want of its parent, and is not to blame."""
+    """It raised an error; or its launcher or its lease ended it."""
     message: str
     where: str = ""
-    """file:line of what raised."""
+    """The file and line that raised."""
     traceback: str = ""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How the process of a rank exited, as its witness saw it."""
+    """How the process of a rank exited, as its witness reported."""
 
     pid: int
     time: float
     """Unix time."""
     status: int | None
-    """The exit status; None where a signal killed it."""
+    """The exit status, or None if a signal killed it."""
     signal: int | None
     """The signal that killed it, or None."""
     ended_by: Literal["", "signal", "lease"] = ""
-    """Why the witness had told it to end: a signal that it forwarded, or a lease that expired."""
+    """Why the witness ended it: a forwarded signal or an expired lease."""
     stopped: bool = False
     """Whether it was stopped (SIGSTOP) at that time."""
 
@@ -118,12 +118,12 @@ def read_progress(files: LaunchFiles, rank: int) -> Progress | None:
 
 
 def note_progress(file: BinaryIO, progress: Progress) -> None:
-    """Append a line to a rank's progress, at once: a system call, some 10 µs."""
+    """Append a progress record with one system call."""
     file.write(msgspec.json.encode(progress) + b"\n")
 
 
 class Planned(NamedTuple):
-    """One launch to come."""
+    """The next launch."""
 
     number: int
     """Counts from 1 over the whole run."""
@@ -133,11 +133,11 @@ class Planned(NamedTuple):
 
 
 Proof: TypeAlias = Literal["brief", "whole"]
-"""What comes before the training of every launch of a run, and what ``compare verify`` asks for."""
+"""The parity check of a run's launches, or that of ``compare verify``."""
 
 PASSES: dict[Proof, tuple[PassKind, ...]] = {
     "brief": ("float64",),
     "whole": ("float64", "float32", "as run"),
 }
 STEPS = 20
-"""Of a pass: enough to show what one step leaves over for the next, too few to amplify rounding."""
+"""Steps of a pass; more would amplify rounding."""

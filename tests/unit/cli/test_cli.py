@@ -134,7 +134,7 @@ def carried_out(monkeypatch):
         (
             "--backend ddp --steps 10 --warmup 30",
             USAGE,
-            ["nothing left to time", "10 training steps", "--warmup"],
+            ["left to time", "10 training steps", "--warmup"],
         ),
         ("--backend ddp --steps 0", USAGE, ["--steps cannot be 0"]),
         ("--backend ddp --steps 100000000000000000000", USAGE, ["--steps cannot be 1"]),

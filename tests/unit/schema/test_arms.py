@@ -1,4 +1,4 @@
-"""The grammar of arms: what a user may write, and what every slip is answered with."""
+"""Test the grammar of arms and its error messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from backends.strategies.averaging import AveragingReplica
 from compare.errors import UsageError
 from compare.schema.arms import Arm, parse_arm, parse_arms
 
-# Nothing here is about time, and a busy machine is no failure.
+# No test here is about time, and a busy machine is no failure.
 untimed = settings(deadline=None)
 
-# Whatever can be printed, and most of what has a meaning in the grammar.
+# Printable text, with most characters that have a meaning in the grammar.
 VALUES = (
     st.text(st.sampled_from("aZ0 =:,{}\\²") | st.characters(categories=["L", "N", "P", "S"]), min_size=1)
     .map(str.strip)
@@ -39,7 +39,7 @@ def arms_of(draw):
     given_ = {option.name: draw(values_of(option)) for option in options}
     needs = {option.name: option.needs for option in backend.options if option.needs}
     given_ |= dict(needs[name] for name in given_ if name in needs)
-    # Two of them may have needed what cannot both be.
+    # Two of them may need different values of one option.
     kept = {
         name: value for name, value in given_.items() if name not in needs or needs[name] in given_.items()
     }
@@ -57,10 +57,10 @@ def refusal(text):
     return str(caught.value)
 
 
-# ---- what may be written ----
+# ---- valid arms ----
 
 
-def test_the_four_backends_of_a_first_comparison():
+def test_parse_arms_reads_the_backends_of_a_first_comparison():
     assert parse_arms(["ddp,manual,horovod,mpi"]) == (
         Arm("ddp"),
         Arm("manual"),
@@ -92,12 +92,12 @@ def test_the_four_backends_of_a_first_comparison():
         (" mpi : mode = flat ", "mpi", {"mode": "flat"}),
     ],
 )
-def test_an_arm_is_read(text, backend, given_):
+def test_parse_arm_reads_backend_and_options(text, backend, given_):
     arm = parse_arm(text)
     assert (arm.backend, arm.given) == (backend, given_)
 
 
-def test_what_was_not_given_is_the_default():
+def test_arm_options_default_to_the_backends():
     arm = parse_arm("manual:mode=overlap")
     assert arm.options == {"mode": "overlap", "bucket_mb": 1.0, "process_group": "auto"}
 
@@ -115,28 +115,28 @@ def test_what_was_not_given_is_the_default():
         ("horovod:compression=fp16", 2**-8),
     ],
 )
-def test_an_arm_says_how_far_from_the_mean_its_gradients_may_be(text, tolerance):
+def test_arm_gradient_tolerance_depends_on_its_options(text, tolerance):
     arm = parse_arm(text)
     assert arm.gradient_tolerance == tolerance
     assert arm.exact is (tolerance == 0)
 
 
-def test_what_an_option_puts_off_is_not_put_off_while_the_arm_is_proven():
+def test_arm_options_while_proven_delay_no_update():
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_rank=4:powersgd_start=25")
     assert arm.options["powersgd_start"] == 25
     assert arm.options_while_proven == arm.options | {"powersgd_start": 2}
     assert parse_arm("horovod").options_while_proven == parse_arm("horovod").options
 
 
-def test_only_the_control_does_not_synchronise():
+def test_arm_synchronises_except_the_control():
     assert [name for name in BACKENDS if not Arm(name).synchronises] == ["none"]
 
 
-def test_blanks_and_empty_places_between_commas_are_nothing():
+def test_parse_arms_ignores_blanks_and_empty_places():
     assert parse_arms([" ddp , ,mpi,", "", "manual"]) == (Arm("ddp"), Arm("mpi"), Arm("manual"))
 
 
-def test_no_arms_are_no_error_here():
+def test_parse_arms_without_arms_returns_none():
     assert parse_arms([]) == ()
 
 
@@ -164,42 +164,42 @@ def test_no_arms_are_no_error_here():
         ("ddp:bucket_cap_mb=1{0,5}", ["ddp:bucket_cap_mb=10", "ddp:bucket_cap_mb=15"]),
     ],
 )  # fmt: skip
-def test_braces_are_a_sweep(text, labels):
+def test_parse_arms_expands_braces_to_a_sweep(text, labels):
     assert [arm.label for arm in parse_arms([text])] == labels
 
 
 @pytest.mark.parametrize(
     "text", ["ddp:bucket_cap_mb={1,5", "ddp:bucket_cap_mb=1}", "ddp:bucket_cap_mb={1,{5,6}}", "}ddp{", "{"]
 )
-def test_braces_that_do_not_fit_are_shown_whole(text):
-    assert f"{text}: the braces do not fit." in refusal(text)
+def test_parse_arms_refuses_unbalanced_braces(text):
+    assert f"{text}: the braces are not balanced." in refusal(text)
 
 
 @pytest.mark.parametrize(
     "text", ["ddp:bucket_cap_mb={}", "ddp:bucket_cap_mb={1,,5}", "ddp:bucket_cap_mb={1, }"]
 )
-def test_a_sweep_with_a_hole_is_refused(text):
+def test_parse_arms_refuses_a_sweep_with_an_empty_value(text):
     assert "a value of the sweep is empty" in refusal(text)
 
 
-def test_a_wrong_value_in_a_sweep_is_named_alone():
+def test_parse_arms_names_the_wrong_value_of_a_sweep_alone():
     assert "ddp:bucket_cap_mb=big: bucket_cap_mb cannot be 'big'." in refusal("ddp:bucket_cap_mb={1,big}")
 
 
-def test_a_value_twice_in_a_sweep_is_an_arm_named_twice():
+def test_parse_arms_refuses_a_value_twice_in_a_sweep():
     assert "named twice" in refusal("ddp:bucket_cap_mb={1,1.0}")
 
 
-def test_a_sweep_nobody_will_wait_for_is_refused_before_it_is_written_out():
+def test_parse_arms_refuses_a_huge_sweep_before_expanding_it():
     assert "is 10000000000 arms" in refusal("ddp:bucket_cap_mb=" + "{0,1,2,3,4,5,6,7,8,9}" * 10)
 
 
-def test_the_baseline_is_one_arm_and_no_sweep():
+def test_parse_arm_refuses_a_sweep():
     with pytest.raises(UsageError, match=r"cannot be '\{1,5\}'"):
         parse_arm("ddp:bucket_cap_mb={1,5}")
 
 
-# ---- an environment of its own ----
+# ---- environment variables ----
 
 
 @pytest.mark.parametrize(
@@ -216,15 +216,15 @@ def test_the_baseline_is_one_arm_and_no_sweep():
         (r"ddp:env.A=\{1\}\\", {"A": "{1}\\"}, r"ddp:env.A=\{1\}\\"),
     ],
 )
-def test_an_arm_may_set_variables_of_its_own(text, environment, label):
+def test_parse_arms_reads_environment_variables(text, environment, label):
     (arm,) = parse_arms([text])
     assert arm.environment == environment
-    assert not {name for name in arm.options if "env" in name}, "a backend is not told of them"
+    assert not {name for name in arm.options if "env" in name}, "variables are no options of the backend"
     assert arm.label == label or label is None
     assert parse_arms([arm.label]) == (arm,)
 
 
-def test_a_sweep_goes_over_variables_too():
+def test_parse_arms_sweeps_over_environment_variables():
     arms = parse_arms(["ddp:env.NCCL_ALGO={Ring,Tree}"])
     assert [arm.environment for arm in arms] == [{"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}]
 
@@ -235,7 +235,7 @@ def test_a_sweep_goes_over_variables_too():
         *((name, "capital letters") for name in ("nccl_algo", "1A", "_A", "A-B", "", "A B", "É")),
         *((name, "secret") for name in ("HF_TOKEN", "NVIDIA_API_KEY", "SLURM_JWT", "MY_PASSWORD")),
         *(
-            (name, "alike for every arm")
+            (name, "the same for every arm")
             for name in (
                 *("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "PATH", "PYTHONPATH", "GLOO_SOCKET_IFNAME"),
                 *("HOROVOD_CONTROLLER", "OMP_PROC_BIND", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"),
@@ -245,28 +245,26 @@ def test_a_sweep_goes_over_variables_too():
         ),
     ],
 )
-def test_a_variable_that_is_not_the_arms_to_set_is_refused(name, reason):
-    said = refusal(f"ddp:env.{name}=1")
-    assert f"an arm cannot set {name or 'a variable without a name'}." in said
-    assert reason in said
+def test_parse_arms_refuses_a_variable_that_ringside_sets(name, reason):
+    message = refusal(f"ddp:env.{name}=1")
+    assert f"an arm cannot set {name or 'a variable without a name'}." in message
+    assert reason in message
 
 
-def test_the_control_has_no_environment_of_its_own():
-    assert "one and the same for every arm" in refusal("none:env.NCCL_ALGO=Ring")
+def test_parse_arms_refuses_variables_for_the_control():
+    assert "compared with the same control" in refusal("none:env.NCCL_ALGO=Ring")
 
 
 @pytest.mark.parametrize("value", ["", " ", "a\nb", "\x1b[0m"])
-def test_a_value_that_cannot_be_printed_is_refused(value):
-    assert "no value that can be printed" in refusal(
-        f"ddp:env.A={value}x"[: -1 if not value.strip() else None]
-    )
+def test_parse_arms_refuses_an_unprintable_value(value):
+    assert "no printable value" in refusal(f"ddp:env.A={value}x"[: -1 if not value.strip() else None])
 
 
-def test_a_variable_set_twice_is_refused():
+def test_parse_arms_refuses_a_variable_set_twice():
     assert "env.A is set twice" in refusal("ddp:env.A=1:env.A=2")
 
 
-# ---- what a slip is answered with ----
+# ---- error messages ----
 
 
 @pytest.mark.parametrize(
@@ -281,7 +279,7 @@ def test_a_variable_set_twice_is_refused():
         ("horovod:controler=mpi", "controller", "controller"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_right_ones(text, suggested, listed):
+def test_parse_arm_answers_a_wrong_name_with_the_right_ones(text, suggested, listed):
     with pytest.raises(UsageError) as caught:
         parse_arm(text)
     assert repr(text.partition(":")[2].partition("=")[0] or text) in caught.value.what
@@ -289,11 +287,11 @@ def test_a_wrong_name_is_answered_with_the_right_ones(text, suggested, listed):
     assert listed in caught.value.remedy
 
 
-def test_a_wrong_option_is_shown_in_its_arm():
+def test_parse_arms_shows_a_wrong_option_in_its_arm():
     assert "ddp:bucket_cap=1" in refusal("mpi,ddp:bucket_cap=1")
 
 
-def test_a_backend_without_options_says_so():
+def test_parse_arms_refuses_options_of_a_backend_without_any():
     assert "takes no options" in refusal("none:mode=flat")
 
 
@@ -317,7 +315,7 @@ def test_a_backend_without_options_says_so():
         ("ddp:powersgd_start=1", "a whole number from 2"),
     ],
 )
-def test_a_wrong_value_is_answered_with_the_right_ones(text, right):
+def test_parse_arm_answers_a_wrong_value_with_the_right_ones(text, right):
     with pytest.raises(UsageError) as caught:
         parse_arm(text)
     assert text in caught.value.what
@@ -335,7 +333,7 @@ def test_a_wrong_value_is_answered_with_the_right_ones(text, right):
         ("ddp:static_graph", "static_graph=false"),
     ],
 )
-def test_an_option_without_a_value_is_answered_with_an_example(text, right):
+def test_parse_arms_answers_a_missing_value_with_an_example(text, right):
     assert f"Write {right}." in refusal(text)
 
 
@@ -350,13 +348,13 @@ def test_an_option_without_a_value_is_answered_with_an_example(text, right):
         ("ddp:comm_hook=fp16:powersgd_start=2", "powersgd_start", "comm_hook=powersgd", "comm_hook=fp16"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(text, option, other, has):
-    said = refusal(text)
-    assert f"{text}: {option} does nothing here." in said
-    assert f"It belongs to {other}, and this arm has {has}." in said
+def test_parse_arms_refuses_an_option_without_effect(text, option, other, has):
+    message = refusal(text)
+    assert f"{text}: {option} has no effect here." in message
+    assert f"It needs {other}; this arm has {has}." in message
 
 
-def test_every_option_that_needs_another_names_a_choice_that_there_is():
+def test_registry_options_name_existing_choices():
     for backend in BACKENDS.values():
         choices = {option.name: option.choices for option in backend.options}
         for option in backend.options:
@@ -365,12 +363,12 @@ def test_every_option_that_needs_another_names_a_choice_that_there_is():
 
 
 @pytest.mark.parametrize("arm", ["manual", "manual:mode=overlap"])
-def test_without_a_choice_of_its_own_the_strategy_is_the_backends(arm):
+def test_load_without_a_choice_takes_the_backends_strategy(arm):
     assert load("manual", parse_arm(arm).options)[1] is AveragingReplica
 
 
 @pytest.mark.parametrize("text", ["manual:mode=flat:mode=overlap", "ddp:bucket-cap-mb=1:bucket_cap_mb=1"])
-def test_an_option_given_twice_is_refused(text):
+def test_parse_arms_refuses_an_option_set_twice(text):
     assert "set twice" in refusal(text)
 
 
@@ -383,18 +381,18 @@ def test_an_option_given_twice_is_refused(text):
         "manual:mode=overlap:bucket_mb=2,manual:bucket_mb=2:mode=overlap",
     ],
 )
-def test_an_arm_named_twice_is_refused(text):
-    said = refusal(text)
-    assert "named twice" in said
-    assert "--repeats" in said
+def test_parse_arms_refuses_an_arm_named_twice(text):
+    message = refusal(text)
+    assert "named twice" in message
+    assert "--repeats" in message
 
 
-def test_an_arm_repeated_in_another_flag_is_refused():
+def test_parse_arms_refuses_an_arm_repeated_in_another_flag():
     with pytest.raises(UsageError, match="named twice"):
         parse_arms(["ddp,mpi", "ddp"])
 
 
-# ---- for any text ----
+# ---- any text ----
 
 
 @untimed
@@ -402,7 +400,7 @@ def test_an_arm_repeated_in_another_flag_is_refused():
 @example(Arm("ddp", {"bucket_cap_mb": 0.1234567891}))
 @example(Arm("ddp", {"bucket_cap_mb": 1e22}))
 @example(Arm("ddp", {"env.A": "\\"}))
-def test_a_label_reads_back_as_its_arm(arm):
+def test_arm_label_reads_back_as_the_arm(arm):
     read = parse_arm(arm.label)
     assert read == arm
     assert read.label == arm.label
@@ -410,7 +408,7 @@ def test_a_label_reads_back_as_its_arm(arm):
 
 @untimed
 @given(st.lists(arms_of(), max_size=6, unique_by=lambda arm: (arm.backend, frozenset(arm.given.items()))))
-def test_different_arms_have_different_labels(arms):
+def test_arm_labels_differ_for_different_arms(arms):
     assert len({arm.label for arm in arms}) == len(arms)
     assert parse_arms([arm.label for arm in arms]) == tuple(arms)
 
@@ -420,7 +418,7 @@ def test_different_arms_have_different_labels(arms):
     st.lists(arms_of(), max_size=6, unique_by=lambda arm: (arm.backend, frozenset(arm.given.items()))),
     st.integers(0, 6),
 )
-def test_commas_and_repeated_flags_mean_the_same(arms, cut):
+def test_parse_arms_treats_commas_and_repeated_flags_alike(arms, cut):
     labels = [arm.label for arm in arms]
     repeated = parse_arms(labels)
     assert parse_arms([",".join(labels)]) == repeated
@@ -433,7 +431,7 @@ def test_commas_and_repeated_flags_mean_the_same(arms, cut):
     st.permutations([False, True]),
     st.lists(st.sampled_from(["mpi", "manual", "horovod"]), max_size=3, unique=True),
 )
-def test_a_sweep_is_every_combination_in_the_order_written(sizes, switches, others):
+def test_parse_arms_sweeps_every_combination_in_order(sizes, switches, others):
     swept = (
         f"ddp:bucket_cap_mb={{{','.join(map(repr, sizes))}}}"
         f":static_graph={{{','.join(str(on).lower() for on in switches)}}}"
@@ -469,7 +467,7 @@ NEARLY = st.lists(st.sampled_from([*BACKENDS, *PIECES]), max_size=10).map("".joi
 @given(st.lists(st.text(max_size=40) | NEARLY, max_size=4))
 @example(["ddp:bucket_cap_mb=1_0"])
 @example(["ddp:=", "::", "="])
-def test_whatever_is_written_ends_in_arms_or_in_a_usage_error(texts):
+def test_parse_arms_of_any_text_returns_arms_or_a_usage_error(texts):
     try:
         arms = parse_arms(texts)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The run's config: validated once, named by its flags, the same after a journey as JSON."""
+"""Test the validation of a run's config and its JSON."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def refusal(**changes):
         ("--max-reruns", "max_reruns", -1),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_flag(flag, field, value):
+def test_config_names_the_flag_of_a_wrong_value(flag, field, value):
     error = refusal(**{field: value})
     assert flag in error.what
     assert str(value) in error.what
     assert error.remedy
 
 
-# What JSON, the watchdog and torch's generators can hold is less than what Python can.
+# JSON, the watchdog and torch's generators hold smaller numbers than Python.
 @pytest.mark.parametrize(
     ("flag", "field"),
     [
@@ -73,7 +73,7 @@ def test_a_wrong_value_is_refused_by_its_flag(flag, field, value):
         ("--stall", "stall_seconds"),
     ],
 )
-def test_a_number_that_no_library_could_hold_is_refused_by_its_flag(flag, field):
+def test_config_names_the_flag_of_a_number_too_large(flag, field):
     assert flag in refusal(**{field: 10**30}).what
 
 
@@ -86,12 +86,12 @@ def test_a_number_that_no_library_could_hold_is_refused_by_its_flag(flag, field)
         ("baseline", "mpi", "none or ddp"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_right_ones(field, value, right):
+def test_config_answers_a_wrong_name_with_the_right_ones(field, value, right):
     assert refusal(**{field: value}).remedy == f"Use {right}."
 
 
 @pytest.mark.parametrize("model", ["mlp:784-10", "mlp:784-4096-10", "mlp:784-1-2-3-10"])
-def test_a_model_may_have_widths_of_its_own(model):
+def test_config_accepts_a_model_with_its_own_widths(model):
     assert a_config(model=model).model == model
 
 
@@ -111,31 +111,31 @@ def test_a_model_may_have_widths_of_its_own(model):
         ("wide:784-10", "mlp or wide or convnet"),
     ],
 )
-def test_widths_that_make_no_model_are_answered_with_the_right_ones(model, right):
+def test_config_answers_wrong_widths_with_the_right_ones(model, right):
     error = refusal(model=model)
     assert error.what == f"--model cannot be {model}."
     assert right in error.remedy
 
 
-def test_a_draft_has_no_arms_yet_and_so_no_baseline():
+def test_config_without_arms_has_no_baseline():
     assert RunConfig(arms=()).baseline == ""
     with pytest.raises(UsageError, match="--baseline"):
         RunConfig(arms=(), baseline="ddp")
 
 
-def test_a_global_batch_must_fit_into_the_training_set():
+def test_config_refuses_a_batch_larger_than_the_training_set():
     assert a_config(ranks=2, batch_size_per_rank=30_000, steps=20).steps_per_epoch == 1
     assert "60000" in refusal(ranks=2, batch_size_per_rank=30_001).remedy
 
 
-def test_a_step_of_several_passes_has_a_batch_so_many_times_as_large():
+def test_config_accumulate_multiplies_the_global_batch():
     config = a_config(ranks=2, batch_size_per_rank=16, accumulate=4, epochs=1, steps=None)
     assert config.global_batch_size == 128
     assert config.total_steps == 468
     assert "4 each" in refusal(ranks=2, batch_size_per_rank=10_000, accumulate=4).remedy
 
 
-def test_ddp_with_a_static_graph_does_not_accumulate():
+def test_config_refuses_to_accumulate_with_a_static_graph():
     assert a_config("none,ddp:static_graph=false", accumulate=2).accumulate == 2
     assert a_config("none,ddp:static_graph=true", accumulate=1).accumulate == 1
     with pytest.raises(UsageError) as caught:
@@ -145,8 +145,8 @@ def test_ddp_with_a_static_graph_does_not_accumulate():
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(10, 30), (10, 10), (1, 1), (1, 0)])
-def test_there_must_be_something_left_to_time(steps, warmup):
-    # The first step is never timed: libraries build their buffers in it.
+def test_config_refuses_a_run_without_timed_steps(steps, warmup):
+    # The first step is never timed, because libraries allocate buffers in it.
     error = refusal(steps=steps, warmup_steps=warmup)
     assert "time" in error.what
     assert str(steps) in error.found
@@ -154,32 +154,32 @@ def test_there_must_be_something_left_to_time(steps, warmup):
     assert "--warmup" in error.remedy
 
 
-def test_one_step_beyond_the_warm_up_is_enough():
+def test_config_accepts_one_step_after_the_warm_up():
     assert a_config(steps=11, warmup_steps=10).total_steps == 11
     assert a_config(steps=2, warmup_steps=0).total_steps == 2
 
 
-def test_epochs_count_whole_global_batches():
+def test_config_epochs_count_whole_global_batches():
     config = a_config(ranks=2, batch_size_per_rank=64, epochs=3, steps=None)
     assert config.global_batch_size == 128
     assert config.steps_per_epoch == 468  # 60,000 / 128 = 468.75
     assert config.total_steps == 3 * 468
 
 
-def test_steps_stand_instead_of_epochs():
+def test_config_steps_replace_epochs():
     assert a_config(epochs=3, steps=77).total_steps == 77
 
 
-def test_no_round_need_be_taken_again():
+def test_config_accepts_no_reruns():
     assert a_config(max_reruns=0).max_reruns == 0
 
 
-def test_the_control_is_found_where_there_is_one():
+def test_config_control_is_the_arm_none():
     assert a_config("none,ddp").control == Arm("none")
     assert a_config("ddp,mpi").control is None
 
 
-def test_a_config_is_the_same_after_a_journey_as_json():
+def test_config_is_unchanged_by_json():
     config = a_config(
         "none,ddp:bucket_cap_mb=0.1:gradient_as_bucket_view=true,manual:mode=overlap,horovod:controller=mpi",
         ranks=3,
@@ -201,15 +201,15 @@ def test_a_config_is_the_same_after_a_journey_as_json():
         launch_timeout_seconds=12.5,
         stall_seconds=1.25,
     )
-    left_alone = [
+    unchanged = [
         name for name in RunConfig.__struct_fields__ if getattr(config, name) == getattr(a_config(), name)
     ]
-    assert not left_alone
+    assert not unchanged
     back = msgspec.json.decode(msgspec.json.encode(config), type=RunConfig)
     assert back == config
     assert [arm.label for arm in back.arms] == [arm.label for arm in config.arms]
 
 
-def test_a_config_cannot_be_changed_afterwards():
+def test_config_is_frozen():
     with pytest.raises(AttributeError):
         a_config().ranks = 3
