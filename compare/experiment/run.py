@@ -22,7 +22,7 @@ from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import discard_noisy, discard_unfinished, next_launch, order_of
 from compare.experiment.settle import settle
 from compare.launch.arm import Observer, commands_for, launch_arm, launch_files
-from compare.launch.target import open_site, topology
+from compare.launch.cluster import open_cluster
 from compare.schema.config import RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from compare.data import DatasetSource
     from compare.experiment.settle import UserRequest
-    from compare.launch.local import Site
+    from compare.launch.cluster import Cluster
 
 
 ObserverType = TypeVar("ObserverType")
@@ -72,12 +72,12 @@ def compare_arms(
         RingsideError: something failed; notes of the error say what is kept.
         KeyboardInterrupt: likewise.
     """
-    with open_hosts(request, say) as site:
-        config, left_out = settle(request, site)
-        run, directory = begin(request, config, left_out, site, say)
+    with open_hosts(request, say) as cluster:
+        config, left_out = settle(request, cluster)
+        run, directory = begin(request, config, left_out, cluster, say)
         try:
             with watch(run.config) as observer:
-                return carry_out(run, directory, site, observer), directory
+                return carry_out(run, directory, cluster, observer), directory
         except (RingsideError, KeyboardInterrupt) as error:
             if directory.exists():
                 error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
@@ -90,34 +90,34 @@ def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
     Raises:
         RingsideError: the request cannot be settled.
     """
-    with open_hosts(request, say) as site:
-        config, _ = settle(request, site)
+    with open_hosts(request, say) as cluster:
+        config, _ = settle(request, cluster)
         directory = request.output or default_output(config)
         sections: Plan = []
         for number, arm in enumerate(order_of(config, 1), start=1):
-            sections += _plan_launch(config, Planned(number, 1, arm), directory, site)
-        if site.network.network:
+            sections += _plan_launch(config, Planned(number, 1, arm), directory, cluster)
+        if not cluster.is_this_machine:
             job = msgspec.json.format(msgspec.json.encode(config)).decode()
             sections.append(Section("job.json on every host: this, and the arm", job))
         return sections
 
 
-def _plan_launch(config: RunConfig, planned: Planned, directory: Path, site: Site) -> Plan:
+def _plan_launch(config: RunConfig, planned: Planned, directory: Path, cluster: Cluster) -> Plan:
     arm = planned.arm
-    with site.spot(launch_files(directory, planned)) as spot:
-        # On this machine they name folders that no longer exist when a user reads this.
-        own = spot.settings() if site.network.network else {}
-        commands = commands_for(config, arm, site, spot.job_file, own, mark=spot.mark)
+    place = cluster.place(launch_files(directory, planned))
+    # On this machine they name folders that exist during a launch alone.
+    own = {} if cluster.is_this_machine else place.settings()
+    commands = commands_for(config, arm, cluster, place, own)
     sections = []
     for command in commands:
         settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
         where = f" on {command.host.name}" if command.host else ""
         sections.append(Section(f"{arm.label}{where}", " ".join([*settings, shlex.join(command.argv)])))
-    return sections + [Section(name, content) for name, content in spot.described().items()]
+    return sections + [Section(name, content) for name, content in place.described().items()]
 
 
 @contextmanager
-def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Site]:
+def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Cluster]:
     """Open the hosts of a request, and print their topology.
 
     Raises:
@@ -128,21 +128,21 @@ def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Sit
         _, findings = quick_check(request.hosts, carrier=request.carrier)
         for finding in findings:
             say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
-    with open_site(
+    with open_cluster(
         request.hosts, carrier=request.carrier, interface=request.interface, exported=request.exported
-    ) as site:
+    ) as cluster:
         # A single machine needs no lines, unless the user named it.
         named = any(host.source != NOBODY_NAMED for host in request.hosts)
-        for line in topology(site) if named else ():
+        for line in cluster.topology() if named else ():
             say(line)
-        yield site
+        yield cluster
 
 
 def begin(
     request: UserRequest,
     config: RunConfig,
     left_out: dict[str, str],
-    site: Site,
+    cluster: Cluster,
     say: Callable[[str], None],
     *,
     purpose: str = "",
@@ -153,7 +153,7 @@ def begin(
         request: what the user asked for.
         config: what was settled.
         left_out: backends that cannot run, with the reason.
-        site: the hosts.
+        cluster: the hosts.
         say: prints a line.
         purpose: ends the name of a folder that the user did not name.
 
@@ -165,17 +165,17 @@ def begin(
     root = request.data_dir or data.default_root()
     source = data.resolve(request.dataset, root, progress=say)
     directory = create_directory(request.output or default_output(config, purpose=purpose))
-    site.deliver(source, say)
-    return new_run(config, source, site, left_out), directory
+    cluster.deliver(source, say)
+    return new_run(config, source, cluster, left_out), directory
 
 
-def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
+def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -> Run:
     """Launch what the config asks for, and save after every launch.
 
     Args:
         run: the run as far as it has come; not changed.
         directory: its folder.
-        site: where it runs.
+        cluster: where it runs.
         observer: gets every event.
 
     Returns:
@@ -193,7 +193,7 @@ def carry_out(run: Run, directory: Path, site: Site, observer: Observer) -> Run:
             observer.launch_begins(planned)
             now = time.time()
             launch = launch_arm(
-                run, planned, directory, site, observer, budget_ends_at=now + seconds_left(run, now)
+                run, planned, directory, cluster, observer, budget_ends_at=now + seconds_left(run, now)
             )
             check_launch(planned.arm, launch.ranks)
             discarded_before = len(run.set_aside)
@@ -240,7 +240,7 @@ def _too_small_a_budget(run: Run) -> BudgetError:
     )
 
 
-def new_run(config: RunConfig, dataset: DatasetSource, site: Site, left_out: dict[str, str]) -> Run:
+def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_out: dict[str, str]) -> Run:
     """Begin the record of a run."""
     return Run(
         ringside_version=__version__,
@@ -249,9 +249,9 @@ def new_run(config: RunConfig, dataset: DatasetSource, site: Site, left_out: dic
         command=["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))],
         config=config,
         dataset=dataset,
-        hosts=list(site.hosts),
-        network=site.network,
-        cores=min(map(len, site.cpus())),
-        cores_by_host=[len(cpus) for cpus in site.cpus()],
+        hosts=list(cluster.hosts),
+        network=cluster.network,
+        cores=min(map(len, cluster.cpus())),
+        cores_by_host=[len(cpus) for cpus in cluster.cpus()],
         left_out=left_out,
     )

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from compare.data import DatasetChoice
     from compare.doctor.availability import Survey
+    from compare.launch.cluster import Cluster
     from compare.launch.engines import Carrier
-    from compare.launch.local import Site
 
 MOST_ROUNDS = 1000
 DEFAULT_RANKS = 2
@@ -67,12 +67,12 @@ class UserRequest:
     """Every other field of ``RunConfig`` that the command has a flag for."""
 
 
-def settle(request: UserRequest, site: Site) -> tuple[RunConfig, dict[str, str]]:
+def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str, str]]:
     """Settle a request by what the hosts have.
 
     Args:
         request: what the user asked for.
-        site: the hosts, whose GPUs count. Libraries are looked for on this machine alone.
+        cluster: the hosts, whose GPUs count. Libraries are looked for on this machine alone.
 
     Returns:
         The config of the run, and the backends that were left out with the reason.
@@ -82,13 +82,16 @@ def settle(request: UserRequest, site: Site) -> tuple[RunConfig, dict[str, str]]
         UnavailableError: what was named is not there.
         UsageError: a value is wrong, or the baseline is none of the arms.
     """
-    draft = _draft(request, site)
+    draft = _draft(request, cluster)
     survey = availability.survey(draft.backends)
-    gpus = site.gpus()
-    device = choose_device(draft.device, site.hosts, [survey.gpus] if gpus is None else gpus)
-    one_host = len(site.hosts) == 1
+    # torch counts the GPUs of this machine, where it can be asked; elsewhere the driver counts them.
+    gpus = [
+        survey.gpus if is_local(h) else count for h, count in zip(cluster.hosts, cluster.gpus(), strict=True)
+    ]
+    device = choose_device(draft.device, cluster.hosts, gpus)
+    one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
-    site.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
+    cluster.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
     baseline = choose_baseline(request.baseline, arms)
     if draft.comparisons is not None:
         arms = twins(arms[0])
@@ -99,7 +102,7 @@ def settle(request: UserRequest, site: Site) -> tuple[RunConfig, dict[str, str]]
     return config, left_out
 
 
-def _draft(request: UserRequest, site: Site) -> RunConfig:
+def _draft(request: UserRequest, cluster: Cluster) -> RunConfig:
     """Make the config that follows from the request and the hosts."""
     learning_rate = request.learning_rate
     if learning_rate is None:
@@ -107,10 +110,10 @@ def _draft(request: UserRequest, site: Site) -> RunConfig:
         learning_rate = OPTIMIZERS.get(request.optimizer, next(iter(OPTIMIZERS.values())))
     threads = request.threads_per_rank
     if threads is None:
-        threads = default_threads(site.hosts, site.cpus())
+        threads = default_threads(cluster.hosts, cluster.cpus())
     return RunConfig(
         arms=request.arms,
-        ranks=sum(host.slots for host in site.hosts),
+        ranks=sum(host.slots for host in cluster.hosts),
         optimizer=request.optimizer,
         learning_rate=learning_rate,
         threads_per_rank=threads,

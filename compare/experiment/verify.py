@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from compare.experiment.run import Watch
     from compare.experiment.settle import UserRequest
-    from compare.launch.local import Site
+    from compare.launch.cluster import Cluster
     from compare.schema.results import Launch
 
 
@@ -51,18 +51,18 @@ def verify_arms(
         RingsideError: something failed; notes of the error say what is kept.
         KeyboardInterrupt: likewise.
     """
-    with open_hosts(request, say) as site:
-        config, left_out = settle(request, site)
-        run, directory = begin(request, config, left_out, site, say, purpose="-verify")
+    with open_hosts(request, say) as cluster:
+        config, left_out = settle(request, cluster)
+        run, directory = begin(request, config, left_out, cluster, say, purpose="-verify")
         try:
             with watch(run.config) as observer:
-                return verify(run, directory, site, observer), directory
+                return verify(run, directory, cluster, observer), directory
         except (RingsideError, KeyboardInterrupt) as error:
             error.add_note(f"The finished part is in {directory}")
             raise
 
 
-def verify(run: Run, directory: Path, site: Site, observer: VerificationObserver) -> Verification:
+def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationObserver) -> Verification:
     """Launch and judge every arm once, in the order named.
 
     The verification is saved after every arm. An arm that fails stops no other.
@@ -70,7 +70,7 @@ def verify(run: Run, directory: Path, site: Site, observer: VerificationObserver
     Args:
         run: without launches; not changed.
         directory: its folder.
-        site: where it runs.
+        cluster: where it runs.
         observer: gets every event.
 
     Raises:
@@ -84,7 +84,7 @@ def verify(run: Run, directory: Path, site: Site, observer: VerificationObserver
         began = time.monotonic()
         launches = verification.run.launches
         try:
-            launch = launch_arm(run, planned, directory, site, observer, proof="whole")
+            launch = launch_arm(run, planned, directory, cluster, observer, proof="whole")
         except LaunchError as error:
             failure = Failure(arm=arm.label, round=1, kind=type(error).__name__, message=str(error))
             found = ArmVerification(arm=arm.label, failure=failure, seconds=time.monotonic() - began)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from backends.launchers.request import Command
-    from compare.launch.local import Site, Spot
+    from compare.launch.cluster import Cluster
+    from compare.launch.place import LaunchPlace
     from compare.schema.arms import Arm
     from compare.schema.config import RunConfig
     from compare.schema.job import Planned, Proof
@@ -61,7 +62,7 @@ def launch_arm(
     run: Run,
     planned: Planned,
     directory: Path,
-    site: Site,
+    cluster: Cluster,
     observer: Observer,
     *,
     proof: Proof = "brief",
@@ -73,7 +74,7 @@ def launch_arm(
         run: the run that it belongs to.
         planned: which arm, and which launch of the run it is.
         directory: the run's folder.
-        site: where it runs.
+        cluster: the hosts.
         observer: told how far it has come.
         proof: what every rank trains beside a single process, before its training. How that went is in
             what comes back; nothing is judged here.
@@ -88,7 +89,9 @@ def launch_arm(
     """
     files = launch_files(directory, planned)
     try:
-        return _launch_once(run, planned, files, site, observer, proof=proof, budget_ends_at=budget_ends_at)
+        return _launch_once(
+            run, planned, files, cluster, observer, proof=proof, budget_ends_at=budget_ends_at
+        )
     except LaunchError:
         if not _port_was_taken(files, run.config):
             raise
@@ -99,7 +102,7 @@ def launch_arm(
         run,
         planned,
         again,
-        site,
+        cluster,
         observer,
         proof=proof,
         budget_ends_at=budget_ends_at,
@@ -110,21 +113,18 @@ def launch_arm(
 def commands_for(
     config: RunConfig,
     arm: Arm,
-    site: Site,
-    job_file: Path,
-    own_settings: Mapping[str, str] | None = None,
-    *,
-    mark: str = "",
+    cluster: Cluster,
+    place: LaunchPlace,
+    own_settings: Mapping[str, str],
 ) -> list[Command]:
     """Say what is executed to launch an arm: what ``--dry-run`` prints and a run starts.
 
     Args:
         config: the run's.
         arm: the arm to launch.
-        site: where it is to run.
-        job_file: what the ranks read.
+        cluster: the hosts.
+        place: of the launch on them.
         own_settings: environment of this launch alone, over that of all arms.
-        mark: the launch's name, for what a launcher starts on other hosts.
 
     Raises:
         UnavailableError: the arm's launcher is not there.
@@ -137,7 +137,7 @@ def commands_for(
             found=f"{where_it_is_not(name)}.",
             remedy=LAUNCHERS[name].REMEDY,
         )
-    network = site.network
+    network = cluster.network
     alike = settings(
         threads=config.threads_per_rank, interface=network.interface, executables=environment_bin()
     )
@@ -145,18 +145,18 @@ def commands_for(
     request = Request(
         executable=executable,
         python=Path(sys.executable),
-        hosts=site.hosts,
+        hosts=cluster.hosts,
         module="compare.worker",
-        arguments=(str(job_file),),
-        port=site.free_port(),
-        environment=alike | dict(own_settings or {}) | arm.environment,
+        arguments=(str(place.job_file),),
+        port=cluster.free_port(),
+        environment=alike | dict(own_settings) | arm.environment,
         interface=network.interface,
         options=arm.options,
         exported=tuple(arm.environment),
         address=network.addresses[0],
         network=network.network,
         mpi_prefix=mpirun.parent.parent if mpirun else None,
-        mark=mark,
+        mark=place.mark,
     )
     return LAUNCHERS[name].commands(request)
 
@@ -171,7 +171,7 @@ def _launch_once(
     run: Run,
     planned: Planned,
     files: LaunchFiles,
-    site: Site,
+    cluster: Cluster,
     observer: Observer,
     *,
     proof: Proof,
@@ -188,18 +188,18 @@ def _launch_once(
         arm=planned.arm,
         launcher=launcher,
         dataset=run.dataset,
-        affinity=site.cpus()[0],
+        affinity=cluster.cpus()[0],
         number=planned.number,
         proof=proof,
         launched_at=began,
-        exported=list(site.exported),
+        exported=list(cluster.exported),
     )
     _make_directory(files)
-    with site.spot(files) as spot:
-        commands = commands_for(run.config, planned.arm, site, spot.job_file, spot.settings(), mark=spot.mark)
-        write_json(files.commands, [list(command.argv) for command in commands])
-        observer.launch_starts(planned, commands)
-        ranks = _supervised(job, planned, spot, commands, observer, budget_seconds=budget)
+    place = cluster.place(files)
+    commands = commands_for(run.config, planned.arm, cluster, place, place.settings())
+    write_json(files.commands, [list(command.argv) for command in commands])
+    observer.launch_starts(planned, commands)
+    ranks = _supervised(job, planned, place, commands, observer, budget_seconds=budget)
     return Launch(
         number=planned.number,
         round=planned.round,
@@ -222,21 +222,21 @@ def _launch_once(
 def _supervised(
     job: Job,
     planned: Planned,
-    spot: Spot,
+    place: LaunchPlace,
     commands: list[Command],
     observer: Observer,
     *,
     budget_seconds: float,
 ) -> list[RankResult]:
     config = job.config
-    watch = Watch(spot, config.ranks, config.stall_seconds)
+    watch = Watch(place, config.ranks, config.stall_seconds)
 
     def tick() -> bool:
         observer.steps_done(planned, watch.steps_done())
         return watch.tick()
 
     deadline = min(config.launch_timeout_seconds, budget_seconds)
-    ending = spot.carry_out(commands, job, deadline_seconds=deadline, on_tick=tick)
+    ending = place.carry_out(commands, job, deadline_seconds=deadline, on_tick=tick)
     if ending.timed_out and deadline < config.launch_timeout_seconds:
         raise BudgetError("The budget is over.")
     return watch.conclude(f"{planned.arm.label}, round {planned.round}", ending)
@@ -245,7 +245,6 @@ def _supervised(
 def _make_directory(files: LaunchFiles) -> None:
     try:
         files.directory.mkdir(parents=True)
-        files.lease.touch()
     except OSError as error:
         found = system_reason(error)
         raise OutputError(f"{files.directory} could not be made.", found=found) from None

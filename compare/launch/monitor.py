@@ -1,4 +1,4 @@
-"""The parent's eye on a launch: renews its lease, sees who dies, and says in the end who was the cause."""
+"""Watch a launch from the parent: see which rank dies, and name the cause in the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compare.schema.results import RankResult
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from compare.launch.local import Spot
+    from compare.launch.place import LaunchPlace
     from compare.launch.processes import Ending
 
 _PATIENCE_SECONDS = 2.0
@@ -35,7 +35,7 @@ _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
 class Watch:
     """Watches one launch. ``tick`` goes on while the launch may; ``conclude`` takes its results."""
 
-    def __init__(self, spot: Spot, ranks: int, stall_seconds: float) -> None:
+    def __init__(self, spot: LaunchPlace, ranks: int, stall_seconds: float) -> None:
         self._files = spot.files
         self._ranks = range(ranks)
         self._spot = spot
@@ -47,16 +47,10 @@ class Watch:
         self._first_seen: dict[str, float] = {}
 
     def tick(self) -> bool:
-        """Renew the lease and look around; return whether there is still something to wait for.
-
-        Raises:
-            HostError: a host cannot be reached any more.
-            OutputError: the run's folder has vanished, or takes no more writing.
-        """
-        self._renew_lease()
+        """Look at the files of the ranks; return whether the launch may go on."""
         self._looked_at = time.time()
         for rank in self._ranks:
-            died_at = self._gone_at(rank, self._looked_at) if rank not in self._died_at else None
+            died_at = self._gone_at(rank) if rank not in self._died_at else None
             if died_at is not None:
                 self._died_at[rank] = died_at
         # What a launcher has not minded for as long as the roll took it minds no more: no patience then.
@@ -88,22 +82,12 @@ class Watch:
             raise self._blaming(where, cause)
         raise self._without_cause(where, ending, missing)
 
-    def _renew_lease(self) -> None:
-        try:
-            self._spot.keep_up()
-        except OSError as error:
-            raise OutputError(
-                f"The run's folder {self._files.directory} can no longer be written.",
-                found=system_reason(error),
-                remedy="Was it removed, or its disk taken away? Run again with another --output.",
-            ) from None
-
-    def _gone_at(self, rank: int, now: float) -> float | None:
+    def _gone_at(self, rank: int) -> float | None:
         """Say when a rank's process ended, if it did without a word."""
         progress = read_progress(self._files, rank)
         if progress is None or self._files.result(rank).exists() or self._files.failure(rank).exists():
             return None
-        gone_at = self._spot.gone_at(rank, progress.pid, now)
+        gone_at = self._spot.gone_at(rank)
         # Looked at once more: its last word may have come while it was looked for.
         spoke = self._files.result(rank).exists() or self._files.failure(rank).exists()
         return None if spoke else gone_at
@@ -112,7 +96,7 @@ class Watch:
         """Note the ranks that are gone before their first word; return whether there are any."""
         silent = [rank for rank in self._ranks if rank not in self._begun and not self._has_spoken(rank)]
         self._begun = set(self._ranks).difference(silent)
-        gone = self._spot.absent(self._begun, self._looked_at) if silent else {}
+        gone = self._spot.absent(self._begun) if silent else {}
         # Looked at once more, as above.
         absent = {rank: at for rank, at in gone.items() if not self._has_spoken(rank)}
         self._died_at = absent | self._died_at

@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from compare.errors import UsageError
-from compare.schema.hosts import Network
+from compare.schema.hosts import LOOPBACK, Network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +47,22 @@ def choose_network(
             remedy=f"Name one: --interface {best[0].interface}",
         )
     return best[0]
+
+
+def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None) -> Network:
+    """Return the network of ranks that are all on this machine: the loopback, or the interface asked for.
+
+    Raises:
+        UsageError: this machine has no such interface that is up.
+    """
+    interface = asked or LOOPBACK
+    if interface not in addresses:
+        raise UsageError(
+            f"--interface {interface}: this machine has no such interface that is up.",
+            found=f"It has {', '.join(addresses)}.",
+            remedy="Name one of these, or leave --interface out.",
+        )
+    return Network(interface=interface)
 
 
 def in_network(address: str, network: Network) -> bool:

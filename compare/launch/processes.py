@@ -46,15 +46,19 @@ def supervise(
     log: Path,
     deadline_seconds: float,
     on_tick: Callable[[], bool],
+    wake: int | None = None,
 ) -> Ending:
-    """Execute the commands side by side until all have ended, one has failed, or there is no more hope.
+    """Execute commands side by side until all have ended, one has failed, or ``on_tick`` gives up.
+
+    Without commands only the deadline and ``on_tick`` end it: a launcher elsewhere starts the ranks.
 
     Args:
         commands: what to execute; without a shell, with no input.
         name: the launch's own name; marks every process that descends from it.
-        log: file for what the launchers print.
-        deadline_seconds: how long the whole may take.
-        on_tick: called twice a second, and when all is over; returns whether there is something to wait for.
+        log: file for the output of the commands.
+        deadline_seconds: maximum time for all of it.
+        on_tick: called twice a second, and at the end; returns whether the launch may go on.
+        wake: a descriptor; ``on_tick`` is called at once when something can be read from it.
 
     Returns:
         How it ended. Nothing of the launch is left running then.
@@ -68,11 +72,11 @@ def supervise(
     try:
         with _open(log) as output:
             started.extend(_start(command, name, output) for command in commands)
-        while any(process.poll() is None for process in started) and not _first_failure(started):
+        while _goes_on(started) or not commands:
             seconds = time.monotonic() - began
             if seconds > deadline_seconds or not on_tick():
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
-            _wait_for_an_end(started, _TICK_SECONDS)
+            _wait_for_an_end(started, wake, _TICK_SECONDS)
         on_tick()  # a rank that died right before its launcher must be seen before the others are ended
         return Ending(_first_failure(started), time.monotonic() - began)
     finally:
@@ -106,10 +110,16 @@ def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[by
         ) from None
 
 
-def _wait_for_an_end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Sleep for so long, or until one of the processes ends: the kernel says when, nobody asks."""
+def _goes_on(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
+    return any(process.poll() is None for process in processes) and not _first_failure(processes)
+
+
+def _wait_for_an_end(processes: Sequence[subprocess.Popen[bytes]], wake: int | None, seconds: float) -> None:
+    """Wait until a process ends or ``wake`` can be read; at most ``seconds``."""
     with contextlib.ExitStack() as opened:
         ends = select.poll()
+        if wake is not None:
+            ends.register(wake, select.POLLIN)
         for process in processes:
             if process.returncode is not None:
                 continue  # reaped: its number may be another's by now

@@ -17,6 +17,7 @@ from compare.data import catalogue
 from compare.errors import HostError
 from compare.launch.engines import Answer
 from compare.launch.engines.commands import put, python_command, require_success, run_everywhere
+from compare.schema.hosts import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,11 +42,21 @@ class Held(msgspec.Struct, frozen=True):
 def deliver(
     hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier, say: Callable[[str], None]
 ) -> list[str]:
-    """Return the folder of the data set on every host; those that lack it are given it.
+    """Return the folder of the data set on every host; copy it to those that lack it.
+
+    This machine is not asked: the data set was found there.
 
     Raises:
-        HostError: one cannot be asked, or what it was given did not arrive whole.
+        HostError: a host cannot be asked, or its copy did not arrive whole.
     """
+    others = [host for host in hosts if not is_local(host)]
+    found = dict(zip(others, _stage(others, source, python, carrier, say), strict=True))
+    return [found.get(host, source.directory) for host in hosts]
+
+
+def _stage(
+    hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier, say: Callable[[str], None]
+) -> list[str]:
     held = _ask(hosts, source, python, carrier)
     lacking = [host for host, its in zip(hosts, held, strict=True) if not its.directory]
     if not lacking:

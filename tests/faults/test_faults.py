@@ -341,7 +341,7 @@ def test_who_hangs_is_told_from_who_waits_in_shared_memory_and_no_later_for_a_la
 def test_a_launcher_that_is_killed_takes_its_ranks_along(start, launcher):
     run = start(LAUNCHERS[launcher])
     run.wait_for_training()
-    (victim, *_) = [p for p in psutil.Process(run.process.pid).children() if p.environ().get(MARKER)]
+    victim, *_ = launchers_of(run)
     victim.kill()
     killed_at = time.time()
     _, said = run.process.communicate(timeout=60)
@@ -365,6 +365,21 @@ def test_ranks_do_not_outlive_a_parent_that_is_killed(start, launcher):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_agent_killed_ends_the_launch_and_leaves_nothing(start, launcher):
+    run = start(LAUNCHERS[launcher])
+    run.wait_for_training()
+    (agent,) = agents_of(run)
+    agent.kill()
+    killed_at = time.time()
+    _, said = run.process.communicate(timeout=60)
+    assert time.time() - killed_at < DEATH_BOUND_SECONDS
+    assert run.process.returncode == 9, said
+    assert "Host localhost" in said
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_nothing_outlives_a_parent_that_is_killed_when_its_ranks_are_done(start, launcher):
     """No rank is left then whose lease could run out."""
     run = start(LAUNCHERS[launcher], *BRIEFLY)
@@ -380,7 +395,7 @@ def test_nothing_outlives_a_parent_that_is_killed_when_its_ranks_are_done(start,
 def test_a_launcher_that_does_not_end_is_ended_when_its_ranks_are_done(start, launcher):
     run = start(LAUNCHERS[launcher], "--steps", "2000", "--repeats", "1")
     run.wait_for_training()
-    (stopped,) = [p for p in psutil.Process(run.process.pid).children() if launcher in " ".join(p.cmdline())]
+    (stopped,) = [process for process in launchers_of(run) if launcher in " ".join(process.cmdline())]
     stopped.suspend()
     wait_until(lambda: len(run.results()) == 2, 60)
     done_at = time.time()
@@ -509,7 +524,7 @@ def test_a_port_that_was_taken_in_the_meantime_is_tried_again_and_said(start):
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        fault = {"module": "compare.launch.local", "port": other.getsockname()[1]}
+        fault = {"module": "compare.launch.cluster", "port": other.getsockname()[1]}
         run = start("ddp", "--epochs", "1", "--repeats", "1", fault=fault)
         shown, said = run.process.communicate(timeout=120)
     assert run.process.returncode == 0, said
@@ -517,6 +532,17 @@ def test_a_port_that_was_taken_in_the_meantime_is_tried_again_and_said(start):
     assert "launched twice" in shown
     assert read_run(run.directory).launches[0].restarted_because
     run.assert_nothing_is_left()
+
+
+def launchers_of(run):
+    """The processes that the agent of a run has started."""
+    (agent,) = agents_of(run)
+    return [child for child in agent.children() if child.environ().get(MARKER)]
+
+
+def agents_of(run):
+    children = psutil.Process(run.process.pid).children()
+    return [child for child in children if "compare.launch.agent" in child.cmdline()]
 
 
 def wait_until(condition, seconds):

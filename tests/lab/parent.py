@@ -39,10 +39,9 @@ def main(text):
 
 def begin(links, asked, files):
     for number, link in enumerate(links):
-        directory = f"{asked['mark']}-files"
+        directory = asked["mark"]
         link.begin(
             Begin(
-                mark=asked["mark"],
                 directory=directory,
                 files={"job.json": b"{}"},
                 argv=(sys.executable, str(RANK), directory, str(number), *asked["rank"]),

@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from compare.data import DatasetSource
+from compare.launch.agent.protocol import Ended, Ready
+from compare.launch.cluster import Cluster
+from compare.launch.engines.local import Local
 from compare.schema.arms import parse_arms
 from compare.schema.config import RunConfig
-from compare.schema.hosts import Host
+from compare.schema.hosts import Host, Network, local_host
 from compare.schema.results import Block, Evaluation, Launch, Moments, ParityPass, RankResult, Run
 
 if TYPE_CHECKING:
@@ -35,6 +38,39 @@ def a_config(arms: str = "none,ddp", **changes: Any) -> RunConfig:
     parsed = parse_arms([arms])
     first = next((arm.label for arm in parsed if arm.backend != "none"), "none")
     return RunConfig(**{"arms": parsed, "baseline": first, "steps": 100, "warmup_steps": 10} | changes)
+
+
+class AnAgent:
+    """A connection to no agent: launches exit at once."""
+
+    def __init__(self, slots: int = 2, cpus: Sequence[int] = (0,), status: int = 1) -> None:
+        self.host = local_host(slots)
+        self.ready = Ready(hostname="here", python="", version="", cpus=list(cpus))
+        self.launches: list[Any] = []
+        self.port: int | None = None
+        self.begun = False
+        self.ended: Ended | None = None
+        self.gone: dict[int, float] = {}
+        self.clock_ahead_seconds = 0.0
+        self._status = status
+
+    def begin(self, message: Any, _files: Any) -> None:
+        self.launches.append(message)
+        self.begun, self.ended = True, Ended(status=self._status, seconds=0.0)
+
+    def find_port(self) -> None:
+        self.port = 29_999
+
+    def tick(self) -> None: ...
+
+    def waits_for(self) -> list[tuple[int, int]]:
+        return []
+
+
+def a_cluster(slots: int = 2, cpus: Sequence[int] = (0,), agent: Any = None) -> Cluster:
+    """This machine as the only host, without a process."""
+    agent = agent or AnAgent(slots, cpus)
+    return Cluster([agent], agent, network=Network(), exported={}, carrier=Local(), python="")  # type: ignore[arg-type]
 
 
 def a_block(milliseconds: float, **changes: Any) -> Block:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import time
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compare import __version__
-from compare.errors import HostError, OutputError, system_reason
+from compare.errors import HostError, OutputError, RingsideError, UnavailableError, system_reason
 from compare.launch.agent.protocol import (
+    ALIVE_SECONDS,
     Alive,
     Begin,
     Begun,
@@ -37,7 +39,7 @@ from compare.launch.engines.commands import enough_files, host_error, python_com
 from compare.schema.files import temporary_file, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
     from compare.launch.agent.protocol import Message
@@ -76,7 +78,7 @@ class Link:
         """How the launch ended here; None while it has not."""
         self.gone: dict[int, float] = {}
         """Ranks of this launch that died without a word, and when, by the clock of this machine."""
-        self._refused: HostError | None = None
+        self._refused: RingsideError | None = None
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
         self._carrier = carrier
@@ -106,13 +108,13 @@ class Link:
         """How far the host's clock is ahead of this one, less the time that the quickest message took."""
         return self._ahead_seconds or 0.0
 
-    def begin(self, launch: Begin, files: LaunchFiles) -> None:
+    def begin(self, launch: Begin, files: LaunchFiles | None) -> None:
         """Begin a launch on the host.
 
         Args:
             launch: what to do there.
-            files: where its files are mirrored here. The launcher's log takes the host's name, because
-                every host has one.
+            files: where its files are mirrored here; None where the agent works in the run's own folder.
+                The launcher's log takes the host's name, because every host has one.
         """
         self.ended, self._refused, self._files = None, None, files
         self.begun, self.gone = False, {}
@@ -147,6 +149,10 @@ class Link:
         if self._refused:
             raise self._refused
         self._require_alive()
+
+    def waits_for(self) -> list[tuple[int, int]]:
+        """Return the descriptors, each with its event of ``poll``, on which ``tick`` has something to do."""
+        return self._channel.waits_for()
 
     def hang_up(self) -> None:
         """Close the connection; the agent then ends what still runs there, and itself."""
@@ -194,10 +200,17 @@ class Link:
                 self.port = number
             case Ended():
                 self.ended = message
-            case Refused(what=what, found=found, remedy=remedy):
-                self._refused = HostError(f"Host {self.host.name}: {what}", found=found, remedy=remedy)
+            case Refused():
+                self._refused = self._error_of(message)
             case _:
                 raise ChannelError(f"unexpected: {type(message).__name__}")
+
+    def _error_of(self, refused: Refused) -> RingsideError:
+        """Return an agent's error: on this machine as it is, elsewhere as the host's."""
+        own = {kind.__name__: kind for kind in (OutputError, UnavailableError)}.get(refused.kind)
+        if own and self._files is None:
+            return own(refused.what, found=refused.found, remedy=refused.remedy)
+        return HostError(f"Host {self.host.name}: {refused.what}", found=refused.found, remedy=refused.remedy)
 
     def _write(self, message: Piece | Whole) -> None:
         # Whatever the host sends, it is written nowhere else.
@@ -246,6 +259,62 @@ def linked(hosts: Sequence[Host], *, python: str, carrier: Carrier) -> Iterator[
             yield links
         finally:
             close_all(links)
+
+
+def attend(
+    links: Sequence[Link],
+    until: Callable[[], bool],
+    seconds: float,
+    *,
+    lost: dict[Link, RingsideError] | None = None,
+) -> bool:
+    """Exchange messages with all agents until a condition holds, at most for ``seconds``.
+
+    Args:
+        links: to the agents.
+        until: the condition; checked after every message.
+        seconds: maximum time.
+        lost: where given, an agent's error is put here, and the others are attended to further.
+
+    Returns:
+        Whether the condition holds.
+
+    Raises:
+        HostError: a host is lost, or could not begin; not where ``lost`` is given.
+        OutputError: what a host sent cannot be written here; likewise.
+    """
+    deadline = time.monotonic() + seconds
+    lost, raises = ({}, True) if lost is None else (lost, False)
+    attended_at = -ALIVE_SECONDS
+    ready: Sequence[Link] = ()
+    while True:
+        now = time.monotonic()
+        if now - attended_at >= ALIVE_SECONDS:
+            attended_at, ready = now, links
+        for link in [link for link in ready if link not in lost]:
+            try:
+                link.tick()
+            except RingsideError as error:
+                if raises:
+                    raise
+                lost[link] = error
+        if until():
+            return True
+        if now >= deadline:
+            return False
+        wait = min(deadline, attended_at + ALIVE_SECONDS) - time.monotonic()
+        ready = _readable([link for link in links if link not in lost], max(0.0, wait))
+
+
+def _readable(links: Sequence[Link], seconds: float) -> list[Link]:
+    """Wait until an agent sends something, or takes what is still to be sent; return those that do."""
+    # Not select(): it takes no descriptor above 1023, and five hundred hosts need more.
+    poll, by_descriptor = select.poll(), {}
+    for link in links:
+        for descriptor, event in link.waits_for():
+            by_descriptor[descriptor] = link
+            poll.register(descriptor, event)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(seconds * 1000)]
 
 
 def close_all(links: Sequence[Link]) -> None:

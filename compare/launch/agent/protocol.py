@@ -50,12 +50,15 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Begin a launch on this host. It travels by standard input, so that it may hold secrets."""
 
-    mark: str
-    """The launch's name, by which all its processes are found."""
     directory: str
-    """Made for this launch on the host's own disk, and removed after it."""
+    """The launch's folder on the host, whose path is also the launch's name: it marks all its processes."""
+    in_place: bool = False
+    """Whether the folder is the run's own, on the parent's machine: then no file need be sent back. Any
+    other is made on the host's own disk, and removed after the launch."""
     files: dict[str, bytes]
-    """What to put there, readable by its owner alone."""
+    """What to write there, or elsewhere if the name is a whole path; readable by its owner alone."""
+    programs: dict[str, bytes] = {}
+    """More files by their whole paths, which may be executed."""
     folders: tuple[str, ...] = ()
     """More folders to make and to remove: scratch."""
     argv: tuple[str, ...] = ()
@@ -126,8 +129,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The launch could not begin on this host."""
+    """The launch could not begin on this host, or its folder can no longer be written."""
 
+    kind: str
+    """Name of the error's class."""
     what: str
     found: str
     remedy: str = ""
@@ -159,6 +164,14 @@ class Channel:
         self._said_alive_at = 0.0
         for descriptor in (read, write):
             os.set_blocking(descriptor, False)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when a message arrives."""
+        return self._read
+
+    def waits_for(self) -> list[tuple[int, int]]:
+        """Return the descriptors, each with its event of ``poll``, on which there is something to do."""
+        return [(self._read, select.POLLIN), *([(self._write, select.POLLOUT)] if self._to_send else [])]
 
     @property
     def backlog_bytes(self) -> int:

@@ -89,16 +89,6 @@ def named(host: Host) -> str:
     return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
 
 
-def write_remote_shell(carrier: Carrier, folder: Path, hosts: Sequence[Host]) -> Path:
-    """Write the carrier's remote shell; return the folder that belongs first on a launcher's PATH."""
-    for name, content in carrier.remote_shell(folder, hosts).items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(content)
-        path.chmod(0o700)
-    return folder / "bin"
-
-
 def printable(line: str) -> str:
     """Escape what could steer a terminal: a host decides what it sends."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -143,18 +143,17 @@ def _spoil_rank(module, fault):
     module.Batches = Spoiled
 
 
-def _spoil_port(site, fault):
+def _spoil_port(cluster, fault):
     """Hand out a port that is taken, once."""
-    free_port, taken = site.free_port, [fault["port"]]
-    site.free_port = lambda self: taken.pop() if taken else free_port(self)
+    free_port, taken = cluster.free_port, [fault["port"]]
+    cluster.free_port = lambda self: taken.pop() if taken else free_port(self)
 
 
 _SPOILERS = {
     "compare.worker.watchdog": lambda _, fault: _spoil_beginning(fault),
     "compare.worker.rank": _spoil_rank,
     "horovod.runner.common.util.safe_shell_exec": _spoil_start,
-    "compare.launch.local": lambda module, fault: _spoil_port(module.ThisMachine, fault),
-    "compare.launch.cluster": lambda module, fault: _spoil_port(module.ManyHosts, fault),
+    "compare.launch.cluster": lambda module, fault: _spoil_port(module.Cluster, fault),
 }
 
 

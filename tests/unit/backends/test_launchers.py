@@ -17,12 +17,12 @@ from backends.launchers import LAUNCHERS
 from backends.launchers.request import Command, Request
 from compare.errors import UnavailableError
 from compare.launch import arm as launching
-from compare.launch.local import ThisMachine
 from compare.schema import environment as launch_environment
 from compare.schema.arms import parse_arm, parse_arms
 from compare.schema.hosts import Host
 from compare.schema.job import Planned
-from tests.unit.factories import a_config
+from compare.schema.launch_files import LaunchFiles
+from tests.unit.factories import a_cluster, a_config
 
 TWO = (Host("localhost", 2),)
 ENVIRONMENT = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "lo"}
@@ -372,8 +372,8 @@ ARMS = "none,ddp,manual,manual:mode=overlap,horovod,horovod:controller=mpi,mpi"
 
 
 def commands_of(config, arm):
-    here = ThisMachine((Host("localhost", config.ranks),), [0])
-    return launching.commands_for(config, arm, here, Path("/runs/x/job.json"))
+    cluster = a_cluster(config.ranks)
+    return launching.commands_for(config, arm, cluster, cluster.place(LaunchFiles(Path("/runs/x"))), {})
 
 
 def test_every_arm_gets_the_same_settings(launchers):

@@ -18,14 +18,11 @@ from compare.doctor.facts import Library
 from compare.errors import OutputError, UnavailableError, UsageError
 from compare.experiment import settle
 from compare.experiment.run import new_run
-from compare.launch import target
-from compare.launch.engines.ssh import Ssh
-from compare.launch.local import ThisMachine
 from compare.schema import environment, store
 from compare.schema.arms import Arm, parse_arms
 from compare.schema.hosts import Host
 from compare.schema.store import create_directory
-from tests.unit.factories import DIGITS, a_config
+from tests.unit.factories import DIGITS, a_cluster, a_config
 
 MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installed"}
 
@@ -364,16 +361,6 @@ def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
         environment.read_exports([asked], {})
 
 
-def test_an_interface_that_is_not_there_is_refused_before_anything_starts():
-    with (
-        pytest.raises(UsageError, match="--interface nope") as caught,
-        target.open_site((Host("localhost", 2),), carrier=Ssh(), interface="nope", exported={}),
-    ):
-        pass
-    assert "lo" in caught.value.found
-    assert caught.value.remedy
-
-
 # ---- what is written ----
 
 
@@ -426,7 +413,7 @@ def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
 
 def test_a_new_run_records_what_it_begins_with(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/opt/env/bin/compare", "run", "-np", "2"])
-    here = ThisMachine(settle.choose_hosts(None, 2), target.allowed_cpus())
+    here = a_cluster(cpus=sorted(os.sched_getaffinity(0)))
     run = new_run(a_config(), DIGITS, here, {"mpi": "not here"})
     assert run.command == ["compare", "run", "-np", "2"]
     assert run.ringside_version == __version__

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -16,10 +17,11 @@ import pytest
 
 from backends.launchers.request import MARKER
 from compare import __version__
-from compare.errors import HostError
-from compare.launch.agent import __main__ as agent
+from compare.errors import HostError, OutputError, UnavailableError
 from compare.launch.agent import connection as linking
 from compare.launch.agent.connection import Link, close_all
+from compare.launch.agent.machine import count_gpus
+from compare.launch.agent.mirror import Mirror
 from compare.launch.agent.protocol import Alive, Begin, Channel, ChannelError, End, Piece, Whole
 from compare.launch.engines.ssh import Ssh
 from compare.launch.processes import descendants, end_all
@@ -34,7 +36,7 @@ RANK = Path(__file__).resolve().parents[2] / "lab" / "rank.py"
 @pytest.fixture
 def mark(tmp_path):
     """The name of a launch of which nothing is left in the end."""
-    name = str(tmp_path / "launch")
+    name = str(tmp_path / "on-the-host")
     yield name
     left = [process.cmdline() for process in descendants(name)]
     end_all(name)
@@ -55,11 +57,9 @@ def files(tmp_path):
 
 
 def a_launch(mark, *rank, **changes):
-    directory = f"{mark}-on-the-host"
-    argv = (sys.executable, str(RANK), directory, *rank) if rank else ()
+    argv = (sys.executable, str(RANK), mark, *rank) if rank else ()
     defaults = {
-        "mark": mark,
-        "directory": directory,
+        "directory": mark,
         "files": {"job.json": b'{"seed": 1}'},
         "argv": argv,
         "environment": {"PYTHONPATH": str(RANK.parents[2]), "SECRET": "hunter2"},
@@ -103,10 +103,10 @@ def test_ranks_may_start_once_their_files_are_there(link, mark, files):
     link.begin(a_launch(mark), files)
     assert not link.begun
     tick_until(link, lambda: link.begun)
-    assert (Path(f"{mark}-on-the-host") / "job.json").is_file()
+    assert (Path(mark) / "job.json").is_file()
     link.end()
     tick_until(link, lambda: link.ended)
-    assert not Path(f"{mark}-on-the-host").exists()
+    assert not Path(mark).exists()
 
 
 def test_another_version_is_refused(link, monkeypatch):
@@ -137,7 +137,7 @@ def test_everything_comes_back_and_nothing_stays(link, mark, files):
     assert files.log(0).read_text().splitlines() == [f"step {n}" for n in range(30)]
     assert (files.directory / "launcher-localhost.log").read_text() == "all is done\n"
     assert not files.job.exists(), "what came from here is not sent back"
-    assert not Path(f"{mark}-on-the-host").exists()
+    assert not Path(mark).exists()
 
 
 def progress_of(files):
@@ -201,7 +201,7 @@ def test_a_launch_is_ended_when_asked_or_too_long(link, mark, files):
 
 def test_an_agent_without_a_command_watches_ranks_that_others_start(link, mark, files):
     link.begin(a_launch(mark), files)
-    directory = Path(f"{mark}-on-the-host")
+    directory = Path(mark)
     tick_until(link, (directory / "lease").exists)
     environment = os.environ | {"PYTHONPATH": str(RANK.parents[2]), MARKER: mark}
     rank = psutil.Popen([sys.executable, str(RANK), directory, "0", "60"], env=environment)
@@ -224,8 +224,60 @@ def test_scratch_folders_are_made_and_removed(link, mark, files, tmp_path):
     assert not any(Path(folder).exists() for folder in scratch)
 
 
+def test_agent_second_folder_cannot_be_made_removes_the_first(link, mark, files, tmp_path):
+    first = tmp_path / "first"
+    link.begin(a_launch(mark, "0", "0", folders=(str(first), "/proc/no/folder")), files)
+    with pytest.raises(HostError, match="could not be used"):
+        tick_until(link, lambda: link.ended)
+    assert list(tmp_path.iterdir()) == [files.directory]
+
+
+def test_agent_programs_are_executable_and_files_are_not(link, mark, files, tmp_path):
+    program, secret = tmp_path / "scratch" / "bin" / "ssh", tmp_path / "scratch" / "exported.json"
+    scratch = {"folders": (str(program.parents[1]),), "files": {str(secret): b"{}"}}
+    link.begin(a_launch(mark, programs={str(program): b"#!/bin/sh\n"}, **scratch), files)
+    tick_until(link, lambda: link.begun)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (program, secret)] == [0o700, 0o600]
+    link.end()
+    tick_until(link, lambda: link.ended)
+    assert not program.exists()
+
+
+# ---- in the run's own folder ----
+
+
+@pytest.fixture
+def own_folder(mark):
+    """The run's own folder of a launch, with what is left in it after the launch."""
+    folder = LaunchFiles(Path(mark))
+    folder.directory.mkdir()
+    return folder
+
+
+def test_agent_in_place_sends_nothing_back_and_keeps_the_folder(link, mark, own_folder):
+    link.begin(a_launch(mark, "0", "0.1", in_place=True), None)
+    tick_until(link, lambda: link.ended)
+    assert link.ended.status == 0
+    assert own_folder.result(0).exists()
+    assert own_folder.launcher_log.read_text() == "all is done\n"
+
+
+def test_agent_in_place_keeps_the_class_of_its_error(link, mark, own_folder):
+    link.begin(a_launch(mark, argv=("/no/such/launcher",), in_place=True), None)
+    with pytest.raises(UnavailableError, match=r"^/no/such/launcher could not be executed"):
+        tick_until(link, lambda: link.ended)
+
+
+def test_agent_in_place_whose_folder_vanishes_is_an_error_of_output(link, mark, own_folder):
+    link.begin(a_launch(mark, argv=("sleep", "60"), in_place=True), None)
+    tick_until(link, lambda: link.begun)
+    shutil.rmtree(own_folder.directory)
+    with pytest.raises(OutputError, match="can no longer be written"):
+        tick_until(link, lambda: link.ended)
+
+
 def test_a_folder_that_is_there_already_is_refused_and_kept(link, mark, files):
-    folder = Path(f"{mark}-on-the-host")
+    folder = Path(mark)
     folder.mkdir()
     link.begin(a_launch(mark, "0", "0"), files)
     with pytest.raises(HostError, match=r"Host localhost: .* could not be used") as raised:
@@ -267,7 +319,7 @@ def test_hanging_up_ends_everything_at_once(mark, files):
     tick_until(link, lambda: read_progress(files, 0))
     began = time.monotonic()
     link.close()
-    while list(descendants(mark)) or Path(f"{mark}-on-the-host").exists():
+    while list(descendants(mark)) or Path(mark).exists():
         assert time.monotonic() - began < 5
         time.sleep(0.05)
 
@@ -278,7 +330,7 @@ def test_a_parent_that_says_nothing_is_given_up(mark, files):
     link.begin(a_launch(mark, "0", "60"), files)
     tick_until(link, lambda: read_progress(files, 0))
     began = time.monotonic()
-    while list(descendants(mark)) or Path(f"{mark}-on-the-host").exists():
+    while list(descendants(mark)) or Path(mark).exists():
         assert time.monotonic() - began < LEASE_SECONDS + 6
         time.sleep(0.1)
     assert time.monotonic() - began > LEASE_SECONDS - 2
@@ -394,7 +446,7 @@ def test_a_host_can_write_nowhere_else(link, files, name):
 
 def test_the_mirror_sends_only_what_is_finished_or_appended(tmp_path, ends):
     one, other = ends
-    mirror = agent.Mirror(tmp_path, {"known"})
+    mirror = Mirror(tmp_path, {"known"})
     for name in ("known", ".being-written", "log", "x.json"):
         (tmp_path / name).write_text("1")
     (tmp_path / "folder").mkdir()
@@ -415,5 +467,5 @@ def test_gpus_are_counted_without_torch(tmp_path, monkeypatch, visible, counted)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert agent.count_gpus(tmp_path) == counted
-    assert agent.count_gpus(tmp_path / "no driver") == 0
+    assert count_gpus(tmp_path) == counted
+    assert count_gpus(tmp_path / "no driver") == 0

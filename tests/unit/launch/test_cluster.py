@@ -12,7 +12,7 @@ from compare import data
 from compare.data import DatasetSource
 from compare.errors import HostError
 from compare.launch import staging as delivery
-from compare.launch.cluster import many_hosts
+from compare.launch.cluster import open_cluster
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
 
@@ -22,7 +22,7 @@ NOWHERE = [Host(f"no-such-host-{n}.invalid", 1, source=f"hosts:{n}") for n in (1
 def test_every_host_that_cannot_be_used_is_named():
     with (
         pytest.raises(HostError, match="2 of 2 hosts cannot be used") as caught,
-        many_hosts(tuple(NOWHERE), python=sys.executable, carrier=Ssh()),
+        open_cluster(tuple(NOWHERE), carrier=Ssh()),
     ):
         pass
     assert "no-such-host-1.invalid (hosts:1)" in caught.value.found
@@ -60,13 +60,13 @@ def test_a_data_set_that_is_not_there_is_delivered_once_and_verified(digits, at_
     assert delivery.main("digits", "/no/such/folder").directory == ""
 
 
-def test_a_delivery_that_does_not_arrive_is_an_error(digits, at_this_host, monkeypatch):
+def test_a_delivery_that_does_not_arrive_is_an_error(digits, monkeypatch):
     monkeypatch.setattr(delivery, "_ask", lambda hosts, *_rest: [delivery.Held("", "/cache")] * len(hosts))
     monkeypatch.setattr(delivery, "put", lambda *_arguments, **_rest: [])
     source = DatasetSource(name="digits", requested="digits", directory=digits.directory)
     said = []
     with pytest.raises(HostError, match="could not be given the data set"):
-        delivery.deliver(at_this_host, source, python=sys.executable, carrier=Ssh(), say=said.append)
+        delivery.deliver((Host("n1", 1),), source, python=sys.executable, carrier=Ssh(), say=said.append)
     assert said[0].startswith("Copying digits")
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from compare.errors import LaunchError, StalledError
 from compare.launch import arm as launching
-from compare.launch.local import _HereSpot
 from compare.launch.monitor import Watch
 from compare.launch.processes import Ending
 from compare.schema.files import write_json
@@ -34,9 +33,29 @@ def files(tmp_path):
     return found
 
 
+class Place:
+    """A launch on this machine whose agent finds that both ranks are alive, or are gone."""
+
+    def __init__(self, files):
+        self.files = files
+        self.roll = None
+
+    def gone_at(self, _rank):
+        return None
+
+    def absent(self, begun):
+        return {rank: time.time() - 3.5 for rank in self.roll.absent(begun)} if self.roll else {}
+
+    def host_of(self, _rank):
+        return "here"
+
+    def clock_ahead_seconds(self, _rank):
+        return 0.0
+
+
 @pytest.fixture
 def watch(files):
-    return Watch(_HereSpot(files, {}, {}), ranks=2, stall_seconds=30.0)
+    return Watch(Place(files), ranks=2, stall_seconds=30.0)
 
 
 def a_failure(rank, kind, message):
@@ -135,14 +154,14 @@ class Roll:
 
 @pytest.fixture
 def spot(files):
-    return _HereSpot(files, {}, {})
+    return Place(files)
 
 
 def test_a_rank_that_is_gone_before_its_first_word_has_died_and_nobody_waits_any_longer(spot, files):
-    watch, spot._roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll()
+    watch, spot.roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll()
     note(files, 0, "join", 30.0)
     assert watch.tick()
-    spot._roll = Roll(1)
+    spot.roll = Roll(1)
     assert not watch.tick()
     write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
     with pytest.raises(LaunchError, match=r"rank 1 on .* died") as caught:
@@ -154,7 +173,7 @@ def test_a_rank_that_is_gone_before_its_first_word_has_died_and_nobody_waits_any
 
 def test_what_another_says_of_a_rank_that_is_gone_before_its_first_word_is_no_cause(spot, files):
     """It complains at once; the roll is called seconds later."""
-    watch, spot._roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll(1)
+    watch, spot.roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll(1)
     note(files, 0, "join", 30.0)
     complaint = a_failure(0, "raised", "RuntimeError: Connection refused")
     write_json(files.failure(0), msgspec.structs.replace(complaint, at=time.time() - 2.0))
@@ -164,17 +183,17 @@ def test_what_another_says_of_a_rank_that_is_gone_before_its_first_word_is_no_ca
 
 
 def test_the_roll_is_not_called_any_more_once_all_have_begun(spot, files):
-    watch, spot._roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll()
+    watch, spot.roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll()
     assert watch.tick()
     for rank in (1, 0):
         note(files, rank, "start", 30.0)
         assert watch.tick()
     assert watch.tick()
-    assert spot._roll.asked == [set(), {1}]
+    assert spot.roll.asked == [set(), {1}]
 
 
 def test_a_rank_that_says_its_first_word_while_it_is_looked_for_is_there(spot, files):
-    watch, spot._roll = (
+    watch, spot.roll = (
         Watch(spot, ranks=2, stall_seconds=30.0),
         Roll(1, then=lambda: note(files, 1, "start", 30.0)),
     )
@@ -184,11 +203,11 @@ def test_a_rank_that_says_its_first_word_while_it_is_looked_for_is_there(spot, f
 
 
 def test_a_rank_that_failed_before_it_could_begin_has_said_so(spot, files):
-    watch, spot._roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll(1)
+    watch, spot.roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll(1)
     write_json(files.failure(1), a_failure(1, "raised", "OSError: no room"))
     note(files, 0, "join", 30.0)
     assert watch.tick()
-    assert spot._roll.asked == []
+    assert spot.roll.asked == []
 
 
 def test_what_ranks_say_while_a_launch_is_ended_for_its_length_is_no_cause(watch, files):

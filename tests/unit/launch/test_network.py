@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compare.errors import UsageError
-from compare.launch.network import choose_network, in_network
+from compare.launch.network import choose_network, in_network, network_of_one
 from compare.schema.hosts import Network
 
 N1 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "docker0": ["172.17.0.1/16"]}
@@ -60,3 +60,15 @@ def test_hosts_without_a_network_in_common_are_routed_to_each_other():
 def test_an_address_is_in_its_network_and_in_no_other():
     assert in_network("10.0.0.9/24", chosen(N1, N2))
     assert not in_network("10.0.1.9/24", chosen(N1, N2))
+
+
+def test_network_of_one_machine_is_the_loopback_or_the_one_asked_for():
+    assert network_of_one(N1, asked=None) == Network(interface="lo")
+    assert network_of_one(N1, asked="eth0") == Network(interface="eth0")
+
+
+def test_network_of_one_machine_without_the_interface_is_refused():
+    with pytest.raises(UsageError, match="--interface nope") as caught:
+        network_of_one(N1, asked="nope")
+    assert "lo" in caught.value.found
+    assert caught.value.remedy

@@ -19,9 +19,8 @@ from backends.launchers.request import MARKER, Command
 from compare.errors import OutputError, RingsideError, UnavailableError
 from compare.experiment import run
 from compare.launch import arm as launching
-from compare.launch import local as site
 from compare.launch import processes as module
-from tests.unit.factories import a_run
+from tests.unit.factories import AnAgent, a_cluster, a_run
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -306,21 +305,15 @@ def test_other_launches_are_left_alone(launch):
 
 def test_runs_whose_folders_have_one_name_are_not_taken_for_each_other(tmp_path, monkeypatch):
     """Two people write to their own ``results``: neither may end the other's ranks."""
-    names = []
     monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/bin") / name)
-    monkeypatch.setattr(
-        site,
-        "supervise",
-        lambda _commands, *, name, **_rest: names.append(name) or module.Ending(1, 0.0),
-    )
+    agent = AnAgent()
     for who in ("alice", "bob"):
         (tmp_path / who / "results").mkdir(parents=True)
         planned = a_run(config={"ranks": 2}, launches=[], complete=False)
-        here = site.ThisMachine(tuple(planned.hosts), [0])
         with pytest.raises(RingsideError):
-            run.carry_out(planned, tmp_path / who / "results", here, Silent())
-    assert len(names) == 2
-    assert names[0] != names[1]
+            run.carry_out(planned, tmp_path / who / "results", a_cluster(agent=agent), Silent())
+    first, second = agent.launches
+    assert first.directory != second.directory
 
 
 class Silent:

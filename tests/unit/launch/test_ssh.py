@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from compare.errors import UnavailableError
-from compare.launch.engines import Answer, write_remote_shell
+from compare.launch.engines import Answer
 from compare.launch.engines.local import Local
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
@@ -101,6 +101,15 @@ def test_ssh_explains_only_its_own_status():
 def test_ssh_errors_show_terminal_escapes_as_text():
     found = Ssh().explain(an_answer(255, b"\x1b[2J\x07evil\n")).found
     assert found == r"\x1b[2J\x07evil"
+
+
+def write_remote_shell(carrier, folder, hosts):
+    """Write the files as an agent does, and return the folder of programs."""
+    for name, content in carrier.remote_shell(folder, hosts).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+        (folder / name).chmod(0o700)
+    return folder / "bin"
 
 
 def config_of(tmp_path, host, carrier, hosts):

@@ -17,7 +17,6 @@ import pytest
 
 from compare.analysis import analyse
 from compare.errors import OutputError
-from compare.launch.local import ThisMachine
 from compare.report import render
 from compare.schema.files import (
     make_temporary_folder,
@@ -27,8 +26,6 @@ from compare.schema.files import (
     write_json,
     write_text,
 )
-from compare.schema.hosts import Host
-from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import (
     SCHEMA_VERSION,
     ArmVerification,
@@ -209,15 +206,6 @@ def test_where_there_is_no_place_for_temporary_files_that_is_said(monkeypatch):
     for make in (temporary_file, lambda: make_temporary_folder("ringside-test-")):
         with pytest.raises(OutputError, match="/proc/nowhere"):
             make()
-
-
-def test_of_the_two_folders_of_a_launch_the_first_goes_when_the_second_cannot_be_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    refuse_folders_under(monkeypatch, Path("/dev/shm"))  # noqa: S108 -- nothing is written there
-    here = ThisMachine((Host("localhost", 1),), [0])
-    with pytest.raises(OutputError), here.spot(LaunchFiles(tmp_path)):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_not_written_over(tmp_path):

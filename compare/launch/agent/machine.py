@@ -1,0 +1,60 @@
+"""What an agent reports of its machine: addresses, CPUs, GPUs, and a free port on request."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import socket
+from contextlib import closing
+from itertools import takewhile
+from pathlib import Path
+
+import psutil
+
+from compare import __version__
+from compare.launch.agent.protocol import Ready
+
+
+def describe() -> Ready:
+    """Describe this machine, as the first message of its agent."""
+    return Ready(
+        hostname=socket.gethostname(),
+        python=platform.python_version(),
+        version=__version__,
+        addresses=addresses(),
+        cpus=sorted(os.sched_getaffinity(0)),
+        gpus=count_gpus(),
+    )
+
+
+def addresses() -> dict[str, list[str]]:
+    """Return the IPv4 addresses, with their networks, of every interface that is up."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    return {
+        name: [
+            str(ipaddress.ip_interface(f"{a.address}/{a.netmask or 32}"))
+            for a in found
+            if a.family is socket.AF_INET
+        ]
+        for name, found in psutil.net_if_addrs().items()
+        if name in up
+    }
+
+
+def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """Count NVIDIA GPUs without torch, which takes a second and a GPU's memory to load."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = len(list(driver.glob("*")))
+    if visible is None:
+        return there
+    # CUDA ignores every entry after the first negative number.
+    named = takewhile(lambda name: not name.startswith("-"), map(str.strip, visible.split(",")))
+    return min(there, len(list(filter(None, named))))
+
+
+def free_port() -> int:
+    """Return a port that is free now on every address of this machine; the usual 29500 clashes."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

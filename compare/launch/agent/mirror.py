@@ -1,0 +1,67 @@
+"""Send the files of a launch from a host to the parent while they grow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compare.launch.agent.protocol import BACKLOG_BYTES, Piece, Whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from compare.launch.agent.protocol import Channel
+
+_CHUNK_BYTES = 1 << 16
+
+
+class Mirror:
+    """Sends the new content of a folder: JSON files whole, all others as they grow.
+
+    Args:
+        directory: the folder; folders below it are left out.
+        known: names of files that the parent has already.
+    """
+
+    def __init__(self, directory: Path, known: set[str]) -> None:
+        self._directory = directory
+        self._known = known
+        self._sent: dict[str, tuple[int, int]] = {}
+
+    def send(self, channel: Channel) -> bool:
+        """Send what is new until the connection is full; return whether everything was sent."""
+        complete = True
+        for path in self._files():
+            while channel.backlog_bytes < BACKLOG_BYTES and self._send_some(path, channel):
+                pass
+            complete = complete and channel.backlog_bytes < BACKLOG_BYTES
+        return complete
+
+    def _files(self) -> Iterator[Path]:
+        try:
+            entries = [entry for entry in os.scandir(self._directory) if entry.is_file()]
+        except OSError:  # the folder was removed meanwhile
+            return
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            # A name that begins with a dot belongs to a file that is still being written.
+            if entry.name not in self._known and not entry.name.startswith("."):
+                yield Path(entry.path)
+
+    def _send_some(self, path: Path, channel: Channel) -> bool:
+        """Send a file, or its next chunk; return whether another chunk may follow."""
+        if path.suffix == ".json":
+            found = path.stat()
+            state = (found.st_ino, found.st_mtime_ns)
+            if self._sent.get(path.name) != state:
+                channel.send(Whole(path.name, path.read_bytes()))
+                self._sent[path.name] = state
+            return False
+        _, offset = self._sent.get(path.name, (0, 0))
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(_CHUNK_BYTES)
+        if data:
+            channel.send(Piece(path.name, offset, data))
+            self._sent[path.name] = (0, offset + len(data))
+        return len(data) == _CHUNK_BYTES

@@ -1,0 +1,248 @@
+"""Where one launch runs: its folders on every host, and the agents that carry it out.
+
+Every launch takes one path. The agents make its folders and write its job; the agent of this machine
+starts mpirun or horovodrun, and the agent of each host its torchrun. The agents then renew the lease of
+the ranks, send back the files, and end everything. A run on one machine has one agent, which works in the
+run's own folder: there is nothing to send back, and every path in a message is the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from compare.errors import HostError, RingsideError
+from compare.launch.agent.connection import attend
+from compare.launch.agent.protocol import Begin
+from compare.launch.processes import Ending, end_all
+from compare.launch.signals import uninterrupted
+from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, library_settings
+from compare.schema.files import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from backends.launchers.request import Command
+    from compare.launch.agent.connection import Link
+    from compare.launch.cluster import Cluster
+    from compare.schema.job import Job
+    from compare.schema.launch_files import LaunchFiles
+
+ANSWER_SECONDS = 20.0
+"""Maximum time for an agent to answer: it makes a few folders at most."""
+_END_SECONDS = 20.0
+"""Maximum time for all agents to end a launch; a lost connection ends the wait for its host sooner."""
+_TICK_SECONDS = 0.5
+"""Every look at the files takes a core from a rank: with twenty a second start-up took 5 % longer."""
+
+
+class LaunchPlace:
+    """The place of one launch on the hosts of a cluster.
+
+    Args:
+        cluster: the hosts, with a connection to the agent of each.
+        name: of the launch, different from that of any other on these hosts.
+        files: the launch's files in the run's folder.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, files: LaunchFiles) -> None:
+        self.files = files
+        """Where the files of the ranks are read."""
+        self._cluster = cluster
+        self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
+        in_place = cluster.is_this_machine
+        on_disk = Path(tempfile.gettempdir() if in_place else "/tmp")  # noqa: S108 -- agents insist on making it
+        in_memory = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
+        self._directory = files.directory if in_place else on_disk / name
+        self._temporary = on_disk / f"{name}-tmp"
+        shared = in_memory if not in_place or os.access(in_memory, os.W_OK) else self._temporary
+        self._shared_memory = shared / name
+        self._exported = self._temporary / "exported.json"
+        self.job_file = self._directory / files.job.name
+        """The job, at the same path on every host."""
+        self.mark = str(self._directory)
+        """The launch's name, in the environment of every process of it."""
+
+    def settings(self) -> dict[str, str]:
+        """Return the environment of this launch alone."""
+        return {
+            # What your shell tells the libraries holds on every host; on this machine it is inherited.
+            **({} if self._cluster.is_this_machine else library_settings(inherited(os.environ))),
+            "TMPDIR": str(self._temporary),
+            # Open MPI's segments would survive a rank that was killed.
+            "OMPI_MCA_btl_vader_backing_directory": str(self._shared_memory),
+            SCRATCH: f"{self._temporary}{os.pathsep}{self._shared_memory}",
+            EXPORTED: str(self._exported),
+        }
+
+    def described(self) -> dict[str, str]:
+        """Return the small files of the launch by where they go, with the values of ``-x`` masked."""
+        exported = self._cluster.exported
+        masked = msgspec.json.encode(dict.fromkeys(exported, MASK)).decode()
+        agents = self._cluster.agent_commands()
+        return {
+            **(
+                {"the agents, one connection to each host for the whole run": "\n".join(agents)}
+                if agents
+                else {}
+            ),
+            **({f"{self._exported} on every host": masked} if exported else {}),
+            **{
+                f"{name} of the launchers that start on this machine": text
+                for name, text in self._cluster.remote_shell(self._temporary).items()
+            },
+        }
+
+    def carry_out(
+        self,
+        commands: Sequence[Command],
+        job: Job,
+        *,
+        deadline_seconds: float,
+        on_tick: Callable[[], bool],
+    ) -> Ending:
+        """Execute the commands until they end or ``on_tick`` gives up; nothing of them is left then.
+
+        Args:
+            commands: each for its host's agent, or for this machine's where it names no host.
+            job: the launch, as the ranks read it; each host gets its own CPUs, data set and clock.
+            deadline_seconds: maximum time for all of it.
+            on_tick: called twice a second, and at the end; returns whether the launch may go on.
+
+        Raises:
+            HostError: a host was lost, or could not begin.
+            OutputError: a file cannot be written.
+            UnavailableError: a command could not be executed.
+        """
+        write_json(self.files.job, job)
+        own = {self._cluster.agent_for(command.host): command for command in commands}
+        used = list(dict.fromkeys([*self._cluster.agents, *own]))  # each once, in the order of hosts
+        try:
+            # A launcher may start ranks on other hosts at once: the folders there come first.
+            self._begin([agent for agent in used if agent not in own], own, job, deadline_seconds)
+            self._begin(list(own), own, job, deadline_seconds)
+            ending = self._watch(list(own), deadline_seconds, on_tick)
+        except BaseException:
+            self._end(used)
+            raise
+        lost = self._end(used)
+        if lost and ending.status != 0:
+            # Ranks report the peer whose host is lost: the host is the cause.
+            raise lost
+        return ending
+
+    def gone_at(self, rank: int) -> float | None:
+        """Return when a rank's process ended without result or failure; None as far as that is unknown."""
+        return self._agent_of[rank].gone.get(rank)
+
+    def absent(self, begun: Collection[int]) -> dict[int, float]:
+        """Return when ranks that did not begin ended, as far as that is known."""
+        gone = (item for agent in self._cluster.agents for item in agent.gone.items())
+        return {rank: at for rank, at in gone if rank not in begun}
+
+    def host_of(self, rank: int) -> str:
+        """Name a rank's host."""
+        agent = self._agent_of[rank]
+        return agent.ready.hostname if self._cluster.is_this_machine and agent.ready else agent.host.name
+
+    def clock_ahead_seconds(self, rank: int) -> float:
+        """Return how far the clock of a rank's host is ahead of this one."""
+        return self._agent_of[rank].clock_ahead_seconds
+
+    def _begin(
+        self, agents: Sequence[Link], own: Mapping[Link, Command], job: Job, deadline_seconds: float
+    ) -> None:
+        """Begin the launch on some hosts, and wait until their folders are there."""
+        mirrored = None if self._cluster.is_this_machine else self.files
+        for agent in agents:
+            agent.begin(self._message(agent, own.get(agent), job, deadline_seconds), mirrored)
+        self._cluster.wait(lambda: all(agent.begun for agent in agents), agents)
+
+    def _message(self, agent: Link, command: Command | None, job: Job, deadline_seconds: float) -> Begin:
+        cluster = self._cluster
+        files = {str(self._exported): msgspec.json.encode(cluster.exported)}
+        if agent in cluster.agents and not cluster.is_this_machine:
+            files[self.job_file.name] = msgspec.json.encode(cluster.job_for(agent, job))
+        environment = dict(command.environment) if command else {}
+        programs: Mapping[str, str] = {}
+        if command and command.host is None and (programs := cluster.remote_shell(self._temporary)):
+            environment["PATH"] = f"{self._temporary / 'bin'}{os.pathsep}{environment['PATH']}"
+        return Begin(
+            directory=self.mark,
+            in_place=cluster.is_this_machine,
+            files=files,
+            programs={str(self._temporary / name): text.encode() for name, text in programs.items()},
+            folders=(str(self._temporary), str(self._shared_memory)),
+            argv=command.argv if command else (),
+            environment=environment,
+            launcher=job.launcher,
+            ranks=tuple(rank for rank, its in enumerate(self._agent_of) if its is agent),
+            # The deadline of this process comes first, because its message says more.
+            deadline_seconds=deadline_seconds + ANSWER_SECONDS,
+        )
+
+    def _watch(
+        self, starters: Sequence[Link], deadline_seconds: float, on_tick: Callable[[], bool]
+    ) -> Ending:
+        """Wait until all launchers have ended, one has failed, or ``on_tick`` gives up."""
+        began = time.monotonic()
+        ended: list[int | None] = []
+        while True:
+            self._cluster.attend(partial(_have_more_ended, starters, len(ended)), _TICK_SECONDS)
+            seconds = time.monotonic() - began
+            # Before the statuses are read: it must see the last files of the ranks.
+            goes_on = on_tick()
+            ended = _statuses(starters)
+            failed = next((status for status in ended if status != 0), 0)
+            if failed != 0 or len(ended) == len(starters):
+                return Ending(failed, seconds)
+            if not goes_on or seconds > deadline_seconds:
+                return Ending(None, seconds, timed_out=seconds > deadline_seconds)
+
+    def _end(self, used: Sequence[Link]) -> HostError | None:
+        """End the launch on every host and wait for it; return the error of the first host that is lost."""
+        lost: dict[Link, RingsideError] = {}
+        for agent in used:
+            if not agent.ended:
+                agent.end()
+        try:
+            attend(
+                used,
+                lambda: all(agent.ended or agent in lost for agent in used),
+                _END_SECONDS,
+                lost=lost,
+            )
+        finally:
+            if self._cluster.here in used and not self._cluster.here.ended:
+                self._end_here()
+        hosts = [error for error in lost.values() if isinstance(error, HostError)]
+        silent = [agent for agent in used if not (agent.ended or agent in lost)]
+        if not hosts and silent:
+            return HostError(
+                f"Host {silent[0].host.name} did not end the launch within {_END_SECONDS:g} s.",
+                remedy="Look for processes there whose environment names RINGSIDE_LAUNCH.",
+            )
+        return hosts[0] if hosts else None
+
+    def _end_here(self) -> None:
+        """End the launch on this machine without its agent: killed, or a second Ctrl-C came."""
+        with uninterrupted():
+            end_all(self.mark)
+            mirrored = () if self._cluster.is_this_machine else (self._directory,)
+            for folder in (*mirrored, self._temporary, self._shared_memory):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _have_more_ended(agents: Sequence[Link], than: int) -> bool:
+    return len(_statuses(agents)) > than
+
+
+def _statuses(agents: Sequence[Link]) -> list[int | None]:
+    return [agent.ended.status for agent in agents if agent.ended]
