@@ -187,12 +187,189 @@ class Cluster:
     def wait(self, until: Callable[[], bool], agents: Sequence[Link]) -> None:
         """Exchange messages until a condition holds that these agents bring about.
 
+<<<<<<< HEAD
         Raises:
             HostError: it does not hold in time.
         """
         seconds = START_SECONDS + ANSWER_SECONDS
         if not self.attend(until, seconds):
             name = agents[0].host.name
+=======
+    def settings(self) -> dict[str, str]:
+        return {
+            # What the user's own environment tells libraries holds for every host, as on one machine.
+            **library_settings(inherited(os.environ)),
+            **self._folders.settings(),
+            EXPORTED: str(self._directory / "exported.json"),
+        }
+
+    def described(self) -> dict[str, str]:
+        exported = {f"{self._directory}/exported.json on every host": masked_json(self._site.exported)}
+        hosts, carrier = self._site.hosts, self._site._carrier  # noqa: SLF001
+        agent = python_command(self._site._python, "compare.launch.agent")  # noqa: SLF001
+        agents = [carrier.argv(host, agent) for host in hosts]
+        return {
+            "the agents, one connection to each host for the whole run": "\n".join(map(shlex.join, agents)),
+            **(exported if self._site.exported else {}),
+            **{
+                f"{name} of the launchers that are started here": content
+                for name, content in carrier.remote_shell(self._here, hosts).items()
+            },
+        }
+
+    def carry_out(
+        self,
+        commands: Sequence[Command],
+        job: Job,
+        *,
+        deadline_seconds: float,
+        on_tick: Callable[[], bool],
+    ) -> Ending:
+        write_json(self.files.job, job)
+        there = {command.host.name: command for command in commands if command.host}
+        here = [command for command in commands if command.host is None]
+        try:
+            for number, link in enumerate(self._links):
+                own = there.get(link.host.name)
+                link.begin(self._begin(number, job, own, deadline_seconds), self.files)
+            _tick_until(self._links, lambda link: link.begun or link.ended is not None)
+            if here:
+                ending = self._supervised(here, deadline_seconds, on_tick)
+            else:
+                ending = self._watched(deadline_seconds, on_tick)
+        except BaseException:
+            self._end_all()
+            raise
+        lost = self._end_all()
+        if lost and ending.status != 0:
+            # Ranks whose peer's host is gone complain of the peer: the host is the cause, not they.
+            raise lost
+        return ending
+
+    def keep_up(self) -> None:
+        for link in self._links:
+            link.tick()
+
+    def host_of(self, rank: int) -> str:
+        return self._link_of[rank].host.name
+
+    def clock_ahead_seconds(self, rank: int) -> float:
+        return self._link_of[rank].clock_ahead_seconds
+
+    def _begin(self, number: int, job: Job, command: Command | None, deadline_seconds: float) -> Begin:
+        site, link = self._site, self._links[number]
+        own = msgspec.structs.replace(
+            job,
+            affinity=site.cpus()[number],
+            dataset=msgspec.structs.replace(job.dataset, directory=site._datasets[number]),  # noqa: SLF001
+            # By the clock that the rank reads.
+            launched_at=job.launched_at + link.clock_ahead_seconds,
+        )
+        return Begin(
+            mark=self.mark,
+            directory=str(self._directory),
+            files={
+                self.job_file.name: msgspec.json.encode(own),
+                "exported.json": msgspec.json.encode(site.exported),
+            },
+            folders=tuple(map(str, self._folders)),
+            argv=command.argv if command else (),
+            environment=dict(command.environment) if command else {},
+            # The parent's own deadline comes first, because it knows more.
+            deadline_seconds=deadline_seconds + _ANSWER_SECONDS,
+        )
+
+    def _supervised(
+        self, commands: Sequence[Command], deadline_seconds: float, on_tick: Callable[[], bool]
+    ) -> Ending:
+        """Start a launcher here, which starts its ranks by the remote shell."""
+        path = write_remote_shell(self._site._carrier, self._here, self._site.hosts)  # noqa: SLF001
+        made = [folder for folder in self._folders if _make(folder)]
+        ours = [
+            replace(
+                command,
+                environment={
+                    **command.environment,
+                    "PATH": f"{path}{os.pathsep}{command.environment['PATH']}",
+                },
+            )
+            for command in commands
+        ]
+        try:
+            return supervise(
+                ours,
+                name=self.mark,
+                log=self.files.launcher_log,
+                deadline_seconds=deadline_seconds,
+                on_tick=on_tick,
+            )
+        finally:
+            for folder in made:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _watched(self, deadline_seconds: float, on_tick: Callable[[], bool]) -> Ending:
+        """Watch the launchers that the agents have started."""
+        began = time.monotonic()
+        while True:
+            seconds = time.monotonic() - began
+            # Asked before it is looked: what came last must be seen.
+            goes_on = on_tick()
+            statuses = [link.ended.status for link in self._links if link.ended]
+            failed = next((status for status in statuses if status != 0), 0)
+            if failed != 0 or len(statuses) == len(self._links):
+                return Ending(failed, seconds)
+            if not goes_on or seconds > deadline_seconds:
+                return Ending(None, seconds, timed_out=seconds > deadline_seconds)
+            time.sleep(_POLL_SECONDS)
+
+    def _end_all(self) -> HostError | None:
+        """End the launch on every host, and wait until each has said so; return the first that does not."""
+        lost: HostError | None = None
+        waiting = [link for link in self._links if not link.ended]
+        for link in waiting:
+            link.end()
+        until = time.monotonic() + _END_SECONDS
+        while waiting and time.monotonic() < until:
+            for link in list(waiting):
+                try:
+                    link.tick()
+                except RingsideError as error:
+                    waiting.remove(link)
+                    if isinstance(error, HostError):
+                        lost = lost or error
+            waiting = [link for link in waiting if not link.ended]
+            time.sleep(_POLL_SECONDS)
+        if waiting and lost is None:
+            lost = HostError(
+                f"Host {waiting[0].host.name} did not end the launch within {_END_SECONDS:g} s.",
+                remedy="Look for processes there whose environment names RINGSIDE_LAUNCH.",
+            )
+        return lost
+
+
+def _require_ready(links: Sequence[Link]) -> None:
+    """Wait for the first word of every agent, so that all hosts that cannot be used are named at once."""
+    troubles: dict[str, HostError] = {}
+    while waiting := [link for link in links if link.host.name not in troubles and link.ready is None]:
+        for link in waiting:
+            try:
+                link.tick()
+            except HostError as error:
+                troubles[link.host.name] = error
+        time.sleep(_POLL_SECONDS)
+    if troubles:
+        raise join_errors(list(troubles.values()), of=len(links))
+    # Nobody was refused meanwhile.
+    for link in links:
+        link.tick()
+
+
+def _tick_until(links: Sequence[Link], condition: Callable[[Link], bool]) -> None:
+    """Keep up all links until each fulfils the condition; one that never will raises by itself."""
+    until = time.monotonic() + START_SECONDS + _ANSWER_SECONDS
+    while waiting := [link for link in links if not condition(link)]:
+        if time.monotonic() > until:
+>>>>>>> 9e02149 (Every rank has a witness, a small parent process that records how it exited)
             raise HostError(
                 f"Host {name} does not answer.",
                 found=f"Its agent is connected, and sent no answer for {seconds:g} s.",
