@@ -13,7 +13,7 @@ from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
 from backends.launchers.request import Request
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
-from compare.launch.monitor import Monitor, tail
+from compare.launch.monitor import Watch, tail
 from compare.schema.environment import inherited, library_settings, settings
 from compare.schema.files import write_json
 from compare.schema.job import Job, read_progress
@@ -147,15 +147,9 @@ def commands_for(
         python=Path(sys.executable),
         hosts=cluster.hosts,
         module="compare.worker",
-<<<<<<< HEAD
         arguments=(str(place.job_file),),
         port=cluster.free_port(),
         environment=alike | dict(own_settings) | arm.environment,
-=======
-        arguments=(name, str(job_file)),
-        port=site.free_port(),
-        environment=alike | dict(own_settings or {}) | arm.environment,
->>>>>>> 9e02149 (Every rank has a witness, a small parent process that records how it exited)
         interface=network.interface,
         options=arm.options,
         exported=tuple(arm.environment),
@@ -192,6 +186,7 @@ def _launch_once(
     job = Job(
         config=run.config,
         arm=planned.arm,
+        launcher=launcher,
         dataset=run.dataset,
         affinity=cluster.cpus()[0],
         number=planned.number,
@@ -234,21 +229,17 @@ def _supervised(
     budget_seconds: float,
 ) -> list[RankResult]:
     config = job.config
-<<<<<<< HEAD
     watch = Watch(place, config.ranks, config.stall_seconds)
-=======
-    monitor = Monitor(spot, config.ranks, config.stall_seconds)
->>>>>>> 9e02149 (Every rank has a witness, a small parent process that records how it exited)
 
     def tick() -> bool:
-        observer.steps_done(planned, monitor.steps_done())
-        return monitor.tick()
+        observer.steps_done(planned, watch.steps_done())
+        return watch.tick()
 
     deadline = min(config.launch_timeout_seconds, budget_seconds)
     ending = place.carry_out(commands, job, deadline_seconds=deadline, on_tick=tick)
     if ending.timed_out and deadline < config.launch_timeout_seconds:
         raise BudgetError("The budget is over.")
-    return monitor.conclude(f"{planned.arm.label}, round {planned.round}", ending)
+    return watch.conclude(f"{planned.arm.label}, round {planned.round}", ending)
 
 
 def _make_directory(files: LaunchFiles) -> None:

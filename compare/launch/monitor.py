@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Watch a launch from the parent: see which rank dies, and name the cause in the end."""
-=======
-"""Monitor a launch: renew its lease, notice failures, report the root cause."""
->>>>>>> 9e02149 (Every rank has a witness, a small parent process that records how it exited)
 
 from __future__ import annotations
 
@@ -14,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
-from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
+from compare.launch.failures import Cause, Evidence, find_cause, find_unseen
 from compare.schema.files import read_json
-from compare.schema.job import RankExit, RankFailure, read_progress
+from compare.schema.job import RankFailure, read_progress
 from compare.schema.results import RankResult
 
 if TYPE_CHECKING:
@@ -25,32 +21,32 @@ if TYPE_CHECKING:
     from compare.launch.place import LaunchPlace
     from compare.launch.processes import Ending
 
-_WATCHDOG_SECONDS = 5.0
-"""Maximum delay of a rank's own watchdog, which has more to report."""
+_PATIENCE_SECONDS = 2.0
+"""For a launcher to notice that a rank has died, and for the others to say what they saw."""
+_GRACE_SECONDS = 5.0
+"""For a rank's own watchdog, which knows more, to be first."""
 _TEARDOWN_SECONDS = 10.0
-"""Maximum time for a launcher to exit after its ranks."""
+"""For a launcher to end when its ranks have, on a busy machine."""
 _LITTLE_BYTES = 1 << 20
 _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
-"""The stacks of some threads, of a hundred frames each."""
+"""Of some threads with a hundred frames each, which is as many as are dumped."""
 
 
-class Monitor:
-    """The monitor of one launch.
-
-    Call ``tick`` while the launch runs, then ``conclude``.
-    """
+class Watch:
+    """Watches one launch. ``tick`` goes on while the launch may; ``conclude`` takes its results."""
 
     def __init__(self, spot: LaunchPlace, ranks: int, stall_seconds: float) -> None:
         self._files = spot.files
         self._ranks = range(ranks)
         self._spot = spot
         self._stall_seconds = stall_seconds
-        self._received: dict[int, tuple[float, float]] = {}
-        self._checked_at = 0.0
-        self._done_at: float | None = None
+        self._died_at: dict[int, float] = {}
+        self._begun: set[int] = set()
+        self._heard: dict[int, tuple[float, float]] = {}
+        self._looked_at = 0.0
+        self._first_seen: dict[str, float] = {}
 
     def tick(self) -> bool:
-<<<<<<< HEAD
         """Look at the files of the ranks; return whether the launch may go on."""
         self._looked_at = time.time()
         for rank in self._ranks:
@@ -61,21 +57,6 @@ class Monitor:
         if self._look_for_absent() or self._since("a death", self._died_at) > _PATIENCE_SECONDS:
             return False
         return not (self._is_over() or any(map(self._is_stuck, self._ranks)))
-=======
-        """Renew the lease; return whether the launch may go on.
-
-        Raises:
-            HostError: a host cannot be reached any more.
-            OutputError: the run's folder is gone or cannot be written.
-        """
-        self._renew_lease()
-        self._checked_at = time.time()
-        return not (
-            any(map(self._has_failed, self._ranks))
-            or self._is_over()
-            or any(map(self._is_stuck, self._ranks))
-        )
->>>>>>> 9e02149 (Every rank has a witness, a small parent process that records how it exited)
 
     def steps_done(self) -> int:
         """Return how many steps the first rank has done."""
@@ -83,25 +64,24 @@ class Monitor:
         return progress.step if progress else 0
 
     def conclude(self, where: str, ending: Ending) -> list[RankResult]:
-        """Return one result from every rank, or raise the root cause.
+        """Take exactly one result from every rank, or say which rank is the cause that some are missing.
 
         Raises:
             StalledError: a rank stalled, or all of them took too long.
-            LaunchError: a rank raised or died, or the launcher failed.
+            LaunchError: a rank raised or died, or the launcher did.
             OutputError: the disk is full.
         """
-        missing = [rank for rank in self._ranks if not self._has_result(rank)]
+        missing = [rank for rank in self._ranks if not self._files.result(rank).exists()]
         if not missing and ending.status == 0:
             return [read_json(self._files.result(rank), RankResult) for rank in self._ranks]
         if missing:
             self._require_space()
         cause = find_cause([self._evidence(rank) for rank in self._ranks])
-        # A failure during the end of a launch that took too long is not its cause.
-        if cause is not None and missing and not (ending.timed_out and cause.at > self._checked_at):
-            raise self._root_cause(where, cause)
+        # What ranks say while a launch is ended for its length is no cause of it.
+        if cause is not None and missing and not (ending.timed_out and cause.at > self._looked_at):
+            raise self._blaming(where, cause)
         raise self._without_cause(where, ending, missing)
 
-<<<<<<< HEAD
     def _gone_at(self, rank: int) -> float | None:
         """Say when a rank's process ended, if it did without a word."""
         progress = read_progress(self._files, rank)
@@ -126,72 +106,47 @@ class Monitor:
         files = self._files
         told = files.result(rank), files.failure(rank)
         return read_progress(files, rank) is not None or any(file.exists() for file in told)
-=======
-    def _has_failed(self, rank: int) -> bool:
-        """Return whether a rank exited by itself and left no result."""
-        record = self._exit(rank)
-        return record is not None and not record.ended_by and not self._has_result(rank)
-
-    def _has_result(self, rank: int) -> bool:
-        return self._files.result(rank).exists()
-
-    def _renew_lease(self) -> None:
-        try:
-            self._spot.keep_up()
-        except OSError as error:
-            raise OutputError(
-                f"The run's folder {self._files.directory} can no longer be written.",
-                found=system_reason(error),
-                remedy="Was it removed, or its disk taken away? Run again with another --output.",
-            ) from None
->>>>>>> 9e02149 (Every rank has a witness, a small parent process that records how it exited)
 
     def _is_over(self) -> bool:
-        """Return whether all ranks are done and the launcher does not exit."""
+        """Whether all ranks were done long ago, and only the launcher goes on."""
+        done = all(self._files.result(rank).exists() for rank in self._ranks)
+        return self._since("all done", done) > max(self._stall_seconds, _TEARDOWN_SECONDS)
+
+    def _since(self, what: str, holds: object) -> float:
+        """Seconds since something was seen to hold first, by a clock that nobody sets; 0 if it does not."""
         now = time.monotonic()
-        if self._done_at is None and all(map(self._has_result, self._ranks)):
-            self._done_at = now
-        limit = max(self._stall_seconds, _TEARDOWN_SECONDS)
-        return self._done_at is not None and now - self._done_at > limit
+        return now - self._first_seen.setdefault(what, now) if holds else 0.0
 
     def _is_stuck(self, rank: int) -> bool:
-        """Return whether a rank's own watchdog is overdue.
+        """Whether even a rank's watchdog is silent: it was stopped, say.
 
-        The rank was stopped, for example. Only changes count, so clocks may differ and be set.
+        As with a lease only change counts: a clock that is set, here or where the rank runs, is no silence.
         """
         progress, now = read_progress(self._files, rank), time.monotonic()
-        if progress is None or self._has_result(rank):
+        if progress is None or self._files.result(rank).exists():
             return False
-        latest, received_at = self._received.get(rank, (None, now))
-        if latest != progress.at:
-            received_at = now
-            self._received[rank] = (progress.at, now)
-        return now - received_at > progress.limit_seconds + _WATCHDOG_SECONDS
+        said_at, heard_at = self._heard.get(rank, (None, now))
+        if said_at != progress.at:
+            heard_at = now
+            self._heard[rank] = (progress.at, heard_at)
+        return now - heard_at > progress.patience_seconds + _GRACE_SECONDS
 
     def _evidence(self, rank: int) -> Evidence:
-        files = self._files
+        files, log = self._files, self._files.log(rank)
         return Evidence(
             rank=rank,
             host=self._spot.host_of(rank),
-            has_result=self._has_result(rank),
+            has_result=files.result(rank).exists(),
             failure=self._failure(rank),
-            exit=self._exit(rank),
-            started=files.witness(rank).exists(),
-            log=tail(files.log(rank), lines=_LOG_LINES)[-_LOG_CHARACTERS:],
+            died_at=self._died_at.get(rank),
+            log=tail(log, lines=_LOG_LINES)[-_LOG_CHARACTERS:],
             stacks=tail(files.stacks(rank), lines=_LOG_LINES),
+            logged_at=log.stat().st_mtime if log.exists() else 0.0,
             progress=read_progress(files, rank),
         )
 
-    def _exit(self, rank: int) -> RankExit | None:
-        """Read the exit record of a rank, dated by this machine's clock."""
-        file = self._files.exit(rank)
-        if not file.exists():
-            return None
-        record = read_json(file, RankExit)
-        return msgspec.structs.replace(record, time=record.time - self._spot.clock_ahead_seconds(rank))
-
     def _failure(self, rank: int) -> RankFailure | None:
-        """Read the failure of a rank, dated by this machine's clock."""
+        """Read a rank's failure, its time by the clock of this machine."""
         file = self._files.failure(rank)
         if not file.exists():
             return None
@@ -199,10 +154,10 @@ class Monitor:
         return msgspec.structs.replace(failure, at=failure.at - self._spot.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
-        """Check that the ranks could have written their results.
+        """Look whether the ranks could have written: nobody says what he cannot write down.
 
         Raises:
-            OutputError: the disk is full, or takes no new file (inodes, a quota).
+            OutputError: the disk is as good as full, or takes no new file (inodes, a quota).
         """
         directory = self._files.directory
         try:
@@ -217,39 +172,38 @@ class Monitor:
                 remedy="Free some space or choose another folder with --output.",
             ) from None
 
-    def _root_cause(self, where: str, cause: Cause) -> LaunchError:
+    def _blaming(self, where: str, cause: Cause) -> LaunchError:
         place = f"\n({cause.where})" if cause.where else ""
         remedy = self._where_to_read(self._files.log(cause.rank))
         if cause.kind in {"stalled", "deadlocked"}:
-            limit = self._least_limit()
-            sets = "this limit" if limit == self._stall_seconds else "the least limit"
+            patience = self._least_patience()
+            sets = "the patience" if patience == self._stall_seconds else "the least patience"
             if cause.kind == "deadlocked":
                 return StalledError(
-                    f"{where}: all ranks waited for each other for {limit:g} s.",
-                    found=cause.found,
+                    f"{where}: all ranks waited for each other for {patience:g} s.",
+                    found=cause.said,
                     remedy="Do all call the same collectives in the same order? Their stacks are in "
                     f"{self._files.directory}. --stall sets {sets}.",
                 )
             return StalledError(
-                f"{where}: rank {cause.rank} on {cause.host} made no progress for {limit:g} s.",
-                found=f"{cause.found}{place}",
+                f"{where}: rank {cause.rank} on {cause.host} made no progress for {patience:g} s.",
+                found=f"{cause.said}{place}",
                 remedy=f"{remedy} --stall sets {sets}.",
             )
         verb = "failed" if cause.kind == "raised" else "died"
         return LaunchError(
-            f"{where}: rank {cause.rank} on {cause.host} {verb}.",
-            found=f"{cause.found}{place}",
-            remedy=remedy,
+            f"{where}: rank {cause.rank} on {cause.host} {verb}.", found=f"{cause.said}{place}", remedy=remedy
         )
 
     def _where_to_read(self, log: Path) -> str:
-        """Name the log of a rank, or the folder if it has none."""
+        """Name a rank's log; it is opened with the rank's first word, which may never have come."""
         if log.exists():
             return f"Its traceback and output are in {log}."
-        return f"It has no log; the launcher's output is in {self._files.directory}."
+        return f"It has no log; what the launcher printed is in {self._files.directory}."
 
     def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
-        remedy = f"The output of the launcher and the ranks is in {self._files.directory}."
+        remedy = f"What the launcher and the ranks printed is in {self._files.directory}."
+        said = "\n".join(filter(None, map(tail, self._files.launcher_logs())))
         if ending.timed_out:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",
@@ -261,8 +215,8 @@ class Monitor:
                 "the launch stopped moving" if missing else "its ranks are done, but its launcher did not end"
             )
             return StalledError(f"{where}: {what}.", found=self._how_far(), remedy=remedy)
-        records = [self._exit(rank) for rank in missing]
-        if any(record and record.ended_by == "lease" for record in records):
+        alone = [rank for rank in missing if "left alone" in tail(self._files.log(rank))]
+        if alone:
             return LaunchError(
                 f"{where}: its ranks ended themselves, because this program gave no sign of life.",
                 found=self._how_far(),
@@ -275,33 +229,27 @@ class Monitor:
                 remedy="Its ranks were ended. Was it killed by hand, or was memory short?",
             )
         what = f"no result from rank {', '.join(map(str, missing))}" if missing else "every rank finished"
-        if unstarted := find_unstarted([self._evidence(rank) for rank in self._ranks]):
-            what = f"rank {unstarted.rank} on {unstarted.host} never started"
-        output = "\n".join(filter(None, map(tail, self._files.launcher_logs())))
+        if unseen := find_unseen([self._evidence(rank) for rank in self._ranks]):
+            what = f"rank {unseen.rank} on {unseen.host} was gone before it had begun"
         return LaunchError(
-            f"{where}: {what}, and the launcher exited with status {ending.status}.",
-            found=output,
-            remedy=remedy,
+            f"{where}: {what}, and the launcher ended with status {ending.status}.", found=said, remedy=remedy
         )
 
-    def _least_limit(self) -> float:
-        """Return the time after which a launch without progress is ended.
-
-        The watchdog that fires first may be that of a rank that only waits.
-        """
-        unfinished = (read_progress(self._files, r) for r in self._ranks if not self._has_result(r))
-        return min((p.limit_seconds for p in unfinished if p), default=self._stall_seconds)
+    def _least_patience(self) -> float:
+        """Seconds after which a launch that stands still is ended: whose watchdog is first may only wait."""
+        said = (read_progress(self._files, r) for r in self._ranks if not self._files.result(r).exists())
+        return min((p.patience_seconds for p in said if p), default=self._stall_seconds)
 
     def _how_far(self) -> str:
         seen = {rank: read_progress(self._files, rank) for rank in self._ranks}
         return "; ".join(
-            f"rank {rank} " + (f"was at step {p.step} ({p.stage})" if p else "wrote no progress record")
+            f"rank {rank} " + (f"was at step {p.step} ({p.stage})" if p else "never began")
             for rank, p in seen.items()
         )
 
 
 def tail(path: Path, lines: int = 8) -> str:
-    """Return the last lines of a file, or nothing if unreadable."""
+    """Return the last lines of a file, or nothing where it cannot be read."""
     try:
         return "\n".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
     except OSError:

@@ -38,6 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     config: RunConfig
     arm: Arm
+    launcher: str
     dataset: DatasetSource
     affinity: list[int]
     """CPUs that every rank must be allowed to use."""
@@ -60,17 +61,20 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Finished training steps."""
     at: float
     """Unix time."""
-    limit_seconds: float
+    patience_seconds: float
     """Maximum time until the next record."""
+    pid: int
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The exception that a rank raised."""
+    """Why a rank ended without a result, as it reported."""
 
     rank: int
     host: str
     at: float
-    """Unix time."""
+    """Unix time. The first failure is the cause."""
+    kind: Literal["raised", "ended"]
+    """It raised an error; or its launcher or its lease ended it."""
     message: str
     where: str = ""
     """The file and line that raised."""

@@ -27,6 +27,7 @@ from compare.launch.agent.protocol import (
     End,
     Ended,
     FindPort,
+    Gone,
     Piece,
     Port,
     Ready,
@@ -75,13 +76,9 @@ class Link:
         """The answer to ``find_port``."""
         self.ended: Ended | None = None
         """How the launch ended here; None while it has not."""
-<<<<<<< HEAD
         self.gone: dict[int, float] = {}
         """Ranks of this launch that died without a word, and when, by the clock of this machine."""
         self._refused: RingsideError | None = None
-=======
-        self._refused: HostError | None = None
->>>>>>> 9e02149 (Every rank has a witness, a small parent process that records how it exited)
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
         self._carrier = carrier
@@ -120,7 +117,7 @@ class Link:
                 The launcher's log takes the host's name, because every host has one.
         """
         self.ended, self._refused, self._files = None, None, files
-        self.begun = False
+        self.begun, self.gone = False, {}
         self._channel.send(launch)
 
     def find_port(self) -> None:
@@ -195,6 +192,8 @@ class Link:
                 )
             case Piece() | Whole():
                 self._write(message)
+            case Gone(rank, at):
+                self.gone[rank] = at - self.clock_ahead_seconds
             case Begun():
                 self.begun = True
             case Port(number):
