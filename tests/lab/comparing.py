@@ -1,4 +1,4 @@
-"""`compare run` at the login of a lab: short trainings on real MNIST, and what they leave on hosts."""
+"""Start short runs at the login of a lab."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RUN = "/run/lab/run"
 
 
 def arguments(hosts, mnist_dir, *more, steps=30):
-    """The command line of a run on ``hosts``, written as for -H."""
+    """Return the command line of a run on ``hosts``, as for -H."""
     return [
         *(sys.executable, "-m", "compare", "run", "-H", hosts, "--data-dir", mnist_dir, "--dataset", "mnist"),
         *("--output", RUN),
@@ -30,20 +30,20 @@ def compare(lab, hosts, mnist_dir, *more, environment=None, **options):
 
 
 def start(lab, hosts, mnist_dir, *more, environment=None, **options):
-    """Start a run that can be disturbed."""
+    """Start a run that the test will break."""
     return lab.login.start(
         arguments(hosts, mnist_dir, *more, **options),
         environment={"COLUMNS": "200"} | (environment or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Whoever runs the tests in the background may have had it ignored.
+        # A shell may ignore SIGINT in a background job.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
 def left(lab, machines=None):
-    """What runs on hosts, and what lies in their private folders, that a run ought to have taken away."""
+    """List the processes and private files that a run left on hosts."""
     found = []
     for machine in machines or lab.running():
         found += [f"{machine.name}: {line}" for line in machine.command_lines()]

@@ -1,4 +1,4 @@
-"""Labs for tests: ``make_lab(hosts=4)``, or ``lab``, which is one of two hosts for a whole file of tests."""
+"""Provide labs: ``make_lab(hosts=4)``, or ``lab`` with two hosts for a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_addoption(parser):
         "--failure-table",
         type=Path,
         metavar="FILE",
-        help="put the table of failures, as measured, between its marks in FILE",
+        help="write the measured table of failures between its marks in FILE",
     )
 
 
@@ -28,7 +28,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    """Write the table, if all of it was measured and every promise in it kept."""
+    """Write the table if all of it was measured within its bounds."""
     file = session.config.getoption("--failure-table")
     if file and exitstatus == 0:
         from tests.lab.test_failures import FAILURES
@@ -38,20 +38,20 @@ def pytest_sessionfinish(session, exitstatus):
 
 @pytest.fixture
 def record(pytestconfig):
-    """Note in the table how long a failure took to its end."""
+    """Record in the table how long a failure took."""
     return pytestconfig.stash[TABLE].record
 
 
 @pytest.fixture(scope="session")
 def requires_lab() -> None:
-    """Skip, with the reason, where there can be no lab."""
+    """Skip, with the reason, if no lab can be made."""
     if reason := why_not():
         pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
 def mnist_dir(mnist_dir):
-    """Where MNIST really lies: a link under /tmp leads nowhere on a host with a /tmp of its own."""
+    """Resolve MNIST's folder: each host has its own /tmp, where links break."""
     return mnist_dir.resolve()
 
 
@@ -71,6 +71,6 @@ def make_lab(requires_lab):
 
 @pytest.fixture(scope="module")
 def lab(requires_lab):
-    """Two hosts for all tests of a file: leave them as they were."""
+    """Provide two hosts for all tests of a file; leave them unchanged."""
     with Lab(2) as started:
         yield started

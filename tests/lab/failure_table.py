@@ -1,4 +1,4 @@
-"""The table of failures in the README, as the tests that cause them found it."""
+"""Write the README's table of failures with the times that tests measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEFORE = "before any starts"
 
 
 class Failure(NamedTuple):
-    """What goes wrong, and what is promised of it."""
+    """A kind of failure, with its exit code, message and time limit."""
 
     what: str
     code: int | str
@@ -27,13 +27,13 @@ class Failure(NamedTuple):
 
 
 class FailureTable:
-    """Collects one measured time a cell, and writes them where the README keeps its table."""
+    """The measured times, one a cell."""
 
     def __init__(self) -> None:
         self._cells: dict[Failure, dict[str, float]] = {}
 
     def record(self, failure: Failure, launcher: str, seconds: float) -> None:
-        """Note how long it took from the failure to the exit; the longest of several counts."""
+        """Record the time from failure to exit; the longest counts."""
         cells = self._cells.setdefault(failure, {})
         cells[launcher] = max(seconds, cells.get(launcher, 0.0))
 
@@ -41,7 +41,7 @@ class FailureTable:
         """Render all rows.
 
         Raises:
-            ValueError: a failure of the order was not seen, so that the table would be one of some.
+            ValueError: a failure of the order was not measured.
         """
         if missing := [failure.what for failure in order if failure not in self._cells]:
             raise ValueError(f"not measured: {', '.join(missing)}")
@@ -58,10 +58,10 @@ class FailureTable:
 
 
 def write(table: str, file: Path) -> None:
-    """Put the table between its two marks in a file.
+    """Write the table between its two marks in a file.
 
     Raises:
-        ValueError: the marks are not there, or stand the wrong way round.
+        ValueError: the marks are missing or in the wrong order.
     """
     before, begin, rest = file.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)

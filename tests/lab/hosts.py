@@ -1,14 +1,14 @@
-"""Real hosts on one machine: a network, a hostname, a /tmp, a /dev/shm, processes and an sshd for each.
+"""Make real hosts on one machine, with own networks and processes.
 
-Everything lives in namespaces that end with the process that made them: nothing is written to /run or
-/etc, no interface appears outside, and a lab whose process was killed leaves one folder in the temporary
-directory, which the next one removes.
+A host also has its own hostname, /tmp, /dev/shm and sshd. Everything is in namespaces that end with the
+process that made them. Nothing is written to /run or /etc, and no interface appears outside. A lab whose
+process was killed leaves one folder in the temporary directory, and the next lab removes it.
 
-    switch          a bridge, in a network namespace of its own
-    login           10.77.0.1: no sshd, in no hostfile; commands are started here
+    switch          a bridge, in its own network namespace
+    login           10.77.0.1: no sshd, in no hostfile; commands start here
     n1, n2, …       10.77.0.11, …: with sshd, reached by ``ssh n1`` from everywhere in the lab
-    down            an address where nobody is: "No route to host" after three seconds
-    silent          an address that swallows what is sent to it: no answer, ever
+    down            an address without a host: "No route to host" after three seconds
+    silent          an address that drops all packets and never answers
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREFIX = "ringside-lab-"
 INTERFACE = "eth0"
 NETWORK = "10.77.0"
 MARK = "RINGSIDE_LAB"
-"""In the environment of every process of a lab: its folder."""
+"""Variable in every process of a lab that holds the lab's folder."""
 
 _HERE = Path(__file__).resolve().parent
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -65,7 +65,7 @@ StrictHostKeyChecking yes
 
 
 class LabError(Exception):
-    """There can be no lab here, or it did not come up; says why."""
+    """A lab that cannot be made here or did not start."""
 
 
 def packages() -> dict[str, str]:
@@ -76,10 +76,10 @@ def packages() -> dict[str, str]:
 
 @functools.cache
 def why_not() -> str:
-    """Say why there can be no lab here; nothing where there can. Tried, not guessed from who one is."""
+    """Try to make namespaces; return why no lab can be made."""
     for program, package in packages().items():
         if _find(program) is None:
-            return f"no lab here: {program} is not there (apt-get install {package})"
+            return f"no lab here: {program} is missing (apt-get install {package})"
     bridge = (
         "set -e; ip link add br0 type bridge; ip link add probe0 type veth peer name probe1; "
         "ip link set probe0 master br0; mount -t tmpfs tmpfs /tmp"
@@ -88,13 +88,13 @@ def why_not() -> str:
         ["unshare", *_NAMESPACES, "bash", "-c", bridge], capture_output=True, text=True, check=False
     )
     if tried.returncode:
-        said = tried.stderr.strip() or f"status {tried.returncode}"
-        return f"no lab here: the kernel refuses a bridge in namespaces of its own: {said}"
+        reason = tried.stderr.strip() or f"status {tried.returncode}"
+        return f"no lab here: the kernel refuses a bridge in its own namespace: {reason}"
     return ""
 
 
 def why_no_rate_limit() -> str:
-    """Say why links cannot be slowed down here; nothing where they can."""
+    """Return why links cannot be slowed down here."""
     shape = "ip link set lo up && tc qdisc replace dev lo root tbf rate 1gbit burst 128kb latency 50ms"
     tried = subprocess.run(
         ["unshare", "--net", "bash", "-c", shape], capture_output=True, text=True, check=False
@@ -115,7 +115,7 @@ class Machine:
         self._pid = 0
 
     def run(self, argv, *, stdin="", timeout_seconds=60.0, cwd=REPOSITORY, environment=None):
-        """Execute a command here, and return what came of it as ``subprocess.run`` does."""
+        """Execute a command here and return the finished process."""
         return subprocess.run(
             self.enter(argv, cwd=cwd),
             input=stdin,
@@ -127,7 +127,7 @@ class Machine:
         )
 
     def start(self, argv, *, cwd=REPOSITORY, environment=None, **popen):
-        """Start a command here; arguments beyond are those of ``subprocess.Popen``."""
+        """Start a command here; other arguments go to ``subprocess.Popen``."""
         started = subprocess.Popen(
             self.enter(argv, cwd=cwd), env=self._environment(environment), text=True, **popen
         )
@@ -140,7 +140,7 @@ class Machine:
         return ["nsenter", "-t", str(self._pid), *spaces, "--", "env", "-C", str(cwd), *map(str, argv)]
 
     def processes(self) -> list[psutil.Process]:
-        """Return what runs here beside the host's own first process and its sshd."""
+        """Return the processes here, without the first one and sshd."""
         mine = _namespace(self._pid, "pid")
         found = []
         for process in psutil.process_iter():
@@ -152,25 +152,25 @@ class Machine:
         return found
 
     def command_lines(self) -> list[str]:
-        """Return the command lines of ``processes``, of those that have not ended meanwhile."""
+        """Return the command lines of ``processes`` that still run."""
         return _command_lines(self.processes())
 
     def limit_rate(self, rate: str) -> None:
-        """Let the link carry so much in each direction: ``1gbit``, ``100mbit``."""
+        """Limit the link's rate in each direction, e.g. to ``1gbit``."""
         shape = ["root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms"]
         self._lab.on_switch(["tc", "qdisc", "replace", "dev", self._port, *shape])
         _checked(self.enter(["tc", "qdisc", "replace", "dev", INTERFACE, *shape]))
 
     def link_down(self) -> None:
-        """Pull the cable: the host sees it."""
+        """Take the link down, as if the cable was pulled."""
         self._lab.on_switch(["ip", "link", "set", self._port, "down"])
 
     def link_up(self) -> None:
-        """Put the cable in again."""
+        """Bring the link up again."""
         self._lab.on_switch(["ip", "link", "set", self._port, "up"])
 
     def drop_packets(self) -> None:
-        """Let everything that is sent to or from here vanish, while the link stays up."""
+        """Drop all packets to and from here, while the link stays up."""
         self._lab.on_switch(["ip", "link", "set", self._port, "nomaster"])
 
     def pass_packets(self) -> None:
@@ -178,7 +178,7 @@ class Machine:
         self._lab.on_switch(["ip", "link", "set", self._port, "master", "br0"])
 
     def stop(self) -> None:
-        """Switch it off: all its processes die at once, and nobody answers at its address."""
+        """Switch the host off: its processes die, and its address is dead."""
         if self._outer is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -186,7 +186,7 @@ class Machine:
         self._outer.communicate()
         self._outer = None
         for other in self._lab.running():
-            # Without this the others would go on sending to where it was.
+            # Without this the other hosts would still send to its old hardware address.
             subprocess.run(
                 other.enter(["ip", "neigh", "del", self.address, "dev", INTERFACE]),
                 capture_output=True,
@@ -194,7 +194,7 @@ class Machine:
             )
 
     def _begin(self) -> None:
-        """Start its first process; all hosts begin before any is waited for."""
+        """Start its first process, without waiting for it."""
         visible = [str(path) for path in self._lab.visible]
         sshd = "" if self is self._lab.login else str(_find("sshd"))
         init = [str(_HERE / "host-init"), str(self._lab.folder), self.name, self.address, "24", sshd]
@@ -212,10 +212,10 @@ class Machine:
 
     def _expect(self, word: str) -> None:
         assert self._outer is not None
-        said = self._outer.stdout.readline().strip()
-        if said != word:
+        line = self._outer.stdout.readline().strip()
+        if line != word:
             self._outer.kill()
-            raise LabError(f"{self.name} did not come up: {said} {self._outer.communicate()[1].strip()}")
+            raise LabError(f"{self.name} did not start: {line} {self._outer.communicate()[1].strip()}")
 
     def _environment(self, more) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "USER") if name in os.environ}
@@ -223,14 +223,14 @@ class Machine:
 
 
 class Lab:
-    """A switch, a login and so many hosts; a context manager.
+    """A context manager with a switch, a login and hosts.
 
     Args:
-        hosts: how many, beside the login.
+        hosts: number of hosts, beside the login.
         visible: folders that every host sees under its private /tmp, beside this checkout and its Python.
 
     Raises:
-        LabError: there can be none here, or it did not come up; says why.
+        LabError: no lab can be made here, or it did not start.
     """
 
     def __init__(self, hosts: int = 2, *, visible=()) -> None:
@@ -241,7 +241,7 @@ class Lab:
         self.down = f"{NETWORK}.250"
         self.silent = f"{NETWORK}.251"
         self.started: list[subprocess.Popen[str]] = []
-        """What was started on its hosts, to be reaped in the end."""
+        """Processes started on its hosts, to be reaped at the end."""
         self._switch: subprocess.Popen[str] | None = None
         self._lock = -1
 
@@ -344,7 +344,7 @@ class Lab:
 
 
 class Left(NamedTuple):
-    """What a lab must not leave behind."""
+    """The traces that a lab must not leave."""
 
     processes: list[str]
     mounts: list[str]
@@ -354,7 +354,7 @@ class Left(NamedTuple):
 
 
 def traces(folder: Path | None = None) -> Left:
-    """Look for what labs leave behind; processes and folders only those of ``folder``, where it is given."""
+    """Find traces of labs; of one lab only if ``folder`` is given."""
     folders = Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if folder is None else [folder]
     return Left(
         processes=_command_lines(_processes(folder)),
@@ -366,7 +366,7 @@ def traces(folder: Path | None = None) -> Left:
 
 
 def sweep() -> None:
-    """Remove what labs left behind whose process was killed; those of living processes hold a lock."""
+    """Remove traces of killed labs; living labs hold a lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             lock = _locked(folder)
@@ -381,7 +381,7 @@ def _locked(folder: Path) -> int:
     """Take the lock of a lab's folder, which ends with this process.
 
     Raises:
-        OSError: somebody else has it, or the folder is gone.
+        OSError: another process has it, or the folder is gone.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -455,11 +455,11 @@ def _checked(argv) -> None:
 
 
 def _find(program: str) -> str | None:
-    # sbin is not on everybody's PATH.
+    # sbin is not on every user's PATH.
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def _under_tmp(folders) -> list[Path]:
-    """Return those that a private /tmp would hide, outermost first and each once."""
+    """Return the outermost folders that a private /tmp would hide."""
     hidden = sorted({folder for folder in folders if folder.is_relative_to("/tmp")})  # noqa: S108
     return [f for f in hidden if not any(f != other and f.is_relative_to(other) for other in hidden)]

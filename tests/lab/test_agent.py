@@ -1,4 +1,4 @@
-"""A launch on real hosts over ssh: everything comes back without a shared file system, nothing stays."""
+"""Test launches on real hosts over ssh, without a shared file system."""
 
 import json
 import os
@@ -38,13 +38,13 @@ class Started:
     def wait_for_progress(self, ranks=2):
         until(lambda: all(read_progress(self.files, rank) for rank in range(ranks)), 30)
 
-    def said(self):
-        """Wait for its end and return what it said."""
+    def report(self):
+        """Wait for its end and return what it reported."""
         lines = [json.loads(line) for line in self.process.communicate(timeout=60)[0].splitlines()]
         return {key: value for line in lines for key, value in line.items()}
 
     def left(self, *machines):
-        """What the launch has left on hosts."""
+        """List what the launch left on hosts."""
         processes = [line for m in machines or self.lab.hosts for line in m.command_lines()]
         folders = [
             m.name
@@ -61,11 +61,11 @@ def until(condition, seconds):
         time.sleep(0.1)
 
 
-def test_two_hosts_that_share_nothing_deliver_everything(make_lab):
+def test_launch_on_two_hosts_returns_all_files(make_lab):
     lab = make_lab(2)
     launch = Started(lab, "1.0")
-    said = launch.said()
-    assert "error" not in said, said
+    report = launch.report()
+    assert "error" not in report, report
     for rank, name in enumerate(("n1", "n2")):
         result = json.loads(launch.files.result(rank).read_text())
         assert result["host"] == name
@@ -75,7 +75,7 @@ def test_two_hosts_that_share_nothing_deliver_everything(make_lab):
     until(lambda: launch.left() == [], 5)
 
 
-def test_a_secret_is_in_no_arguments_on_any_host(make_lab):
+def test_launch_shows_no_secret_in_arguments_on_any_host(make_lab):
     lab = make_lab(2)
     launch = Started(lab, "60")
     launch.wait_for_progress()
@@ -87,7 +87,7 @@ def test_a_secret_is_in_no_arguments_on_any_host(make_lab):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", ["link_down", "drop_packets"])
-def test_behind_a_dead_link_everything_ends_by_itself(make_lab, fault):
+def test_launch_behind_a_dead_link_ends_by_itself(make_lab, fault):
     lab = make_lab(2)
     cut, other = lab.hosts
     launch = Started(lab, "60")
@@ -95,28 +95,28 @@ def test_behind_a_dead_link_everything_ends_by_itself(make_lab, fault):
     getattr(cut, fault)()
     began = time.time()
     until(lambda: launch.left(cut) == [], ENDED_SECONDS)
-    said = launch.said()
-    assert said["at"] - began < NOTICED_SECONDS
-    assert "Host n1 (hosts.txt:1) cannot be reached" in said["error"]
+    report = launch.report()
+    assert report["at"] - began < NOTICED_SECONDS
+    assert "Host n1 (hosts.txt:1) cannot be reached" in report["error"]
     until(lambda: launch.left(other) == [], 5)
 
 
 @pytest.mark.faults
-def test_a_host_that_is_switched_off_is_named(make_lab):
+def test_launch_on_a_host_switched_off_names_it(make_lab):
     lab = make_lab(2)
     launch = Started(lab, "60")
     launch.wait_for_progress()
     lab.hosts[1].stop()
     began = time.time()
-    said = launch.said()
-    assert said["at"] - began < NOTICED_SECONDS
-    assert "Host n2 (hosts.txt:2)" in said["error"]
+    report = launch.report()
+    assert report["at"] - began < NOTICED_SECONDS
+    assert "Host n2 (hosts.txt:2)" in report["error"]
     until(lambda: launch.left(lab.hosts[0]) == [], 5)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_nothing_outlives_a_parent_that_is_killed_or_stopped(make_lab, how):
+def test_launch_of_a_killed_or_stopped_parent_ends(make_lab, how):
     lab = make_lab(2)
     launch = Started(lab, "60")
     launch.wait_for_progress()
@@ -127,7 +127,7 @@ def test_nothing_outlives_a_parent_that_is_killed_or_stopped(make_lab, how):
 
 
 @pytest.mark.faults
-def test_an_agent_that_is_killed_is_named(make_lab):
+def test_launch_with_a_killed_agent_names_its_host(make_lab):
     lab = make_lab(2)
     launch = Started(lab, "60")
     launch.wait_for_progress()
@@ -135,9 +135,9 @@ def test_an_agent_that_is_killed_is_named(make_lab):
     assert len(agents) == 1
     agents[0].kill()
     began = time.time()
-    said = launch.said()
-    assert said["at"] - began < NOTICED_SECONDS
-    assert "Host n2 (hosts.txt:2)" in said["error"]
+    report = launch.report()
+    assert report["at"] - began < NOTICED_SECONDS
+    assert "Host n2 (hosts.txt:2)" in report["error"]
 
 
 def is_python(process):
@@ -145,17 +145,17 @@ def is_python(process):
         return "python" in process.name()
 
 
-def test_a_login_shell_that_talks_disturbs_nobody(make_lab):
+def test_launch_ignores_the_output_of_a_login_shell(make_lab):
     lab = make_lab(1)
-    # What a host's own start-up files print comes on the pipe of the first message.
+    # The output of a host's start-up files arrives on the pipe of the first message.
     (lab.folder / "etc-ssh" / "sshrc").write_text("echo Welcome to $HOSTNAME\n")
     launch = Started(lab, "0.1", hosts="n1")
-    said = launch.said()
-    assert "error" not in said, said
+    report = launch.report()
+    assert "error" not in report, report
     assert launch.files.result(0).exists()
 
 
-def test_a_wrong_interpreter_is_named(make_lab):
+def test_launch_with_a_wrong_interpreter_names_the_host(make_lab):
     lab = make_lab(1)
-    said = Started(lab, "1", hosts="n1", python="/no/such/python").said()
-    assert "Host n1 (hosts.txt:1) cannot execute the command" in said["error"]
+    report = Started(lab, "1", hosts="n1", python="/no/such/python").report()
+    assert "Host n1 (hosts.txt:1) cannot execute the command" in report["error"]

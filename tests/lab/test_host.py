@@ -1,4 +1,4 @@
-"""Reaching real hosts over ssh: what works, and what is said of those that cannot be reached."""
+"""Test commands on real hosts over ssh, and their errors."""
 
 import json
 import sys
@@ -38,21 +38,21 @@ else:
 
 
 def ask(lab, **asked):
-    """Let the login do something with hosts; return what came of it, and in how many seconds."""
+    """Run a command on hosts from the login; return result and seconds."""
     began = time.monotonic()
     done = lab.login.run([sys.executable, "-c", PROGRAM, json.dumps(asked)], timeout_seconds=60)
     assert done.returncode == 0, done.stderr
     return (json.loads(done.stdout) if done.stdout else None), time.monotonic() - began
 
 
-def test_all_hosts_answer_and_in_order(lab):
-    said, _ = ask(lab, what="run", hosts="n2\nn1\n10.77.0.11\n", argv=["hostname"])
-    assert said == ["n2\n", "n1\n", "n1\n"]
+def test_commands_answer_in_the_order_of_the_hosts(lab):
+    answer, _ = ask(lab, what="run", hosts="n2\nn1\n10.77.0.11\n", argv=["hostname"])
+    assert answer == ["n2\n", "n1\n", "n1\n"]
 
 
-def test_the_login_itself_is_reached_without_ssh(lab):
-    said, _ = ask(lab, what="run", hosts="login\nn1", argv=["hostname"])
-    assert said == ["login\n", "n1\n"]
+def test_commands_on_the_login_itself_need_no_ssh(lab):
+    answer, _ = ask(lab, what="run", hosts="login\nn1", argv=["hostname"])
+    assert answer == ["login\n", "n1\n"]
 
 
 @pytest.mark.parametrize(
@@ -64,39 +64,39 @@ def test_the_login_itself_is_reached_without_ssh(lab):
         ("10.77.0.1", "Host 10.77.0.1 (hosts.txt:2) runs no sshd", "Start sshd"),
     ],
 )
-def test_a_host_that_cannot_be_reached_is_named_within_fifteen_seconds(lab, name, what, remedy):
-    said, seconds = ask(lab, what="run", hosts=f"n1\n{name}", argv=["true"])
-    assert what in said
-    assert remedy in said
+def test_commands_name_an_unreachable_host_within_fifteen_seconds(lab, name, what, remedy):
+    answer, seconds = ask(lab, what="run", hosts=f"n1\n{name}", argv=["true"])
+    assert what in answer
+    assert remedy in answer
     assert seconds < 15
 
 
-def test_a_key_that_is_not_welcome_is_told(make_lab):
+def test_commands_name_a_host_that_refuses_the_key(make_lab):
     lab = make_lab(1)
     (lab.folder / "keys" / "login.pub").write_text("")
-    said, seconds = ask(lab, what="run", hosts="n1", argv=["true"])
-    assert "Host n1 (hosts.txt:1) does not let you log in without a password" in said
-    assert "ssh-copy-id" in said
+    answer, seconds = ask(lab, what="run", hosts="n1", argv=["true"])
+    assert "Host n1 (hosts.txt:1) does not let you log in without a password" in answer
+    assert "ssh-copy-id" in answer
     assert seconds < 15
 
 
 @pytest.mark.parametrize("known", ["", "n1,10.77.0.11 {other}"])
-def test_a_host_key_that_is_not_known_is_told(make_lab, known):
+def test_commands_name_a_host_whose_key_is_unknown(make_lab, known):
     lab = make_lab(2)
     other = (lab.folder / "keys" / "n2.pub").read_text()
     (lab.folder / "known_hosts").write_text(known.format(other=other))
-    said, _ = ask(lab, what="run", hosts="n1", argv=["true"])
-    assert "Host n1 (hosts.txt:1) is not known to ssh, or its host key has changed" in said
-    assert "known_hosts" in said
+    answer, _ = ask(lab, what="run", hosts="n1", argv=["true"])
+    assert "Host n1 (hosts.txt:1) is not known to ssh, or its host key has changed" in answer
+    assert "known_hosts" in answer
 
 
-def test_a_wrong_interpreter_is_told(lab):
-    said, _ = ask(lab, what="run", hosts="n1", argv=["/no/such/python", "-m", "compare.worker"])
-    assert "Host n1 (hosts.txt:1) cannot execute the command" in said
-    assert "/no/such/python" in said
+def test_commands_name_a_host_with_a_wrong_interpreter(lab):
+    answer, _ = ask(lab, what="run", hosts="n1", argv=["/no/such/python", "-m", "compare.worker"])
+    assert "Host n1 (hosts.txt:1) cannot execute the command" in answer
+    assert "/no/such/python" in answer
 
 
-def test_a_host_that_says_nothing_any_more_is_given_up(make_lab):
+def test_commands_give_up_a_host_that_no_longer_answers(make_lab):
     lab = make_lab(1)
     lab.login.run(["ssh", "n1", "true"])
     program = [sys.executable, "-c", PROGRAM]
@@ -107,12 +107,12 @@ def test_a_host_that_says_nothing_any_more_is_given_up(make_lab):
         time.sleep(0.05)
     host.link_down()
     began = time.monotonic()
-    said = waiting.communicate(timeout=30)[0]
-    assert "Host n1 (hosts.txt:1) cannot be reached" in said
+    answer = waiting.communicate(timeout=30)[0]
+    assert "Host n1 (hosts.txt:1) cannot be reached" in answer
     assert time.monotonic() - began < 15
 
 
-def test_folders_are_put_and_got(make_lab):
+def test_put_writes_folders_on_all_hosts(make_lab):
     lab = make_lab(2)
     ask(lab, what="put", hosts="n1\nn2")
     for host in lab.hosts:
@@ -122,7 +122,7 @@ def test_folders_are_put_and_got(make_lab):
         assert host.run(["stat", "-c", "%a", THERE, f"{THERE}/a"]).stdout.split() == ["700", "600"]
 
 
-def test_all_processes_of_a_launch_end_on_all_hosts(make_lab):
+def test_agent_end_kills_all_processes_of_a_launch_on_all_hosts(make_lab):
     lab = make_lab(2)
     for host in lab.hosts:
         host.start(["setsid", "sleep", "321"], environment={MARKER: "/runs/one"})

@@ -1,4 +1,4 @@
-"""The lab is what it says: separate hosts, real links, and nothing of it is left."""
+"""Test the lab: separate hosts, real links, and no traces."""
 
 import contextlib
 import os
@@ -33,21 +33,21 @@ with socket.create_connection((sys.argv[1], 5001), timeout=20) as connection:
 """
 
 
-def test_every_host_has_its_own_name_and_is_reached_without_a_prompt(lab):
+def test_lab_hosts_have_own_names_and_accept_ssh_without_a_prompt(lab):
     for machine in (lab.login, *lab.hosts):
         for other in lab.hosts:
             done = machine.run(["ssh", "-o", "BatchMode=yes", other.name, "hostname"])
             assert (done.returncode, done.stdout) == (0, f"{other.name}\n"), done.stderr
 
 
-def test_the_login_is_a_host_that_no_one_can_log_in_to(lab):
+def test_lab_login_refuses_ssh(lab):
     assert lab.login.run(["hostname"]).stdout == "login\n"
     done = lab.hosts[0].run(["ssh", "-o", "BatchMode=yes", "login", "hostname"])
     assert done.returncode == 255
     assert "Connection refused" in done.stderr
 
 
-def test_a_host_shares_neither_tmp_nor_shared_memory_nor_processes(lab):
+def test_lab_host_shares_no_tmp_no_shared_memory_no_processes(lab):
     one, two = lab.hosts
     for folder in ("/tmp", "/dev/shm", "/run"):  # noqa: S108 -- each host has its own
         assert one.run(["touch", f"{folder}/only-here"]).returncode == 0
@@ -57,7 +57,7 @@ def test_a_host_shares_neither_tmp_nor_shared_memory_nor_processes(lab):
     assert str(os.getpid()) not in one.run(["ls", "/proc"]).stdout.split()
 
 
-def test_the_machines_own_names_and_keys_are_untouched_and_unseen(lab):
+def test_lab_neither_changes_nor_sees_the_machines_names_and_keys(lab):
     with open("/etc/hosts") as file:  # noqa: PTH123 -- a file of the system
         assert "10.77.0." not in file.read()
     assert lab.hosts[0].run(["getent", "hosts", "n2"]).stdout.split() == ["10.77.0.12", "n2"]
@@ -65,15 +65,15 @@ def test_the_machines_own_names_and_keys_are_untouched_and_unseen(lab):
     assert lab.hosts[0].run(["cat", "/etc/ssh/ssh_host_ed25519_key"]).returncode == 1
 
 
-def test_the_checkout_runs_on_every_host(lab):
+def test_lab_hosts_run_the_checkout(lab):
     done = lab.login.run(["ssh", "n1", f"cd {REPOSITORY} && {sys.executable} -m compare --version"])
     assert done.returncode == 0, done.stderr
     done = lab.login.run(["ssh", "n2", f"cd {REPOSITORY} && {sys.executable} -m compare.worker"])
-    assert "IndexError" in done.stderr, "the module was found and wants its argument"
+    assert "IndexError" in done.stderr, "the module was found and its argument is missing"
 
 
 def transferred(sender, receiver, size):
-    """Send so many bytes from host to host; return bytes per second as the receiver saw them."""
+    """Send bytes from host to host; return the receiver's bytes per second."""
     server = receiver.start(
         [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -87,7 +87,7 @@ def transferred(sender, receiver, size):
         server.wait()
 
 
-def test_a_rate_limit_is_real_in_both_directions(make_lab):
+def test_lab_rate_limit_holds_in_both_directions(make_lab):
     if reason := hosts.why_no_rate_limit():
         pytest.skip(reason)
     lab = make_lab(2)
@@ -100,7 +100,7 @@ def test_a_rate_limit_is_real_in_both_directions(make_lab):
     assert transferred(one, two, 8_000_000) > 20_000_000
 
 
-def test_a_host_that_is_down_says_so_and_a_silent_one_says_nothing(lab):
+def test_lab_host_down_has_no_route_and_a_silent_one_times_out(lab):
     ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"]
     down = lab.login.start([*ssh, "down", "true"], stderr=subprocess.PIPE)
     silent = lab.login.start([*ssh, "silent", "true"], stderr=subprocess.PIPE)
@@ -113,7 +113,7 @@ def answers(lab, name, *, within=2):
     return lab.login.run(ssh).returncode == 0
 
 
-def test_links_go_down_and_up_again(make_lab):
+def test_lab_links_go_down_and_up_again(make_lab):
     lab = make_lab(1)
     (host,) = lab.hosts
     host.link_down()
@@ -123,7 +123,7 @@ def test_links_go_down_and_up_again(make_lab):
     assert answers(lab, "n1", within=5)
 
 
-def test_packets_vanish_without_the_host_noticing(make_lab):
+def test_lab_dropped_packets_leave_the_link_up(make_lab):
     lab = make_lab(1)
     (host,) = lab.hosts
     host.drop_packets()
@@ -134,7 +134,7 @@ def test_packets_vanish_without_the_host_noticing(make_lab):
     assert answers(lab, "n1", within=5)
 
 
-def test_a_host_that_is_stopped_takes_its_processes_along(make_lab):
+def test_lab_host_stopped_ends_its_processes(make_lab):
     lab = make_lab(2)
     victim, survivor = lab.hosts
     sleeper = victim.start(["setsid", "sleep", "321"])
@@ -148,7 +148,7 @@ def test_a_host_that_is_stopped_takes_its_processes_along(make_lab):
     assert lab.running() == [lab.login, survivor]
 
 
-def test_nothing_is_left_of_a_lab(requires_lab):
+def test_lab_closed_leaves_nothing(requires_lab):
     before = traces()
     began = time.monotonic()
     with hosts.Lab(4) as lab:
@@ -169,7 +169,7 @@ def test_nothing_is_left_of_a_lab(requires_lab):
     assert not during.namespaces & hosts.network_namespaces(psutil.pids())
 
 
-def test_nothing_is_left_of_a_lab_whose_process_was_killed(requires_lab):
+def test_lab_of_a_killed_process_is_swept_away(requires_lab):
     code = (
         "import os, time; from tests.lab.hosts import Lab; lab = Lab(2).__enter__();"
         "lab.hosts[0].start(['setsid', 'sleep', '321']);"
@@ -190,7 +190,7 @@ def test_nothing_is_left_of_a_lab_whose_process_was_killed(requires_lab):
     assert traces(folder).folders == []
 
 
-def test_a_lab_that_does_not_come_up_says_why_and_leaves_nothing(requires_lab, monkeypatch):
+def test_lab_that_does_not_start_gives_the_reason_and_leaves_nothing(requires_lab, monkeypatch):
     monkeypatch.setattr(hosts, "_SSHD_CONFIG", "NoSuchSetting yes\n")
     lab = hosts.Lab(2)
     with pytest.raises(hosts.LabError, match="NoSuchSetting"), lab:
@@ -199,11 +199,11 @@ def test_a_lab_that_does_not_come_up_says_why_and_leaves_nothing(requires_lab, m
     assert traces(lab.folder).folders == []
 
 
-def test_a_missing_program_is_named_with_its_package(monkeypatch):
+def test_lab_missing_program_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(hosts, "packages", lambda: {"no-such-program": "some-package"})
     hosts.why_not.cache_clear()
     with contextlib.closing(_CacheCleared()):
-        assert "no-such-program is not there (apt-get install some-package)" in hosts.why_not()
+        assert "no-such-program is missing (apt-get install some-package)" in hosts.why_not()
 
 
 class _CacheCleared:

@@ -1,4 +1,4 @@
-"""`compare run` on real hosts, started at a login that is none of them: every launcher, uneven slots too."""
+"""Test ``compare run`` on real hosts, started from another host."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.lab
 
 
 @pytest.mark.parametrize("slots", [(1, 1), (1, 1, 1, 1), (2, 2), (2, 1)], ids=lambda s: "+".join(map(str, s)))
-def test_every_launcher_trains_one_model_on_all_hosts(make_lab, mnist_dir, every_backend, slots):
+def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir, every_backend, slots):
     lab = make_lab(len(slots))
     done = compare(
         lab, ",".join(f"n{n}:{count}" for n, count in enumerate(slots, 1)), mnist_dir, "--backend", ARMS
@@ -31,7 +31,7 @@ def test_every_launcher_trains_one_model_on_all_hosts(make_lab, mnist_dir, every
     assert left(lab) == []
 
 
-def test_without_a_shared_file_system_the_data_set_is_copied_once(make_lab, mnist_dir):
+def test_run_on_hosts_copies_the_data_set_once(make_lab, mnist_dir):
     lab = make_lab(2)
     # In the private /tmp of the login, and with a cache on every host that no other sees.
     config = lab.folder / "etc-ssh" / "sshd_config"
@@ -45,7 +45,7 @@ def test_without_a_shared_file_system_the_data_set_is_copied_once(make_lab, mnis
     assert left(lab) == []
 
 
-def test_a_secret_reaches_the_ranks_and_nobody_else(make_lab, mnist_dir, every_backend):
+def test_run_on_hosts_gives_a_secret_to_the_ranks_only(make_lab, mnist_dir, every_backend):
     lab = make_lab(2)
     secret = {"MY_TOKEN": "hunter2", "PYTHONHASHSEED": "0"}
     more = ("-x", "MY_TOKEN", "-x", "OMP_DISPLAY_ENV=hunter2", "--backend", ARMS)
@@ -61,18 +61,18 @@ def test_a_secret_reaches_the_ranks_and_nobody_else(make_lab, mnist_dir, every_b
             assert rank.attestation["environment"]["OMP_DISPLAY_ENV"] == "***"
 
 
-def test_a_dry_run_shows_every_command_and_file_and_starts_nothing(make_lab, mnist_dir, every_backend):
+def test_dry_run_on_hosts_prints_commands_and_files_and_starts_nothing(make_lab, mnist_dir, every_backend):
     lab = make_lab(2)
     more = ("--backend", ARMS, "--dry-run", "-x", "MY_TOKEN=hunter2", "--ssh-user", "root")
     done = compare(lab, "n1:2,n2:1", mnist_dir, *more)
     assert done.returncode == 0, done.stderr
-    for said in ("# ddp on n1", "# ddp on n2", "n1:2,n2:1", "MY_TOKEN", "***", "User root", "--node_rank=1"):
-        assert said in done.stdout
+    for shown in ("# ddp on n1", "# ddp on n2", "n1:2,n2:1", "MY_TOKEN", "***", "User root", "--node_rank=1"):
+        assert shown in done.stdout
     assert "hunter2" not in done.stdout + done.stderr
     assert not (lab.folder / "run").exists()
 
 
-def test_at_1_gbit_the_all_reduce_takes_what_the_ring_needs(make_lab, mnist_dir, requires_backend):
+def test_all_reduce_at_1_gbit_takes_the_time_of_a_ring(make_lab, mnist_dir, requires_backend):
     requires_backend("ddp")
     if reason := why_no_rate_limit():
         pytest.skip(reason)
