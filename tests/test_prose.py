@@ -7,12 +7,8 @@ import pytest
 from tests import prose
 
 OPEN = (
-    "docs/measuring.md",
     "backends/",
-    "compare/analysis/",
-    "compare/experiment/",
     "compare/launch/",
-    "compare/report/",
     "compare/schema/",
     "compare/worker/",
     "tests/contract/",
@@ -20,9 +16,7 @@ OPEN = (
     "tests/lab/",
     "tests/unit/analysis/",
     "tests/unit/backends/",
-    "tests/unit/doctor/",
     "tests/unit/launch/",
-    "tests/unit/report/",
     "tests/unit/schema/",
     "tests/unit/worker/",
 )
