@@ -29,7 +29,14 @@ from compare.doctor.facts import (
 )
 from compare.doctor.rules.network import shared_network
 from compare.errors import HostError
-from compare.launch.engines.commands import NOT_FOUND, host_error, run_everywhere, script_command
+from compare.launch.engines import named
+from compare.launch.engines.commands import (
+    NOT_FOUND,
+    host_error,
+    join_errors,
+    run_everywhere,
+    script_command,
+)
 from compare.schema.hosts import is_local
 
 if TYPE_CHECKING:
@@ -54,7 +61,6 @@ HANDSHAKE_SECONDS = 0.1
 _MEET_SECONDS = 8.0
 _PORTS = range(20_000, 32_768)  # above the services, below the ports that the kernel assigns
 _ANY_PYTHON = "python3"
-_SHOWN = 8
 
 
 def examine(
@@ -121,21 +127,17 @@ def quick_check(
 
 
 def _unfit(hosts: Sequence[Host], problems: list[Finding]) -> HostError:
-    titles = {host.name: _title(host) for host in hosts}
-    lines = [f"{titles[problem.host]}: {problem.what}" for problem in problems]
-    if len(problems) == 1:
-        return HostError(lines[0], found=problems[0].found, remedy=problems[0].fix)
-    shown = [f"{line} {problem.found}" for line, problem in zip(lines, problems, strict=True)][:_SHOWN]
-    more = len(lines) - len(shown)
-    return HostError(
-        f"{len({problem.host for problem in problems})} of {len(hosts)} hosts cannot be used.",
-        found="\n".join(shown + ([f"and {more} more"] if more else [])),
-        remedy="\n".join(dict.fromkeys(problem.fix for problem in problems[:_SHOWN])),
-    )
-
-
-def _title(host: Host) -> str:
-    return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
+    by_host = [(host, [problem for problem in problems if problem.host == host.name]) for host in hosts]
+    errors = [
+        HostError(
+            f"{named(host)}: {' '.join(problem.what for problem in found)}",
+            found=" ".join(problem.found for problem in found),
+            remedy="\n".join(problem.fix for problem in found),
+        )
+        for host, found in by_host
+        if found
+    ]
+    return join_errors(errors, of=len(hosts))
 
 
 # ---- collecting facts ------------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ def _line(answer: Answer) -> Any:
 
 def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) -> Finding:
     host = answer.host
-    what = error.what.removeprefix(_title(host)).lstrip(" :")
+    what = error.what.removeprefix(named(host)).lstrip(" :")
     what, fix = what[:1].upper() + what[1:], error.remedy
     refused = answer.status is None or carrier.explain(answer) is not None
     if answer.status in NOT_FOUND:

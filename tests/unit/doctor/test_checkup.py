@@ -38,7 +38,7 @@ def facts_of(argv, **environment):
 
 def test_checkup_imports_only_the_standard_library():
     at_start = set()
-    for node in ast.walk(ast.parse(SOURCE)):
+    for node in ast.walk(ast.parse(SOURCE, feature_version=(3, 8))):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) else []
         at_start |= {name.partition(".")[0] for name in names}

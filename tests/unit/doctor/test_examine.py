@@ -151,13 +151,31 @@ def test_quick_check_unusable_host_is_named_with_its_line(fake_ssh):
     assert raised.value.exit_code == 9
 
 
-def test_quick_check_problem_of_some_arms_does_not_raise(monkeypatch):
-    hosts = group(resolved=["127.0.1.1"])
-    monkeypatch.setattr(doctor, "_look", lambda *_: hosts)
-    monkeypatch.setattr(checkup, "ringside", lambda: {"ringside_sources": HERE.sources})
-    monkeypatch.setattr(doctor, "__version__", HERE.version)
-    _, found = quick_check([each.host for each in hosts], carrier=Ssh())
+@pytest.fixture
+def check_group(monkeypatch):
+    """Check three hosts before a run; the third has this defect."""
+
+    def check(**changed):
+        hosts = group(**changed)
+        monkeypatch.setattr(doctor, "_look", lambda *_: hosts)
+        monkeypatch.setattr(checkup, "ringside", lambda: {"ringside_sources": HERE.sources})
+        monkeypatch.setattr(doctor, "__version__", HERE.version)
+        return quick_check([each.host for each in hosts], carrier=Ssh())[1]
+
+    return check
+
+
+def test_quick_check_problem_of_some_arms_does_not_raise(check_group):
+    found = check_group(resolved=["127.0.1.1"])
     assert [(f.level, f.topic, f.host) for f in found] == [("problem", "hostname", "n3")]
+
+
+def test_quick_check_two_problems_of_a_host_make_one_error(check_group):
+    with pytest.raises(HostError) as raised:
+        check_group(ringside="0.9", python="3.12.1")
+    what = "Host n3 (hosts.txt:3): Ringside has another version. Python differs from the other hosts."
+    assert raised.value.what == what
+    assert len(raised.value.remedy.splitlines()) == 2
 
 
 def test_quick_check_many_unusable_hosts_make_one_error(fake_ssh):
