@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 QUICK_SECONDS = 14.0
 """Maximum time for the quick facts of a host.
 
-ssh itself fails four seconds earlier.
+The carrier fails four seconds earlier.
 """
 FULL_SECONDS = 75.0
 """Maximum time for all facts of a host.
@@ -56,8 +56,13 @@ FULL_SECONDS = 75.0
 It allows for a slow disk; the host reports its own time-outs earlier.
 """
 HANDSHAKE_SECONDS = 0.1
-"""Additional time for each host: all ssh handshakes share the cores here."""
+"""Additional time for each host: all handshakes share the cores here."""
 
+_PEERS = 256
+"""Maximum number of names that each host looks up.
+
+The size of all answers grows with its square.
+"""
 _MEET_SECONDS = 8.0
 _PORTS = range(20_000, 32_768)  # above the services, below the ports that the kernel assigns
 _ANY_PYTHON = "python3"
@@ -144,10 +149,13 @@ def _unfit(hosts: Sequence[Host], problems: list[Finding]) -> HostError:
 
 
 def _arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
-    # Addresses need no look-up, and a single host has no peers.
+    if quick:
+        return ["--quick"]
+    if len(hosts) == 1:
+        return []
+    # Addresses need no look-up.
     names = [host.name for host in hosts if not (is_local(host) or host.name.replace(".", "").isdigit())]
-    peers = [] if quick or len(hosts) == 1 else ["--peers", ",".join(n for n in names if ":" not in n)]
-    return [*(["--quick"] if quick else []), *peers]
+    return ["--peers", ",".join([name for name in names if ":" not in name][:_PEERS])]
 
 
 def _look(

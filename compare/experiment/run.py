@@ -26,7 +26,7 @@ from compare.launch.cluster import open_cluster
 from compare.schema.config import RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
-from compare.schema.hosts import NOBODY_NAMED, is_local
+from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
 from compare.schema.store import RESULTS_FILE, create_directory, default_output, write_request
@@ -132,7 +132,7 @@ def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Clu
         request.hosts, carrier=request.carrier, interface=request.interface, exported=request.exported
     ) as cluster:
         # A single machine needs no lines, unless the user named it.
-        named = any(host.source != NOBODY_NAMED for host in request.hosts)
+        named = any(host.source != THIS_MACHINE for host in request.hosts)
         for line in cluster.topology() if named else ():
             say(line)
         yield cluster

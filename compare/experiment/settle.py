@@ -17,15 +17,8 @@ from compare.doctor import availability
 from compare.errors import UnavailableError, UsageError
 from compare.schema.arms import CONTROL, Arm, parse_arm
 from compare.schema.config import DEFAULT_ROUNDS, OPTIMIZERS, RunConfig
-from compare.schema.hosts import (
-    Host,
-    is_local,
-    local_host,
-    parse_hosts,
-    place,
-    read_hostfile,
-    select,
-)
+from compare.schema.hostfile import parse_hosts, read_hostfile, select
+from compare.schema.hosts import Host, is_local, local_host, place
 from compare.text import counted
 
 if TYPE_CHECKING:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import socket
 import sys
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +22,7 @@ from compare.errors import HostError, RingsideError
 from compare.launch.agent.connection import START_SECONDS, attend, linked
 from compare.launch.engines.commands import join_errors, python_command
 from compare.launch.engines.local import Local
+from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
 from compare.launch.staging import deliver
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
     from compare.schema.hosts import Host, Network
     from compare.schema.job import Job
     from compare.schema.launch_files import LaunchFiles
-
-_LOOKUPS = 64
-"""Maximum number of names that are looked up at the same time."""
 
 
 @contextmanager
@@ -237,18 +233,4 @@ def _network(links: Sequence[Link], interface: str | None) -> Network:
     addresses = {link.host.name: link.ready.addresses for link in links if link.ready}
     if all(map(is_local, hosts)):
         return network_of_one(addresses[hosts[0].name], asked=interface)
-    return choose_network(addresses, asked=interface, reached_at=_addresses_of(hosts))
-
-
-def _addresses_of(hosts: Sequence[Host]) -> list[str]:
-    """Look up all hosts at once: a name server that does not answer costs one time limit."""
-    with ThreadPoolExecutor(max_workers=max(1, min(_LOOKUPS, len(hosts)))) as pool:
-        return list(pool.map(_address_of, hosts))
-
-
-def _address_of(host: Host) -> str:
-    """Look up a host's address as the carrier would; empty where only the carrier knows the name."""
-    try:
-        return socket.gethostbyname(host.name)
-    except OSError:
-        return ""
+    return choose_network(addresses, asked=interface, reached_at=addresses_of([host.name for host in hosts]))

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -65,16 +65,6 @@ def make_temporary_folder(prefix: str, parent: Path | None = None) -> Path:
     """
     with _told_of_no_room():
         return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-
-
-def temporary_file() -> BinaryIO:
-    """Open a file that goes when it is closed.
-
-    Raises:
-        OutputError: it cannot be made.
-    """
-    with _told_of_no_room():
-        return cast("BinaryIO", tempfile.TemporaryFile())
 
 
 @contextmanager

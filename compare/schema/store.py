@@ -13,7 +13,7 @@ import msgspec
 from compare.errors import OutputError, UsageError, system_reason
 from compare.schema.config import RunConfig
 from compare.schema.files import read_json, write_json, write_text
-from compare.schema.hosts import normalise
+from compare.schema.hostfile import format_hostfile
 from compare.schema.results import PHASES, SCHEMA_VERSION, Block, Launch, Mode, RankResult, Run
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def write_request(run: Run, directory: Path) -> None:
         OutputError: the folder takes no more writing.
     """
     write_json(directory / CONFIG_FILE, run.config)
-    write_text(directory / "hostfile", normalise(run.hosts))
+    write_text(directory / "hostfile", format_hostfile(run.hosts))
 
 
 def default_output(config: RunConfig, *, purpose: str = "") -> Path:

@@ -13,7 +13,7 @@ from compare.errors import HostError
 from compare.launch.agent.connection import linked
 from compare.launch.agent.protocol import Begin
 from compare.launch.engines.ssh import Ssh
-from compare.schema.hosts import parse_hostfile
+from compare.schema.hostfile import parse_hostfile
 from compare.schema.launch_files import LaunchFiles
 
 RANK = Path(__file__).with_name("rank.py")

@@ -156,7 +156,7 @@ import sys
 from compare.doctor.examine import quick_check
 from compare.errors import HostError
 from compare.launch.engines.ssh import Ssh
-from compare.schema.hosts import parse_hosts
+from compare.schema.hostfile import parse_hosts
 try:
     _, found = quick_check(parse_hosts(sys.argv[1]), carrier=Ssh())
     print("healthy:", *(f"{finding.host}: {finding.what}" for finding in found))

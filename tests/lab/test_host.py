@@ -20,7 +20,7 @@ import json, sys
 from compare.errors import HostError
 from compare.launch.engines.commands import *
 from compare.launch.engines.ssh import Ssh
-from compare.schema.hosts import parse_hostfile
+from compare.schema.hostfile import parse_hostfile
 asked = json.loads(sys.argv[1])
 hosts = parse_hostfile(asked["hosts"], "hosts.txt")
 carrier = Ssh()

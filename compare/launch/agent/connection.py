@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import time
 from contextlib import contextmanager
@@ -36,7 +37,8 @@ from compare.launch.agent.protocol import (
 )
 from compare.launch.engines import Answer
 from compare.launch.engines.commands import enough_files, host_error, python_command
-from compare.schema.files import temporary_file, write_text
+from compare.launch.signals import postponed_interrupts
+from compare.schema.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,6 +57,7 @@ SILENT_SECONDS = 10.0
 
 _CLOSE_SECONDS = 3.0
 _STDERR_BYTES = 1 << 16
+_STDERR_READS = 8
 
 
 class Link:
@@ -82,17 +85,19 @@ class Link:
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
         self._carrier = carrier
-        self._stderr = temporary_file()
+        self._stderr = bytearray()
         # A session of its own: Ctrl-C reaches us alone, and we end the launch in good order.
         self._process = subprocess.Popen(
             carrier.argv(host, python_command(python, "compare.launch.agent")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
+            stderr=subprocess.PIPE,
             start_new_session=True,
         )
         assert self._process.stdin is not None  # noqa: S101 -- both are pipes
         assert self._process.stdout is not None  # noqa: S101
+        assert self._process.stderr is not None  # noqa: S101
+        os.set_blocking(self._process.stderr.fileno(), False)
         self._channel = Channel(self._process.stdout.fileno(), self._process.stdin.fileno())
 
     def __enter__(self) -> Self:
@@ -146,6 +151,7 @@ class Link:
                 remedy="Is Ringside there in the same version, and is the login shell quiet?",
             ) from None
         self._channel.keep_alive()
+        self._read_stderr()
         if self._refused:
             raise self._refused
         self._require_alive()
@@ -161,6 +167,12 @@ class Link:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
+    def kill(self) -> None:
+        """End the process that reaches the host, with its children."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Hang up, and wait for the end of ssh; see ``close_all`` for many."""
         close_all([self])
@@ -170,9 +182,10 @@ class Link:
         try:
             self._process.wait(timeout=max(0.0, seconds))
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.kill()
             self._process.wait()
-        self._stderr.close()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
 
     def _take(self, message: Message) -> None:
         match message:
@@ -236,10 +249,21 @@ class Link:
         if self._channel.silent_seconds > patience:
             raise self._lost(None)
 
+    def _read_stderr(self) -> None:
+        """Keep the end of what the host prints; one that floods waits for the next turn."""
+        assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_STDERR_READS):
+                piece = os.read(self._process.stderr.fileno(), _STDERR_BYTES)
+                if not piece:
+                    return
+                self._stderr += piece
+                del self._stderr[:-_STDERR_BYTES]
+
     def _lost(self, status: int | None) -> HostError:
         """Say why there is no connection any more; ``status`` is that of ssh, where it has ended."""
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
-        stderr = self._stderr.read()
+        self._read_stderr()
+        stderr = bytes(self._stderr)
         silent = self._channel.silent_seconds
         error = host_error(Answer(self.host, status, b"", stderr, silent), self._carrier)
         return error or HostError(
@@ -255,7 +279,9 @@ def linked(hosts: Sequence[Host], *, python: str, carrier: Carrier) -> Iterator[
     with enough_files(len(hosts)):
         links: list[Link] = []
         try:
-            links.extend(Link(host, python=python, carrier=carrier) for host in hosts)
+            for host in hosts:
+                with postponed_interrupts():  # or a process just started would be left
+                    links.append(Link(host, python=python, carrier=carrier))
             yield links
         finally:
             close_all(links)
@@ -321,6 +347,9 @@ def close_all(links: Sequence[Link]) -> None:
     """Hang up on all hosts, then wait for all: behind dead links together no longer than behind one."""
     for link in links:
         link.hang_up()
+    for link in links:
+        if link.ready is None:
+            link.kill()  # nothing runs there yet, and a host that does not answer would be waited for
     deadline = time.monotonic() + _CLOSE_SECONDS
     for link in links:
         link.wait_closed(deadline - time.monotonic())

@@ -25,8 +25,10 @@ BACKLOG_BYTES = 1 << 20
 _BEGIN = b"\0RINGSIDE 1\n"
 """What stands before the first message: a login shell may have said something on the same pipe."""
 _GREETING_BYTES = 1 << 20
-_MESSAGE_BYTES = 1 << 28
+_MESSAGE_BYTES = 1 << 26
 _READ_BYTES = 1 << 18
+_READS = 16
+"""Maximum number of reads before messages are taken: one end that floods must not fill the other's memory."""
 
 
 class ChannelError(Exception):
@@ -241,7 +243,7 @@ class Channel:
 
     def _fill(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while not self.closed and len(self._came) < _MESSAGE_BYTES:
+            for _ in range(0 if self.closed else _READS):
                 data = os.read(self._read, _READ_BYTES)
                 if not data:
                     self.closed = True

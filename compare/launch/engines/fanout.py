@@ -17,7 +17,7 @@ from compare.launch.engines import STREAM_BYTES
 from compare.launch.signals import postponed_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _PIECE_BYTES = 1 << 16
 _EXIT_SECONDS = 0.5
@@ -39,12 +39,12 @@ class Outcome(NamedTuple):
 
 
 def execute(
-    commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
+    commands: Iterable[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
 ) -> list[Outcome]:
     """Execute commands side by side, with the same input and time-out for each.
 
     Args:
-        commands: what to execute; without a shell.
+        commands: what to execute, without a shell; each is taken when its turn comes.
         stdin: the input of each.
         timeout_seconds: maximum time for each, from its own start.
         at_once: how many may run at the same time.
@@ -67,7 +67,7 @@ def execute(
 
 
 async def _execute(
-    commands: Sequence[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
+    commands: Iterable[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
 ) -> list[Outcome]:
     free = asyncio.Semaphore(at_once)
     processes: list[_Process] = []

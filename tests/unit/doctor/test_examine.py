@@ -18,7 +18,8 @@ from compare.doctor.report import DoctorReport, markdown
 from compare.errors import HostError
 from compare.launch.engines import Answer
 from compare.launch.engines.ssh import Ssh
-from compare.schema.hosts import Host, local_host, parse_hostfile
+from compare.schema.hostfile import parse_hostfile
+from compare.schema.hosts import Host, local_host
 from tests.unit.doctor.test_diagnose import HERE, group, well
 
 N1 = Host("n1", 1, source="hosts.txt:1")

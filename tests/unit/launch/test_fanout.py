@@ -15,7 +15,9 @@ from compare.launch.engines import STREAM_BYTES
 from compare.launch.engines.commands import require_success, run_everywhere
 from compare.launch.engines.local import Local
 from compare.launch.engines.ssh import Ssh
-from compare.schema.hosts import Host, parse_hostfile
+from compare.launch.lookup import addresses_of
+from compare.schema.hostfile import parse_hostfile
+from compare.schema.hosts import Host
 
 HERE = Host(name="localhost", slots=1)
 
@@ -111,3 +113,125 @@ def test_fanout_time_out_ends_the_children_too(tmp_path):
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+REACH = """
+import signal, sys
+from compare.launch.engines.commands import run_everywhere
+from compare.launch.engines.ssh import Ssh
+from compare.launch.signals import INTERRUPTED, end_in_good_order
+from compare.schema.hostfile import parse_hosts
+signal.signal(signal.SIGINT, signal.default_int_handler)
+end_in_good_order()
+hosts = parse_hosts(sys.argv[1])
+try:
+    print("begins", flush=True)
+    run_everywhere(hosts, ["true"], carrier=Ssh(), timeout_seconds=600)
+except KeyboardInterrupt:
+    sys.exit(INTERRUPTED)
+"""
+CONNECT = """
+import signal, sys
+from compare.launch.cluster import open_cluster
+from compare.launch.engines.ssh import Ssh
+from compare.launch.signals import INTERRUPTED, end_in_good_order
+from compare.schema.hostfile import parse_hosts
+signal.signal(signal.SIGINT, signal.default_int_handler)
+end_in_good_order()
+hosts = parse_hosts(sys.argv[1])
+try:
+    print("begins", flush=True)
+    with open_cluster(hosts, carrier=Ssh()):
+        pass
+except KeyboardInterrupt:
+    sys.exit(INTERRUPTED)
+"""
+
+
+def running(mark):
+    """Count the processes that a fake ssh has become."""
+    found = 0
+    for process in psutil.process_iter(["cmdline", "status"]):
+        dead = process.info["status"] == psutil.STATUS_ZOMBIE
+        found += not dead and mark in (process.info["cmdline"] or ())
+    return found
+
+
+def interrupted(program, hosts, number, ready):
+    """Run a program, interrupt it when it is ready, and return its status, seconds and output."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, hosts],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout.readline() == "begins\n"
+        deadline = time.monotonic() + 60
+        while not ready():
+            assert child.poll() is None, child.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        began = time.monotonic()
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    return child.returncode, time.monotonic() - began, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("program", [REACH, CONNECT], ids=["reach", "connect"])
+@pytest.mark.parametrize("hosts", [1, 3000])
+def test_fanout_interrupt_ends_hosts_that_hang_within_a_second(fake_ssh, program, hosts, number):
+    mark = f"98765{os.getpid()}.{number:d}"
+    fake_ssh(f"exec sleep {mark}")
+    enough = min(hosts, 200)  # of 3000 the others are still being started
+    status, seconds, errors = interrupted(program, f"n[1-{hosts}]", number, lambda: running(mark) >= enough)
+    assert (status, errors) == (130, "")
+    assert seconds < 1
+    assert running(mark) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("program", [REACH, CONNECT], ids=["reach", "connect"])
+def test_fanout_interrupt_ends_3000_unknown_names_within_a_second(program, number):
+    began = time.monotonic()
+    status, seconds, errors = interrupted(
+        program, "no-such-host-[1-3000].invalid", number, lambda: time.monotonic() - began > 1.5
+    )
+    assert (status, errors) == (130, "")
+    assert seconds < 1
+
+
+LOOK_UP = """
+import signal, socket, sys, time
+from compare.launch.lookup import addresses_of
+from compare.launch.signals import INTERRUPTED, end_in_good_order
+signal.signal(signal.SIGINT, signal.default_int_handler)
+end_in_good_order()
+socket.gethostbyname = lambda name: time.sleep(600)
+try:
+    print("begins", flush=True)
+    addresses_of(sys.argv[1].split(","), 60)
+except KeyboardInterrupt:
+    sys.exit(INTERRUPTED)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_lookup_interrupt_does_not_wait_for_the_name_server(number):
+    status, seconds, errors = interrupted(LOOK_UP, "n1," * 3000, number, lambda: True)
+    assert (status, errors) == (130, "")
+    assert seconds < 1
+
+
+def test_lookup_gives_up_a_name_server_that_hangs(monkeypatch):
+    monkeypatch.setattr(
+        "socket.gethostbyname", lambda name: time.sleep(5) if name == "slow" else f"10.0.0.{name[1:]}"
+    )
+    assert addresses_of(["n1", "slow", "n2"], 0.5) == ["10.0.0.1", "", "10.0.0.2"]
+
+
+def test_lookup_of_an_unknown_name_is_empty():
+    assert addresses_of(["localhost", "no-such-host.invalid", "x" * 300]) == ["127.0.0.1", "", ""]

@@ -1,0 +1,312 @@
+"""Read hostfiles and lists of hosts.
+
+A host is written in any form that the field uses::
+
+    node1 slots=4 max_slots=8   # Open MPI, Horovod, DeepSpeed
+    node1:4                     # MPICH, Intel MPI; [::1]:4 for an IPv6 address
+    node1 4                     # LSF
+    node1                       # PBS: one slot for every line that names the host
+    node[1-4] slots=8           # a range, as in Slurm and ClusterShell
+    alice@node1 slots=4         # log in as another user
+
+Nothing here looks a name up or starts a process, and only ``read_hostfile`` reads a file. Every mistake
+in a text is a ``UsageError``, which names file:line, shows the line and gives the right form.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from compare.errors import UsageError, system_reason
+from compare.schema.hosts import MAX_SLOTS, NAME, Host, HostFaultError, listed, shown
+
+MAX_HOSTS = 16_384
+"""Far above any real cluster: a slip such as node[1-100000000] ends in a message, not in swap."""
+MAX_FILE_BYTES = 16 * 2**20
+
+_FILE_FORM = "Write one host a line as 'host slots=N', for example 'node1 slots=4'."
+_LIST_FORM = "Write the hosts as 'host:N,host:N', for example 'node1:4,node2:4'."
+_NAME_FORM = "Name hosts as the hostfile does, for example 'node1' or 'node[1-4]'."
+_REPEAT_FORM = "Name a host once with slots=N, or repeat its bare name, one slot a line."
+_RANGE_FORM = "is not a range of host names such as node[1-4] or node[01-08,12]"
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_BLANKS = " \t\v\f"
+_GAP = re.compile(r"[ \t\v\f]+")
+_KEYS = {"slots": "slots", "max_slots": "max_slots", "max-slots": "max_slots"}
+_COUNT = re.compile(r"[0-9]{1,9}")
+_BRACKETED_IPV6 = re.compile(r"\[([^\[\]]*:[^\[\]]*)\](?::(.*))?")
+# 18 digits: beyond any host number, and int() stays cheap.
+_SPAN = r"[0-9]{1,18}(?:-[0-9]{1,18}(?:/[0-9]{1,18})?)?"
+_RANGE = re.compile(rf"\[({_SPAN}(?:,{_SPAN})*)\]")
+
+
+def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
+    """Read the hosts of a file, in its order.
+
+    Raises:
+        UsageError: the file is missing, unreadable, not text or names no host (never a local run
+            instead), or a line is wrong.
+    """
+    remedy = "Give --hostfile a text file with one 'host slots=N' a line."
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            found = f"more than {MAX_FILE_BYTES:,} bytes"
+            raise UsageError(f"{path}: this is not a hostfile", found=found, remedy=remedy)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        found = system_reason(error)
+        raise UsageError(f"{path}: the hostfile cannot be read", found=found, remedy=remedy) from None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}:{line}: this is not UTF-8 text", found=str(error), remedy=remedy) from None
+    return parse_hostfile(text, str(path))
+
+
+def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
+    """Parse the text of a hostfile; ``source`` is its name in errors.
+
+    Hosts come in the order in which they are first named, those of a range in the order written.
+
+    Raises:
+        UsageError: a line is wrong, a host is named twice, or there is no host at all.
+    """
+    rows = [row.partition("#")[0].strip(_BLANKS) for row in _LINE_END.split(text.removeprefix("\ufeff"))]
+    hosts = _collect(_Line(source, number, row) for number, row in enumerate(rows, 1) if row)
+    if not hosts:
+        found = "only comments and blank lines" if text.strip() else "an empty text"
+        raise UsageError(f"{source}:1: no host is named", found=found, remedy=_FILE_FORM)
+    return hosts
+
+
+def parse_hosts(spec: str, source: str = "-H") -> tuple[Host, ...]:
+    """Parse hosts from the command line, such as ``node1:4,node2:4`` or ``node[1-2,5]:4``.
+
+    Errors number the hosts as a hostfile's lines: ``-H:2`` is the second of the list.
+
+    Raises:
+        UsageError: as ``parse_hostfile``.
+    """
+    items = _split_list(spec)
+    return _collect(_Line(source, number, item, _LIST_FORM) for number, item in enumerate(items, 1))
+
+
+def select(
+    hosts: Sequence[Host], include: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> tuple[Host, ...]:
+    """Keep the hosts of ``include`` (all, when empty) that ``exclude`` does not name, in their order.
+
+    Both take names, ranges, and comma-separated lists of them.
+
+    Raises:
+        UsageError: a name is none of the hosts', or no host is left.
+    """
+    known = {host.key for host in hosts}
+    wanted = _named(include, "--include", hosts) or known
+    unwanted = _named(exclude, "--exclude", hosts)
+    kept = tuple(host for host in hosts if host.key in wanted - unwanted)
+    if not kept:
+        remedy = "Include at least one host that is not excluded."
+        raise UsageError("--exclude: no host is left", found=listed(hosts), remedy=remedy)
+    return kept
+
+
+def format_hostfile(hosts: Iterable[Host]) -> str:
+    """Write hosts as a hostfile in Open MPI's form; parsing it gives the same hosts again.
+
+    Neither comments nor blank lines: Horovod's own parser fails on both.
+    """
+    return "".join(f"{host.destination} slots={host.slots}{_max_slots_suffix(host)}\n" for host in hosts)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A line of a hostfile, or a host of a list: what an error about it needs."""
+
+    source: str
+    number: int
+    text: str
+    form: str = _FILE_FORM
+
+    @property
+    def where(self) -> str:
+        return f"{self.source}:{self.number}"
+
+    def error(self, fault: HostFaultError) -> UsageError:
+        return UsageError(f"{self.where}: {fault}", found=shown(self.text), remedy=fault.remedy or self.form)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """What a line says; ``slots`` is None where it says nothing about them."""
+
+    pattern: str
+    user: str
+    slots: int | None
+    max_slots: int | None
+
+
+def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
+    hosts: dict[str, Host] = {}
+    counted: set[str] = set()  # hosts whose slots are written out, and must not be repeated
+    for line in lines:
+        try:
+            _enter(hosts, counted, line)
+        except HostFaultError as fault:
+            raise line.error(fault) from None
+    return tuple(hosts.values())
+
+
+def _enter(hosts: dict[str, Host], counted: set[str], line: _Line) -> None:
+    entry = _parse_entry(line.text)
+    for name in _expand(entry.pattern):
+        slots = 1 if entry.slots is None else entry.slots
+        host = Host(name, slots, entry.user, entry.max_slots, line.where)
+        key = host.key
+        bare = entry.slots is None and key not in counted
+        hosts[key] = _repeated(hosts[key], host, bare=bare) if key in hosts else host
+        if entry.slots is not None:
+            counted.add(key)
+    if len(hosts) > MAX_HOSTS:
+        raise HostFaultError(line.text, f"is one host too many: the limit is {MAX_HOSTS:,}")
+
+
+def _repeated(first: Host, again: Host, *, bare: bool) -> Host:
+    if not bare:
+        problem = f"was named before, at {first.source}, and only a bare name may be repeated"
+        raise HostFaultError(again.name, problem, _REPEAT_FORM)
+    if first.user != again.user:
+        problem = f"was {first.destination} before, at {first.source}"
+        raise HostFaultError(again.destination, problem, _REPEAT_FORM)
+    return msgspec.structs.replace(first, slots=first.slots + 1)
+
+
+def _parse_entry(text: str) -> _Entry:
+    # Open MPI reads '=' as a word of its own, so 'slots = 4' is as good as 'slots=4'.
+    head, *words = _GAP.sub(" ", text).replace(" =", "=").replace("= ", "=").split(" ")
+    user, at, address = head.rpartition("@")
+    if at and not user:
+        raise HostFaultError(head, "has no user before the '@'")
+    pattern, count = _split_count(address)
+    numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
+    for word in words:
+        key, value = _split_word(word)
+        if key in numbers:
+            raise HostFaultError(word, f"gives {key} a second time")
+        numbers[key] = _number(key, value)
+    most = numbers.get("max_slots")
+    # max_slots alone gives the slots too, as in Open MPI (hostfile.c, seen with mpirun 4.1.8).
+    return _Entry(pattern, user, numbers.get("slots", most), most)
+
+
+def _split_count(address: str) -> tuple[str, str | None]:
+    """Split ``host:N``; two colons or more without brackets can only be an IPv6 address."""
+    if ipv6 := _BRACKETED_IPV6.fullmatch(address):
+        return ipv6[1], ipv6[2]
+    if address.count(":") > 1:
+        return address, None
+    name, colon, count = address.partition(":")
+    return name, count if colon else None
+
+
+def _split_word(word: str) -> tuple[str, str]:
+    """Split ``key=N``; a word without '=' is LSF's bare number of slots."""
+    key, equals, value = word.rpartition("=")
+    if not equals:
+        return "slots", word
+    if key not in _KEYS:
+        raise HostFaultError(key, "is not a key: hosts have slots and max_slots")
+    return _KEYS[key], value
+
+
+def _number(key: str, text: str) -> int:
+    if not _COUNT.fullmatch(text):
+        raise HostFaultError(text, f"is not a number of {key}: it must be whole, from 1 to {MAX_SLOTS:,}")
+    return int(text)
+
+
+def _expand(pattern: str) -> Sequence[str]:
+    """Return the names of a range, in the order written; a name without brackets is itself."""
+    if "[" not in pattern and "]" not in pattern:
+        return (pattern,)
+    if not NAME.fullmatch(_RANGE.sub("0", pattern)):
+        raise HostFaultError(pattern, _RANGE_FORM)
+    parts = _RANGE.split(pattern)  # fixed, range, fixed, range, …, fixed
+    spans = [[_Span.parse(span) for span in part.split(",")] for part in parts[1::2]]
+    size = math.prod(sum(len(span.numbers) for span in its) for its in spans)
+    if size > MAX_HOSTS:
+        raise HostFaultError(pattern, f"names {size:,} hosts: the limit is {MAX_HOSTS:,}")
+    choices = [[part] for part in parts]
+    choices[1::2] = [[name for span in its for name in span.names()] for its in spans]
+    names = ["".join(choice) for choice in itertools.product(*choices)]
+    if len(set(names)) < len(names):
+        raise HostFaultError(pattern, "names a host twice")
+    return names
+
+
+class _Span(NamedTuple):
+    """One part of a range: ``4``, ``1-4``, ``01-10`` or ``0-8/2``."""
+
+    numbers: range
+    width: int
+
+    @classmethod
+    def parse(cls, text: str) -> _Span:
+        first, _, rest = text.partition("-")
+        last, _, step = rest.partition("/")
+        ends, each = (first, last or first), int(step or 1)
+        padded = any(len(end) > 1 and end.startswith("0") for end in ends)
+        numbers = range(int(ends[0]), int(ends[1]) + 1, each) if each else range(0)
+        if not numbers or (padded and len(ends[0]) != len(ends[1])):
+            raise HostFaultError(f"[{text}]", "is not a range: write [1-4], [01-10] or [0-8/2]")
+        return cls(numbers, len(first) if padded else 0)
+
+    def names(self) -> list[str]:
+        return [f"{number:0{self.width}d}" if self.width else f"{number}" for number in self.numbers]
+
+
+def _split_list(spec: str) -> Iterator[str]:
+    """Split at commas, except those inside brackets, which belong to a range."""
+    depth = start = 0
+    for index, character in enumerate(spec):
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth <= 0:
+            yield spec[start:index].strip(_BLANKS)
+            start = index + 1
+    yield spec[start:].strip(_BLANKS)
+
+
+def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[str]:
+    """Keys of the hosts that patterns name; each must be one of ``hosts``."""
+    known = {host.key for host in hosts}
+    named: set[str] = set()
+    for number, pattern in enumerate((item for text in patterns for item in _split_list(text)), 1):
+        line = _Line(option, number, pattern, _NAME_FORM)
+        try:
+            keys = [Host(name, 1).key for name in _expand(_uncounted(pattern))]
+        except HostFaultError as fault:
+            raise line.error(fault) from None
+        if unknown := [key for key in keys if key not in known]:
+            what = f"{line.where}: no such host: {shown(', '.join(unknown))}"
+            raise UsageError(what, found=listed(hosts), remedy=_NAME_FORM)
+        named.update(keys)
+    return named
+
+
+def _uncounted(pattern: str) -> str:
+    name, count = _split_count(pattern)
+    if count is not None:
+        raise HostFaultError(pattern, "selects hosts, not slots")
+    return name
+
+
+def _max_slots_suffix(host: Host) -> str:
+    return "" if host.max_slots is None else f" max_slots={host.max_slots}"

@@ -1,0 +1,438 @@
+"""Hostfiles: every form in use, and every mistake with its file and line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from compare.errors import UsageError
+from compare.schema.hostfile import (
+    MAX_FILE_BYTES,
+    MAX_HOSTS,
+    format_hostfile,
+    parse_hostfile,
+    parse_hosts,
+    read_hostfile,
+    select,
+)
+from compare.schema.hosts import MAX_SLOTS, Host
+from tests.unit.schema.hosts_strategy import hosts_of, lists_of, untimed
+
+EXAMPLES = Path(__file__).parents[3] / "hostfiles"
+
+
+def anywhere(hosts):
+    """Hosts without the line they came from."""
+    return tuple(msgspec.structs.replace(host, source="") for host in hosts)
+
+
+def parsed(text):
+    return [(host.name, host.slots) for host in parse_hostfile(text, "hosts")]
+
+
+def mistake(text):
+    with pytest.raises(UsageError) as caught:
+        parse_hostfile(text, "hosts")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node1 slots=4",
+        "node1 slots = 4",
+        "node1\tslots=4\t",
+        "  node1   slots=4  # four GPUs",
+        "node1 slots=4#four GPUs",
+        "node1 slots=4\r",
+        "\ufeffnode1 slots=4",
+        "node1:4",
+        "node1 4",
+        "node1 slots=04",
+        "node1\nnode1\nnode1\nnode1",
+        "node1\r\n\r\nnode1\rnode1\n# a comment\nnode1",
+    ],
+)
+def test_hostfile_forms_of_four_slots_read_alike(line):
+    assert parsed(line) == [("node1", 4)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("node1", Host("node1", 1)),
+        ("node1 slots=4 max_slots=8", Host("node1", 4, max_slots=8)),
+        ("node1 max-slots=8 slots=4", Host("node1", 4, max_slots=8)),
+        ("node1:4 max_slots=8", Host("node1", 4, max_slots=8)),
+        ("node1 4 max_slots=8", Host("node1", 4, max_slots=8)),
+        ("node1 max_slots=8", Host("node1", 8, max_slots=8)),
+        ("alice@node1 slots=4", Host("node1", 4, "alice")),
+        ("alice@node1:4", Host("node1", 4, "alice")),
+        ("10.0.0.1:4", Host("10.0.0.1", 4)),
+        ("[::1]:4", Host("::1", 4)),
+        ("[::1]", Host("::1", 1)),
+        ("::1 slots=4", Host("::1", 4)),
+        ("fe80::1:2", Host("fe80::1:2", 1)),
+        ("alice@[fe80::1] slots=4", Host("fe80::1", 4, "alice")),
+        ("0:0:0:0:0:0:0:1 slots=4", Host("::1", 4)),
+        ("node-1.example.com slots=4", Host("node-1.example.com", 4)),
+        ("worker_1 slots=4", Host("worker_1", 4)),
+    ],
+)
+def test_hostfile_forms_of_one_host_are_read(line, expected):
+    assert anywhere(parse_hostfile(line, "hosts")) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("node[1-4] slots=8", ["node1", "node2", "node3", "node4"]),
+        ("node[1-4]:8", ["node1", "node2", "node3", "node4"]),
+        ("node[1-2] 8", ["node1", "node2"]),
+        ("node[3,1-2] slots=8", ["node3", "node1", "node2"]),
+        ("node[08-11] slots=8", ["node08", "node09", "node10", "node11"]),
+        ("node[0-6/2] slots=8", ["node0", "node2", "node4", "node6"]),
+        ("node[1-2]-ib.example.com slots=8", ["node1-ib.example.com", "node2-ib.example.com"]),
+        ("r[1-2]n[1-2] slots=8", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("10.0.0.[1-2] slots=8", ["10.0.0.1", "10.0.0.2"]),
+        ("alice@node[1-2] slots=8", ["node1", "node2"]),
+    ],
+)
+def test_hostfile_ranges_expand_in_the_order_written(line, names):
+    hosts = parse_hostfile(line, "hosts")
+    assert [host.name for host in hosts] == names
+    assert {host.slots for host in hosts} == {8}
+    assert {host.user for host in hosts} == {"alice" if "@" in line else ""}
+
+
+def test_hostfile_bare_repeats_add_slots_to_the_first():
+    assert parsed("a\nb\na\nb\nc\na\n") == [("a", 3), ("b", 2), ("c", 1)]
+    assert parsed("node[1-2]\nnode2") == [("node1", 1), ("node2", 2)]
+
+
+def test_hostfile_hosts_keep_their_line():
+    hosts = parse_hostfile("# head\n\na slots=2\nb[1-2]\n", "my/hosts")
+    assert [host.source for host in hosts] == ["my/hosts:3", "my/hosts:4", "my/hosts:4"]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("node1 slots=0", "slots=0"),
+        ("node1 slots=-1", "'-1'"),
+        ("node1 slots=+1", "'+1'"),
+        ("node1 slots=two", "'two'"),
+        ("node1 slots=2.0", "'2.0'"),
+        ("node1 slots=٣", "u0663"),
+        ("node1 slots=", "''"),
+        ("node1 slots", "'slots'"),
+        ("node1 slots=65537", "slots=65537"),
+        ("node1 slots=1" + "0" * 5000, "is not a number of slots"),
+        ("node1 slots=2 slots=2", "a second time"),
+        ("node1:2 slots=2", "a second time"),
+        ("node1 2 slots=2", "a second time"),
+        ("node1:", "''"),
+        ("node1:0", "slots=0"),
+        ("node1:x", "'x'"),
+        ("node1:2:3", "neither host:N nor an IPv6 address"),
+        ("node1 slots=4 max_slots=2", "less than slots=4"),
+        ("node1 slots=4 max_slots=0", "max_slots=0"),
+        ("node1 slots=4 max_slots=x", "max_slots"),
+        ("node1 Slots=4", "'Slots'"),
+        ("node1 gpus=4", "'gpus'"),
+        ("node1 slots=4 fast", "'fast'"),
+        ("slots=4", "'slots=4'"),
+        ("slots = 4", "'slots=4'"),
+        ("slots 4", "is a key"),
+        (":4", "''"),
+        ("@node1", "no user"),
+        ("alice@", "''"),
+        ("-oProxyCommand=x slots=4", "'-oProxyCommand=x'"),
+        ("-l slots=4", "'-l'"),
+        ("-l@node1", "is not a user name"),
+        ("a;b slots=4", "'a;b'"),
+        ("$HOME slots=4", "'$HOME'"),
+        ("`id` slots=4", "'`id`'"),
+        ('"node1" slots=4', "is not a host name"),
+        ("'node1' slots=4", "is not a host name"),
+        ("a|b@node1", "is not a user name"),
+        ("node1,node2 slots=4", "'node1,node2'"),
+        ("nod\N{CYRILLIC SMALL LETTER IE}1 slots=4", "'nod\\u04351'"),
+        ("node1\N{NO-BREAK SPACE}slots=4", "xa0"),
+        ("node1\x1b[2J slots=4", "x1b"),
+        ("n" * 300, "is not a host name"),
+        ("4", "neither a host name nor an IPv4 address"),
+        ("10.0.1 slots=4", "neither a host name nor an IPv4 address"),
+        ("10.0.0.256 slots=4", "neither a host name nor an IPv4 address"),
+        ("fe80::1%eth0 slots=4", "nor an IPv6 address"),
+        ("[fe80::x]:4", "nor an IPv6 address"),
+        ("[::1]x:4", "is not a range"),
+        ("node[1-4 slots=4", "is not a range"),
+        ("node1-4] slots=4", "is not a range"),
+        ("node[] slots=4", "is not a range"),
+        ("node[a-b] slots=4", "is not a range"),
+        ("node[1-2][ slots=4", "is not a range"),
+        ("@all[1-2] slots=4", "no user"),
+        ("node[1-2]!node[1] slots=4", "is not a range"),
+        ("-n[1-2] slots=4", "is not a range"),
+        ("node[4-1] slots=4", "is not a range"),
+        ("node[1-010] slots=4", "is not a range"),
+        ("node[1-4/0] slots=4", "is not a range"),
+        ("node[1,1] slots=4", "a host twice"),
+        ("node[1,11][1,11] slots=4", "a host twice"),
+        ("node[1-100000000] slots=4", "100,000,000 hosts"),
+        ("r[1-1000]n[1-1000] slots=4", "1,000,000 hosts"),
+        ("n" + "[1-9999]" * 20, "hosts: the limit is"),
+        ("node[1-" + "9" * 5000 + "]", "is not a range"),
+        ("node1 slots=4\nnode1 slots=4", "before, at hosts:2"),
+        ("node1 slots=4\nNODE1 slots=4", "before, at hosts:2"),
+        ("node1\nnode1 slots=4", "before, at hosts:2"),
+        ("node1 slots=4\nnode1", "before, at hosts:2"),
+        ("node1 max_slots=4\nnode1", "before, at hosts:2"),
+        ("::1 slots=4\n[0::1]:4", "before, at hosts:2"),
+        ("node[1-4] slots=4\nnode3 slots=2", "before, at hosts:2"),
+        ("alice@node1\nbob@node1", "alice@node1 before, at hosts:2"),
+    ],
+)
+def test_hostfile_mistakes_name_their_line(line, found):
+    error = mistake(f"# hosts\n{line}\n")
+    number = 2 + line.count("\n")
+    assert error.what.startswith(f"hosts:{number}: ")
+    assert found in error.what
+    assert len(error.what) < 400
+    assert "slots=N" in error.remedy
+    assert error.found.isprintable()
+
+
+def test_hostfile_mistake_shows_the_line_as_written():
+    assert mistake("a slots=2\nb  slots=none # later").found == "b  slots=none"
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n", "\ufeff", " \t\r\n"])
+def test_hostfile_without_hosts_is_an_error(text):
+    assert mistake(text).what == "hosts:1: no host is named"
+
+
+def test_hostfile_with_too_many_hosts_or_slots_is_refused():
+    lines = [f"n{number}" for number in range(MAX_HOSTS + 1)]
+    assert len(parsed("\n".join(lines[:-1]))) == MAX_HOSTS
+    assert mistake("\n".join(lines)).what.startswith(f"hosts:{MAX_HOSTS + 1}: ")
+    assert mistake(f"a[1-{MAX_HOSTS}] slots=1\nb slots=1").what.startswith("hosts:2: ")
+    assert mistake("a\n" * (MAX_SLOTS + 1)).what.startswith(f"hosts:{MAX_SLOTS + 1}: ")
+
+
+@untimed
+@given(lists_of(hosts_of()))
+def test_format_hostfile_reads_back_the_same(hosts):
+    text = format_hostfile(hosts)
+    assert anywhere(parse_hostfile(text, "hosts")) == hosts
+    assert text == format_hostfile(parse_hostfile(text, "hosts"))
+
+
+@untimed
+@given(lists_of(hosts_of(max_slots=False)))
+def test_parse_hosts_reads_every_host_of_a_list(hosts):
+    names = [f"[{host.name}]" if ":" in host.name else host.name for host in hosts]
+    logins = [f"{host.user}@" if host.user else "" for host in hosts]
+    spec = [f"{login}{name}:{h.slots}" for login, name, h in zip(logins, names, hosts, strict=True)]
+    assert anywhere(parse_hosts(",".join(spec))) == hosts
+
+
+WORDS = st.sampled_from(
+    [
+        "node1",
+        "node[1-4]",
+        "[::1]:2",
+        "alice@",
+        "slots=",
+        "slots=2",
+        "max_slots=",
+        "4",
+        " ",
+        "\n",
+        "#",
+        ",",
+        ":",
+    ],
+)
+
+
+@untimed
+@given(st.text() | st.lists(WORDS, max_size=20).map("".join))
+@example("node[1-4")
+@example("node[1--4]")
+@example("a[1]b[")
+def test_hostfile_of_any_text_gives_hosts_or_a_line(text):
+    try:
+        hosts = parse_hostfile(text, "hosts")
+    except UsageError as error:
+        assert re.match(r"hosts:[0-9]+: ", error.what)  # noqa: PT017 -- most texts are wrong, not all
+        assert error.remedy  # noqa: PT017
+    else:
+        assert all(host.slots >= 1 for host in hosts)
+        assert anywhere(parse_hostfile(format_hostfile(hosts), "hosts")) == anywhere(hosts)
+
+
+@untimed
+@given(st.text() | st.lists(WORDS, max_size=20).map("".join))
+def test_parse_hosts_of_any_text_gives_hosts_or_a_place(spec):
+    try:
+        assert parse_hosts(spec)
+    except UsageError as error:
+        assert re.match(r"-H:[0-9]+: ", error.what)  # noqa: PT017
+        assert error.remedy  # noqa: PT017
+
+
+@untimed
+@given(st.lists(st.sampled_from("abcdef"), min_size=1))
+def test_hostfile_bare_lines_keep_the_order_first_named(names):
+    hosts = parse_hostfile("\n".join(names), "hosts")
+    assert [host.name for host in hosts] == list(dict.fromkeys(names))
+    assert {host.name: host.slots for host in hosts} == {name: names.count(name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("a", [("a", 1)]),
+        ("a:2,b:2", [("a", 2), ("b", 2)]),
+        (" a:2 , b:2 ", [("a", 2), ("b", 2)]),
+        ("a,a,b", [("a", 2), ("b", 1)]),
+        ("n[1-2,5]:4,[::1]:2", [("n1", 4), ("n2", 4), ("n5", 4), ("::1", 2)]),
+        ("alice@a:2", [("a", 2)]),
+    ],
+)
+def test_parse_hosts_reads_lists(spec, expected):
+    assert [(host.name, host.slots) for host in parse_hosts(spec)] == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "place_of_mistake"),
+    [
+        ("", 1),
+        (",", 1),
+        ("a:2,", 2),
+        ("a:2,,b:2", 2),
+        ("a:2,b:0", 2),
+        ("a:2,a:2", 2),
+        ("a b", 1),
+        ("n[1,2", 1),
+        ("a:2,-x:1", 2),
+        ("a#b", 1),
+        ("a\nb", 1),
+    ],
+)
+def test_parse_hosts_mistakes_name_their_place(spec, place_of_mistake):
+    with pytest.raises(UsageError, match=rf"^-H:{place_of_mistake}: ") as caught:
+        parse_hosts(spec)
+    assert "host:N,host:N" in caught.value.remedy or "slots=N" in caught.value.remedy
+
+
+def test_read_hostfile_takes_a_byte_order_mark_and_crlf(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_bytes(b"\xef\xbb\xbfa slots=2\r\nb slots=2\r\n")
+    assert read_hostfile(path) == (
+        Host("a", 2, source=f"{path}:1"),
+        Host("b", 2, source=f"{path}:2"),
+    )
+    assert read_hostfile(str(path)) == read_hostfile(path)
+
+
+def test_read_hostfile_that_cannot_be_read_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="missing: the hostfile cannot be read") as caught:
+        read_hostfile(tmp_path / "missing")
+    assert caught.value.found == "No such file or directory"
+    assert "--hostfile" in caught.value.remedy
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_hostfile(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "hosts:1: no host is named"),
+        (b"# later\n", "hosts:1: no host is named"),
+        (b"a slots=2\n\xff\xfe", "hosts:2: this is not UTF-8 text"),
+        (b"a slots=2\nb slots=0\n", "hosts:2: 'slots=0'"),
+        (b"#" * (MAX_FILE_BYTES + 1), "hosts: this is not a hostfile"),
+    ],
+    ids=["empty", "comments", "binary", "mistake", "huge"],
+)
+def test_read_hostfile_of_other_content_is_an_error(tmp_path, content, what):
+    (tmp_path / "hosts").write_bytes(content)
+    with pytest.raises(UsageError, match=what):
+        read_hostfile(tmp_path / "hosts")
+
+
+FOUR = parse_hosts("node[1-4]:2")
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "names"),
+    [
+        ((), (), "node1 node2 node3 node4"),
+        (["node3", "node1"], (), "node1 node3"),
+        (["node3,node1"], (), "node1 node3"),
+        (["node[2-3]"], (), "node2 node3"),
+        (["node[1,4]", "NODE2"], (), "node1 node2 node4"),
+        ((), ["node[1-2]"], "node3 node4"),
+        (["node[1-3]"], ["node2"], "node1 node3"),
+    ],
+)
+def test_select_keeps_the_named_hosts_in_order(include, exclude, names):
+    chosen = select(FOUR, include, exclude)
+    assert " ".join(host.name for host in chosen) == names
+    assert set(chosen) <= set(FOUR)
+
+
+def test_select_takes_an_ipv6_address_in_any_spelling():
+    hosts = parse_hosts("[::1]:2,a")
+    for spelling in ("::1", "[::1]", "0::1"):
+        assert select(hosts, [spelling]) == hosts[:1]
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "what"),
+    [
+        (["node5"], (), "--include:1: no such host: node5"),
+        (["node1", "node[3-5]"], (), "--include:2: no such host: node5"),
+        ((), ["node5"], "--exclude:1: no such host: node5"),
+        ((), ["node[1-4]"], "--exclude: no host is left"),
+        (["node1"], ["node1"], "--exclude: no host is left"),
+        (["node1:2"], (), "selects hosts, not slots"),
+        (["alice@node1"], (), "is not a host name"),
+        ([""], (), "is not a host name"),
+        (["node[1-100000000]"], (), "100,000,000 hosts"),
+    ],
+)
+def test_select_mistakes_name_the_option(include, exclude, what):
+    with pytest.raises(UsageError) as caught:
+        select(FOUR, include, exclude)
+    assert what in caught.value.what
+    assert "node" in caught.value.found or include == [""]
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "slots"),
+    [("localhost", 1, 2), ("two-machines", 2, 8), ("uneven-slots", 3, 14), ("ranges", 11, 52)],
+)
+def test_hostfile_examples_have_their_hosts_and_slots(name, hosts, slots):
+    found = read_hostfile(EXAMPLES / name)
+    assert len(found) == hosts
+    assert sum(host.slots for host in found) == slots
+
+
+def test_hostfile_examples_are_all_tested():
+    names = {path.name for path in EXAMPLES.iterdir()}
+    assert names == {"localhost", "two-machines", "uneven-slots", "ranges"}
+
+
+def test_format_hostfile_writes_open_mpi_form():
+    hosts = parse_hostfile("alice@a:2\nb\nb\n[::1] 4 max-slots=8\n", "hosts")
+    assert format_hostfile(hosts) == "alice@a slots=2\nb slots=2\n::1 slots=4 max_slots=8\n"
