@@ -39,6 +39,10 @@ class Option:
     """False for a switch that, switched on, rules out gradient accumulation."""
     needs: tuple[str, str] | None = None
     """It means something only where this other option has this value, and is refused elsewhere."""
+    offered_in: str = ""
+    """Fact of the backend's library that lists the choices it was built with; empty where it has them all."""
+    rebuild: str = ""
+    """The command that installs the library with every choice."""
     while_proven: OptionValue | None = None
     """What it is set to while an arm is held against a single process, whatever the arm says: that takes
     few steps, and what an option puts off until later would not be seen in them. None leaves it."""
@@ -67,10 +71,29 @@ class Backend:
     """False for the control alone: its ranks train apart, so they need not agree."""
     cuda: bool = True
     """Whether it can average tensors in GPU memory."""
+    only_named: bool = False
+    """Whether it runs only when it is named."""
+    one_process: bool = False
+    """Whether it runs as one process with all threads and the global batch, whatever ``-np`` is."""
+    training: Literal["same", "same at period 1", "another"] = "same"
+    """Whether it trains what a single process trains.
+
+    ``same at period 1``: only with the options ``while_proven``. ``another``: never; its accuracy and loss
+    have to be read beside its speed.
+    """
+    shards: Literal["nothing", "optimizer state", "parameters"] = "nothing"
+    """What a rank holds only a part of.
+
+    Where it is parameters, equal hashes of the gathered copies prove nothing: the reference alone does.
+    """
 
 
 _PROCESS_GROUP = Option(
     "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
+)
+_BUCKET_CAP_MB = Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket")
+_BUCKET_VIEW = Option(
+    "gradient_as_bucket_view", "switch", default=False, summary="gradients live in the buckets"
 )
 _BUCKET_MB = Option(
     "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
@@ -103,13 +126,8 @@ BACKENDS: dict[str, Backend] = {
             libraries=(),
             options=(
                 _PROCESS_GROUP,
-                Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket"),
-                Option(
-                    "gradient_as_bucket_view",
-                    "switch",
-                    default=False,
-                    summary="gradients live in the buckets",
-                ),
+                _BUCKET_CAP_MB,
+                _BUCKET_VIEW,
                 Option(
                     "static_graph",
                     "switch",
@@ -173,7 +191,15 @@ BACKENDS: dict[str, Backend] = {
             libraries=("horovod",),
             install="compare install horovod",
             options=(
-                Option("controller", "choice", "gloo", "who negotiates and carries tensors", ("gloo", "mpi")),
+                Option(
+                    "controller",
+                    "choice",
+                    "gloo",
+                    "who negotiates and carries tensors",
+                    ("gloo", "mpi"),
+                    offered_in="controllers",
+                    rebuild="pip install 'ringside[mpi]' && compare install horovod --force",
+                ),
                 Option(
                     "mode",
                     "choice",
@@ -215,6 +241,37 @@ BACKENDS: dict[str, Backend] = {
                 ),
                 _BUCKET_MB,
             ),
+        ),
+        Backend(
+            name="zero",
+            summary="ZeroRedundancyOptimizer over DDP: each rank updates and keeps state for a part",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.zero:ZeroReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(
+                _PROCESS_GROUP,
+                _BUCKET_CAP_MB,
+                _BUCKET_VIEW,
+                Option(
+                    "parameters_as_bucket_view",
+                    "switch",
+                    default=False,
+                    summary="one broadcast for each rank's parameters, not one for each parameter",
+                ),
+            ),
+            only_named=True,
+            shards="optimizer state",
+        ),
+        Backend(
+            name="single",
+            summary="one process with all threads and the global batch: should I distribute at all?",
+            group="backends.groups.none:NoGroup",
+            strategy="backends.strategies.single:SingleReplica",
+            launcher="torchrun",
+            libraries=(),
+            only_named=True,
+            one_process=True,
         ),
     )
 }

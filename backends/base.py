@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+    Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
@@ -126,23 +127,27 @@ class Group(ABC):
 
 
 class Replica(ABC):
-    """One rank's trainable copy of the model. ``forward``, ``backward``, ``sync``, ``step``, in turn.
+    """One rank's trainable copy of the model.
 
-    With ``passes_per_step`` above 1 there are so many of the first two, in turn, before the others.
-
-    The replica makes the optimizer: sharding strategies never train one that was made before them.
+    A step is ``learn`` once for each pass, then ``sync``, then ``step``. The replica makes the optimizer,
+    because sharding strategies cannot train one that was made before them.
     """
 
     model: nn.Module
-    """The plain module: its parameters are what is hashed and evaluated."""
+    """The module that trains, as the strategy holds it; ``whole`` returns the plain whole model."""
     optimizer: torch.optim.Optimizer
-    """The one that steps."""
+    """The optimizer that applies the update rule to what this rank updates; its settings are attested."""
     shard: tuple[int, int]
-    """(index, count) of the data shard this replica trains on; not always (rank, world size)."""
+    """(index, count) of the data shard this replica trains on.
+
+    Ranks that share a model, as in a pipeline, share a shard. Each batch is 1 / count of the global batch.
+    """
     phases: tuple[str, ...] = ("forward", "backward", "sync", "step")
-    """The phases that can be timed apart."""
+    """The phases that are timed separately. A strategy that fuses forward and backward leaves out forward."""
     passes_per_step: int = 1
-    """Forward and backward passes whose gradients add up before they are averaged, set by ``accumulate``."""
+    """Passes whose gradients add up before they are averaged; set by ``accumulate``."""
+    cycle: int = 1
+    """Steps after which communication repeats itself; timed blocks are whole multiples of it."""
 
     @abstractmethod
     def __init__(
@@ -151,14 +156,38 @@ class Replica(ABC):
         """Take over ``model``, start every rank from rank 0's parameters, and make the optimizer."""
 
     def accumulate(self, passes: int) -> None:
-        """Take so many passes to a step, and communicate only in the last; to be called before the first.
+        """Set the passes of a step; only the last one communicates. Call it before the first step.
 
-        Gradients add up: it is for the caller to divide the losses by ``passes``.
+        Gradients add up: ``learn`` divides the losses by ``passes``.
 
         Raises:
-            BackendError: the library cannot leave out communication in the others.
+            BackendError: the library cannot leave out communication in the other passes.
         """
         self.passes_per_step = passes
+
+    def learn(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        loss: Loss,
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Compute forward, loss and backward of one pass.
+
+        A strategy that cannot separate forward from backward overrides it, and calls ``on_phase`` with
+        ``backward`` alone.
+
+        Args:
+            inputs: shape (batch, features).
+            targets: shape (batch,).
+            loss: maps logits and targets to a scalar.
+            on_phase: called with the name of every phase that has ended.
+        """
+        found = loss(self.forward(inputs), targets)
+        on_phase("forward")
+        # Gradients of the passes add up to those of the mean over all samples of the step.
+        self.backward(found if self.passes_per_step == 1 else found / self.passes_per_step)
+        on_phase("backward")
 
     @abstractmethod
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -166,7 +195,7 @@ class Replica(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients of a scalar loss; a strategy may begin to communicate here."""
+        """Compute gradients of a scalar loss; a strategy may start to communicate here."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -174,12 +203,29 @@ class Replica(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Apply the gradients and forget them."""
+        """Apply the gradients and drop them."""
+
+    def whole(self) -> nn.Module:
+        """Return the plain whole model as it is now. Collective: every rank calls it at the same point.
+
+        Hashes, the reference and the test use it. It must not change the training.
+        """
+        return self.model
+
+    def held_bytes(self) -> Facts:
+        """Count the bytes that this rank holds of the parameters and of the optimizer's state."""
+        state = (value for held in self.optimizer.state.values() for value in held.values())
+        return {
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in self.model.parameters()),
+            "optimizer_state_bytes": sum(
+                value.numel() * value.element_size() for value in state if hasattr(value, "element_size")
+            ),
+        }
 
     @abstractmethod
     def attest(self) -> Facts:
-        """Say how gradients become the mean: reduce op, buckets, fusion, as the library has them."""
+        """Return how gradients become the mean: reduce op, buckets, fusion, as the library has them."""
 
     @abstractmethod
     def collectives(self) -> Collectives | None:
-        """Return one step's collectives, to be timed alone; None where they cannot be run apart."""
+        """Return one step's collectives, to be timed alone; None where they cannot be run alone."""

@@ -58,7 +58,7 @@ class NoGroup(Group):
         self._refuse(tensor, root)
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise BackendError("the control has no collectives: its ranks train apart")
+        raise BackendError("this group has no collectives: its ranks do not communicate")
 
     def attest(self) -> Facts:
         # Asked of the library, so that a control that started a process group cannot pass for one.

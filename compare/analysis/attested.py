@@ -48,6 +48,10 @@ class Item(NamedTuple):
     """Ranks on different hosts may differ in it."""
     optional: bool = False
     """Arms without it count as the same."""
+    by_process: bool = False
+    """An arm of one process differs in it by declaration."""
+    by_training: bool = False
+    """An arm that declares another training differs in it by declaration."""
     from_shell: bool = False
     """Set in the user's shell; reported even if no arm reads it."""
 
@@ -100,31 +104,51 @@ def _passes(rank: RankResult) -> Any:
     return own or _attested("replica", "passes_per_step")(rank)
 
 
-def _trained_steps(rank: RankResult) -> int:
+def _trained_steps(rank: RankResult) -> int | None:
+    """Count the timed steps; None if blocks are multiples of the arm's own cycle."""
+    if (_attested("replica", "cycle")(rank) or 1) > 1:
+        return None
     return sum(block.steps for block in rank.blocks if block.mode == "training")
 
 
+def _global_batch(rank: RankResult) -> Any:
+    """Return the samples of all shards in one pass."""
+    samples, shard = _attested("batch", "samples")(rank), _attested("batch", "shard")(rank)
+    return samples * shard[1] if samples and shard else samples
+
+
+def _held(rank: RankResult) -> Any:
+    found = _attested("held")(rank)
+    return found and {name.removesuffix("_bytes"): size for name, size in found.items()}
+
+
+BY_ONE_PROCESS = "by declaration: one process has all threads and the global batch"
+BY_ANOTHER_TRAINING = "by declaration: another training"
 BY_HOST = "a rank that is alone on its host cannot use shared memory"
 WHAT_IS_COMPARED = "this is what is compared"
 _COMPARED = f"part of the backend: {WHAT_IS_COMPARED}"
 _ITEMS = (
     Item("device", "controlled", _attested("device")),
-    Item("host", "controlled", lambda rank: rank.host, by_rank=True),
-    Item("threads", "controlled", _attested("threads")),
+    Item("host", "controlled", lambda rank: rank.host, by_rank=True, by_process=True),
+    Item("threads", "controlled", _attested("threads"), by_process=True),
     Item("inter-op threads", "controlled", _attested("interop_threads")),
     Item("affinity", "controlled", _attested("affinity")),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
     Item("input dtype", "controlled", _attested("batch", "dtype")),
-    Item("batch size per rank", "controlled", _attested("batch", "samples")),
+    Item("global batch size", "controlled", _global_batch),
     Item("passes per step", "controlled", _passes, optional=True),
     Item("training samples", "controlled", _attested("batch", "training_samples")),
-    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True),
+    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, by_process=True),
     Item("optimizer", "controlled", _attested("optimizer")),
-    Item("timed steps", "controlled", _trained_steps),
+    Item("timed steps", "controlled", _trained_steps, optional=True),
     Item("gradient bytes", "controlled", lambda rank: rank.gradient_bytes),
     Item("initial parameters", "controlled", lambda rank: rank.initial_hash[:12]),
-    Item("reduce op", "controlled", _reduce_op, "the arms compute different gradients", in_control=False),
+    Item(
+        *("reduce op", "controlled", _reduce_op, "the arms compute different gradients"),
+        in_control=False,
+        by_training=True,
+    ),
     Item(
         *("compression", "controlled", _compression),
         "compressed gradients differ from those that were computed",
@@ -160,6 +184,12 @@ _ITEMS = (
         ("env.HOROVOD_CYCLE_TIME",),
         by_library=True,
         in_control=False,
+    ),
+    Item(
+        *("bytes held", "compared", _held, _COMPARED),
+        by_library=True,
+        in_control=False,
+        by_rank=True,
     ),
     Item("autotune", "compared", _attested("group", "autotune"), _COMPARED, in_control=False),
     Item(

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from compare.analysis.attested import BY_HOST, WHAT_IS_COMPARED, Role, items_of
+from compare.analysis.attested import (
+    BY_ANOTHER_TRAINING,
+    BY_HOST,
+    BY_ONE_PROCESS,
+    WHAT_IS_COMPARED,
+    Role,
+    items_of,
+)
 
 if TYPE_CHECKING:
     from compare.analysis.attested import Item
@@ -49,15 +56,24 @@ def compare_conditions(run: Run) -> list[Condition]:
 
 
 def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
-    asked = [arm for arm in arms if item.in_control or arm.synchronises]
+    asked = [arm for arm in arms if item.in_control or arm.communicates]
     seen = {arm.label: [_per_rank(launch, item) for launch in run.of(arm)] for arm in asked}
     if all(value == ABSENT for rounds in seen.values() for ranks in rounds for value in ranks):
         return _unread(arms, item) if item.from_shell else None
     values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
     hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
-    kind, why = _classify(asked, seen, hosts, item)
+    exempt = [arm for arm in asked if _is_exempt(arm, item)]
+    kind, why = _classify([arm for arm in asked if arm not in exempt], seen, hosts, item)
+    if kind == "same" and exempt:
+        by = BY_ONE_PROCESS if item.by_process else BY_ANOTHER_TRAINING
+        kind, why = "declared", f"{', '.join(arm.label for arm in exempt)} differs {by}"
     own = kind == "declared" and _is_by_library(asked, seen, item)
     return Condition(item=item.name, role=item.role, kind=kind, values=values, why=why, by_library=own)
+
+
+def _is_exempt(arm: Arm, item: Item) -> bool:
+    """Return whether an arm may differ in an item by declaration."""
+    return (item.by_process and arm.one_process) or (item.by_training and not arm.same_training)
 
 
 def _unread(arms: list[Arm], item: Item) -> Condition:
@@ -76,9 +92,9 @@ def _classify(
     uneven = [arm.label for arm in arms if _differs_within(seen[arm.label], hosts[arm.label], item)]
     if uneven:
         return "different", f"ranks or rounds of {', '.join(uneven)} differ"
-    first = {arm.label: seen[arm.label][0] for arm in arms}
+    first = {arm.label: _first_values(seen[arm.label], item) for arm in arms}
     compared = [ranks for ranks in first.values() if not item.optional or set(ranks) != {ABSENT}]
-    if all(ranks == compared[0] for ranks in compared):
+    if not compared or all(ranks == compared[0] for ranks in compared):
         apart = [arm.label for arm in arms if len(set(first[arm.label])) > 1] if item.by_host else []
         return ("declared", f"hosts of {', '.join(apart)} differ: {BY_HOST}") if apart else ("same", "")
     if item.role != "controlled":
@@ -91,6 +107,14 @@ def _classify(
         names = [name for name in item.options if name in by_option.values()]
         return "declared", f"set by the option {', '.join(names)}: {item.why}"
     return "different", item.why or "the arms did not run under the same conditions"
+
+
+def _first_values(rounds: list[list[str]], item: Item) -> list[str]:
+    """Return the values of an arm's first round; one value if its ranks must agree.
+
+    Arms may have different numbers of ranks.
+    """
+    return rounds[0] if item.by_rank or item.by_host else rounds[0][:1]
 
 
 def _why_compared(arms: list[Arm], seen: dict[str, list[list[str]]], item: Item) -> str:
@@ -107,7 +131,7 @@ def _is_by_library(arms: list[Arm], seen: dict[str, list[list[str]]], item: Item
     def asked(arm: Arm) -> bool:
         return any(name in arm.given for name in item.options)
 
-    first = {arm.label: seen[arm.label][0] for arm in arms}
+    first = {arm.label: _first_values(seen[arm.label], item) for arm in arms}
     known = [arm for arm in arms if not item.optional or set(first[arm.label]) != {ABSENT}]
     return item.by_library and any(
         first[one.label] != first[other.label]

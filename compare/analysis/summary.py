@@ -193,6 +193,8 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
     samples = sum(rank.evaluation.samples for rank in ranks)
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     control = run.config.control if arm.synchronises else None
+    # An arm of one process exchanges nothing: it has an efficiency, and no sync cost.
+    paying = control if arm.communicates else None
     baseline = next(a for a in run.config.arms if a.label == run.config.baseline)
     ratios = log_ratios(run, arm, baseline)
     return ArmSummary(
@@ -201,8 +203,8 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
         transport=_transport(ranks[0].attestation),
         step_seconds=Estimate.of(steps),
         samples_per_second=Estimate.of(run.config.global_batch_size / step for step in steps),
-        sync_seconds=_paired(run, arm, control, lambda own, other: own - other),
-        sync_share=_paired(run, arm, control, lambda own, other: (own - other) / own),
+        sync_seconds=_paired(run, arm, paying, lambda own, other: own - other),
+        sync_share=_paired(run, arm, paying, lambda own, other: (own - other) / own),
         efficiency=_paired(run, arm, control, lambda own, other: other / own),
         speed_against_baseline=Estimate.of_log_ratios(ratios) if ratios else None,
         verdict=verdict,
@@ -215,7 +217,7 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
             max(rank.moments.first_step_done for rank in launch.ranks) for launch in launches
         ),
         other_cpu_load=Estimate.of(map(other_cpu_load, launches)),
-        detail=_detail(run, arm, control),
+        detail=_detail(run, arm, paying),
         fastest=fastest,
     )
 
@@ -249,7 +251,7 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
     near = worst is not None and worst <= LIMITS["float64"]
     outcome: Literal["passed", "failed", "exempt"] = "passed" if near else "failed"
     return Parity(
-        outcome=outcome if arm.exact else "exempt",
+        outcome=outcome if arm.exact and not arm.another_training else "exempt",
         steps=min(taken.steps for taken in passes),
         difference=worst,
     )

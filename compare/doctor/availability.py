@@ -14,7 +14,6 @@ from backends import BACKENDS, Backend
 from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from compare.doctor.checkup import Probe
 from compare.doctor.facts import Library
-from compare.doctor.rules.software import MPI_WHEELS
 from compare.errors import UnavailableError
 from compare.schema.environment import import_path
 
@@ -62,14 +61,19 @@ class Survey(msgspec.Struct, frozen=True):
             raise UnavailableError(
                 f"{name} cannot run here.", found=availability.problem, remedy=availability.remedy
             )
-        controllers = self.libraries["horovod"].facts.get("controllers", []) if name == "horovod" else []
-        controller = options.get("controller")
-        if controller and controller not in controllers:
-            raise UnavailableError(
-                f"Horovod was built without its {controller} controller.",
-                found=f"It has: {', '.join(controllers)}.",
-                remedy=f"{MPI_WHEELS} && compare install horovod --force",
-            )
+        backend = BACKENDS[name]
+        for option in backend.options:
+            chosen = options.get(option.name)
+            if not option.offered_in or chosen is None:
+                continue
+            library = backend.libraries[-1]
+            offered = self.libraries[library].facts.get(option.offered_in, [])
+            if chosen not in offered:
+                raise UnavailableError(
+                    f"{library.title()} was built without its {chosen} {option.name}.",
+                    found=f"It has: {', '.join(offered)}.",
+                    remedy=option.rebuild,
+                )
 
 
 def survey(wanted: Iterable[str] = ()) -> Survey:
@@ -122,7 +126,7 @@ def _judge(backend: Backend, libraries: dict[str, Library]) -> Availability:
     return Availability(
         backend=backend.name,
         version=facts.get("version", ""),
-        transport="none" if not backend.synchronises else facts.get("transport", ""),
+        transport=facts.get("transport", "") if backend.synchronises and not backend.one_process else "none",
         launcher=backend.launcher,
         problem=problem,
         remedy=remedy,

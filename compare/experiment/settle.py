@@ -175,7 +175,7 @@ def choose_arms(
     arms, left_out = [], {}
     for name, found in survey.backends.items():
         backend = BACKENDS[name]
-        if name == CONTROL:
+        if name == CONTROL or backend.only_named:
             continue
         if found.problem:
             left_out[name] = f"{found.problem}; install it with: {found.remedy}"

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
 from backends.launchers.request import Request
@@ -137,7 +139,8 @@ def commands_for(
             found=f"{where_it_is_not(name)}.",
             remedy=LAUNCHERS[name].REMEDY,
         )
-    network = cluster.network
+    network, hosts = cluster.network, cluster.hosts
+    config = config.as_run_by(arm, hosts[0].slots)
     alike = settings(
         threads=config.threads_per_rank, interface=network.interface, executables=environment_bin()
     )
@@ -145,7 +148,7 @@ def commands_for(
     request = Request(
         executable=executable,
         python=Path(sys.executable),
-        hosts=cluster.hosts,
+        hosts=(msgspec.structs.replace(hosts[0], slots=1),) if arm.one_process else hosts,
         module="compare.worker",
         arguments=(str(place.job_file),),
         port=cluster.free_port(),
@@ -184,7 +187,7 @@ def _launch_once(
     if budget <= 0:
         raise BudgetError("The budget is over.")
     job = Job(
-        config=run.config,
+        config=run.config.as_run_by(planned.arm, cluster.hosts[0].slots),
         arm=planned.arm,
         launcher=launcher,
         dataset=run.dataset,

@@ -183,7 +183,8 @@ class LaunchPlace:
             argv=command.argv if command else (),
             environment=environment,
             launcher=job.launcher,
-            ranks=tuple(rank for rank, its in enumerate(self._agent_of) if its is agent),
+            # An arm of one process has its only rank on the first host.
+            ranks=tuple(r for r, its in enumerate(self._agent_of[: job.config.ranks]) if its is agent),
             # The deadline of this process comes first, because its message says more.
             deadline_seconds=deadline_seconds + ANSWER_SECONDS,
         )

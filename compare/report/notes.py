@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from compare.analysis import Analysis
     from compare.analysis.conditions import Condition
     from compare.analysis.summary import Summary
+    from compare.schema.arms import Arm
     from compare.schema.results import Run
 
 _HASH_DIGITS = 12
@@ -117,6 +118,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_by_library(analysis),
         *_aa_test(analysis),
         *_meaning(run, summary),
+        *_one_process(run),
         *_end(run, summary),
         *_noise_floor(summary),
         *_unresolved(summary),
@@ -160,6 +162,17 @@ def _meaning(run: Run, summary: Summary) -> list[str]:
     return [f"Means over {counted(rounds, 'round')} ({brackets}). {sync}"]
 
 
+def _one_process(run: Run) -> list[str]:
+    """Explain an arm of one process, and why it has no sync cost."""
+    batch = run.config.global_batch_size // run.config.accumulate
+    return [
+        f"{arm.label}: one process with all threads of a host and the global batch of {batch}. "
+        "It exchanges nothing, so it has an efficiency and no sync cost."
+        for arm in run.config.arms
+        if arm.one_process and run.of(arm)
+    ]
+
+
 def _end(run: Run, summary: Summary) -> list[str]:
     """Explain why a run under a budget ended."""
     if run.config.budget_seconds is None or not run.complete:
@@ -197,16 +210,28 @@ def _unresolved(summary: Summary) -> list[str]:
 
 def _trained_model(run: Run, summary: Summary) -> list[str]:
     """Compare the parameters of exact arms; list the other arms."""
-    exact = {arm.label for arm in run.config.arms if arm.synchronises and arm.exact}
-    lossy = {arm.label for arm in run.config.arms if not arm.exact}
-    hashes = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in exact}
+    arms = {arm.label: arm for arm in run.config.arms if arm.synchronises}
+    ends = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in arms}
+    hashes = {label: end for label, end in ends.items() if not _why_other(arms[label])}
     all_arms = "every arm" if len(hashes) > 1 else "the arm"
-    return _of_exact(hashes, ", ".join(hashes) if lossy else all_arms) + [
-        f"{arm.arm} rounds or compresses by design: its ranks agree, on other parameters than exact arms "
-        f"({_short(arm.final_hash)})."
-        for arm in summary.arms
-        if arm.arm in lossy
+    return _of_exact(hashes, all_arms if len(hashes) == len(ends) else ", ".join(hashes)) + [
+        f"{label} {_why_other(arms[label])} ({_short(end)})."
+        for label, end in ends.items()
+        if label not in hashes
     ]
+
+
+def _why_other(arm: Arm) -> str:
+    """Return why an arm's hash says nothing beside those of other arms; empty if it does."""
+    if arm.one_process:
+        return "adds up the samples of a step in one process, in another order"
+    if not arm.same_training:
+        return "is another training by declaration: read its accuracy and loss beside its speed"
+    if arm.in_shards:
+        return "holds its parameters in shards: equal hashes prove nothing, the reference alone does"
+    if not arm.exact:
+        return "rounds or compresses by design: its ranks agree, on other parameters than exact arms"
+    return ""
 
 
 def _of_exact(hashes: dict[str, str | None], whose: str) -> list[str]:
@@ -229,7 +254,11 @@ def _parity(run: Run, summary: Summary) -> list[str]:
     lossy = {arm: parity for arm, parity in proven.items() if parity.outcome == "exempt"}
     near = _near([parity.difference for parity in exact.values()])
     found = [f"{', '.join(exact) if lossy else _who(run, summary, list(proven))} {near}"] if exact else []
-    found += [f"{arm} (lossy) {_away(parity.difference)}" for arm, parity in lossy.items()]
+    other = {arm.label for arm in run.config.arms if arm.another_training}
+    found += [
+        f"{arm} ({'another training' if arm in other else 'lossy'}) {_away(parity.difference)}"
+        for arm, parity in lossy.items()
+    ]
     return [f"Parity with a single process, after {steps} float64 steps: {'; '.join(found)}."]
 
 

@@ -99,6 +99,33 @@ class Arm(msgspec.Struct, frozen=True):
         return BACKENDS[self.backend].synchronises
 
     @property
+    def one_process(self) -> bool:
+        """Whether this arm runs as one process with all threads and the global batch."""
+        return BACKENDS[self.backend].one_process
+
+    @property
+    def communicates(self) -> bool:
+        """Whether the ranks of this arm exchange gradients or parameters, at a cost."""
+        return self.synchronises and not self.one_process
+
+    @property
+    def same_training(self) -> bool:
+        """Whether this arm trains what a single process trains, by its backend's declaration."""
+        declared = BACKENDS[self.backend].training
+        at_period_1 = declared == "same at period 1" and self.options == self.options_while_proven
+        return declared == "same" or at_period_1
+
+    @property
+    def another_training(self) -> bool:
+        """Whether this arm never trains what a single process trains, by its backend's declaration."""
+        return BACKENDS[self.backend].training == "another"
+
+    @property
+    def in_shards(self) -> bool:
+        """Whether a rank holds only a part of the parameters, so that equal hashes prove nothing."""
+        return BACKENDS[self.backend].shards == "parameters"
+
+    @property
     def exact(self) -> bool:
         """Return whether averaged gradients are the exact mean, except for rounding."""
         return self.gradient_tolerance == 0

@@ -120,6 +120,28 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                     remedy="Leave out one of the two.",
                 )
 
+    def ranks_of(self, arm: Arm) -> int:
+        """Return the number of processes of an arm."""
+        return 1 if arm.one_process else self.ranks
+
+    def as_run_by(self, arm: Arm, slots: int) -> RunConfig:
+        """Return the config that the ranks of an arm read.
+
+        An arm of one process gets the global batch, and the threads of all ranks of its host.
+
+        Args:
+            arm: one of the run's.
+            slots: ranks that other arms have on the first host.
+        """
+        if not arm.one_process:
+            return self
+        return msgspec.structs.replace(
+            self,
+            ranks=1,
+            batch_size_per_rank=self.ranks * self.batch_size_per_rank,
+            threads_per_rank=slots * self.threads_per_rank,
+        )
+
     @property
     def global_batch_size(self) -> int:
         """Return the samples of all ranks in one step."""

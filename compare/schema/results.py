@@ -18,7 +18,7 @@ from compare.schema.hosts import Host, Network
 
 SCHEMA_VERSION = 2
 PHASES = {"forward", "backward", "sync", "step"}
-"""Of a step, where they were timed."""
+"""Phases of a step, where they were timed. One that fuses forward and backward has no forward."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,5 +248,6 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """The relative difference that was found; None at the ranks' gate, or where it is not a number."""
     limit: float | None = None
     what: str = ""
+    """What failed, or why an arm is exempt where that is neither the control nor lossy."""
     found: str = ""
     remedy: str = ""

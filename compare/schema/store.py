@@ -99,12 +99,15 @@ def _contradictions(run: Run) -> Iterator[str]:
     seen: set[tuple[str, int]] = set()
     for launch in run.launches:
         where = f"Launch {launch.number} ({launch.arm}, round {launch.round})"
-        if launch.arm not in labels:
+        arm = next((arm for arm in run.config.arms if arm.label == launch.arm), None)
+        if arm is None:
             yield f"{where} is of none of the arms: {', '.join(labels)}."
+            continue
         if (launch.arm, launch.round) in seen:
             yield f"{where} is there twice."
         seen.add((launch.arm, launch.round))
-        yield from (f"{where}: {wrong}" for wrong in _contradictions_in(launch, run.config))
+        count = run.config.ranks_of(arm)
+        yield from (f"{where}: {wrong}" for wrong in _contradictions_in(launch, count))
 
 
 def _contradictions_of_config(config: RunConfig, labels: list[str]) -> Iterator[str]:
@@ -122,10 +125,10 @@ def _contradictions_of_config(config: RunConfig, labels: list[str]) -> Iterator[
         yield f"A run of comparisons has two arms, this one {len(labels)}."
 
 
-def _contradictions_in(launch: Launch, config: RunConfig) -> Iterator[str]:
+def _contradictions_in(launch: Launch, count: int) -> Iterator[str]:
     ranks = [rank.rank for rank in launch.ranks]
-    if ranks != list(range(config.ranks)):
-        yield f"has ranks {', '.join(map(str, ranks)) or 'none'}, where 0 to {config.ranks - 1} belong."
+    if ranks != list(range(count)):
+        yield f"has ranks {', '.join(map(str, ranks)) or 'none'}, where 0 to {count - 1} belong."
         return
     if launch.seconds <= 0:
         yield f"took {launch.seconds:g} s."
@@ -157,7 +160,7 @@ def _contradictions_of(rank: RankResult) -> Iterator[str]:
 def _contradictions_of_block(block: Block) -> Iterator[str]:
     if block.steps < 1 or block.wall_ns < 1:
         yield f"of {block.steps} steps in {block.wall_ns} ns."
-    if block.phases and set(block.phases) != PHASES:
+    if block.phases and set(block.phases) | {"forward"} != PHASES:
         yield f"with the phases {', '.join(block.phases)}."
     if any(len(times) != block.steps for times in block.phases.values()):
         yield f"whose phases were not timed in each of its {block.steps} steps."

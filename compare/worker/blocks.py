@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
+from backends.base import BackendError
 from compare.schema.results import Block, Mode
 from compare.worker.clock import PhaseClock, plan_blocks, read_clock, time_work
 from compare.worker.loop import train
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = 10
 """At most so many steps a reference takes before it is timed."""
-_SETTLING_STEPS = 1
-"""First steps of a block, which train but are not timed: the caches still hold what the other side left, and
-the first step takes 15 to 20 % longer, which nobody who trains without being measured ever pays."""
 
 
 class Side(NamedTuple):
@@ -65,6 +63,29 @@ def _untouched_randomness(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
+def settling_steps(steps: int, cycle: int) -> int:
+    """Return how many steps of a block train but are not timed: its first cycle, unless that is all of it.
+
+    The caches still hold data of the other side, so the first step takes 15 to 20 % longer. No training
+    that is not measured pays for that.
+    """
+    return cycle if steps > cycle else 0
+
+
+def untimed_steps(config: RunConfig, cycle: int) -> int:
+    """Return how many steps train before the clock starts, so that whole cycles are left.
+
+    Raises:
+        BackendError: no whole cycle is left.
+    """
+    left = config.total_steps - config.untimed_steps
+    if left < cycle:
+        raise BackendError(
+            f"this arm repeats itself every {cycle} steps, and only {left} would be timed: train more --steps"
+        )
+    return config.untimed_steps + left % cycle
+
+
 def take_turns(job: Job, sides: Sides, group: Group, guard: Guard, *, step_seconds: float) -> Iterator[Block]:
     """Train the steps that count, block by block; a step is expected to take ``step_seconds``."""
     return _Turns(job, sides, group, guard, step_seconds).take()
@@ -77,14 +98,21 @@ class _Turns:
         self._group = group
         self._guard = guard
         self._step_seconds = step_seconds
-        self._done = job.config.untimed_steps
+        self._cycle = sides["training"].replica.cycle
+        self._done = untimed_steps(job.config, self._cycle)
 
     def take(self) -> Iterator[Block]:
         config = self._job.config
         order = random.Random(f"{config.seed}/{self._job.number}")
         if "reference" in self._sides or not self._job.arm.synchronises:
             self._meet(self._done)  # the reference, or the control, has warmed up apart
-        for plan in plan_blocks(config.total_steps - self._done, order, reference="reference" in self._sides):
+        plans = plan_blocks(
+            config.total_steps - self._done,
+            order,
+            reference="reference" in self._sides,
+            cycle=self._cycle,
+        )
+        for plan in plans:
             if plan.mode == "training":
                 yield self._timed_block(plan)
                 self._done += plan.steps
@@ -105,7 +133,7 @@ class _Turns:
 
     def _timed_block(self, plan: BlockPlan) -> Block:
         side, device = self._sides[plan.mode], self._group.device
-        settling = min(_SETTLING_STEPS, plan.steps - 1)
+        settling = settling_steps(plan.steps, self._cycle)
         steps = plan.steps - settling
         clock = PhaseClock(device) if plan.phased else None
         self._note()

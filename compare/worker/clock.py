@@ -44,7 +44,7 @@ class BlockPlan(NamedTuple):
     """Its phases are timed, and it stays out of the headline."""
 
 
-def plan_blocks(steps: int, order: random.Random, *, reference: bool) -> list[BlockPlan]:
+def plan_blocks(steps: int, order: random.Random, *, reference: bool, cycle: int = 1) -> list[BlockPlan]:
     """Cut ``steps`` into blocks, and put blocks of the reference between them.
 
     A reference block comes right before or after a training block of the same length, as ``order``
@@ -54,8 +54,9 @@ def plan_blocks(steps: int, order: random.Random, *, reference: bool) -> list[Bl
         steps: training steps in all.
         order: shuffles; seeded alike on every rank.
         reference: whether there is one.
+        cycle: every block is a whole multiple of it.
     """
-    sizes = split_into_blocks(steps)
+    sizes = split_into_blocks(steps, cycle=cycle)
     middle = len(sizes) // 2 if len(sizes) > 1 else None
     referred = _spread(len(sizes), REFERENCE_BLOCKS - 1) | {middle} if reference else set()
     plans = []
@@ -68,14 +69,16 @@ def plan_blocks(steps: int, order: random.Random, *, reference: bool) -> list[Bl
     return plans
 
 
-def split_into_blocks(steps: int, block_steps: int = BLOCK_STEPS) -> list[int]:
-    """Cut ``steps`` into blocks of about ``block_steps``, as equal as can be; into two at least.
+def split_into_blocks(steps: int, block_steps: int = BLOCK_STEPS, *, cycle: int = 1) -> list[int]:
+    """Cut ``steps``, a multiple of ``cycle``, into blocks of about ``block_steps``; into two at least.
 
-    Equal blocks make the median over them fair; a short last block would be the noisiest.
+    Equal blocks make the median over them fair; a short last block would be the noisiest. Blocks differ by
+    one cycle at most.
     """
-    count = max(min(2, steps), round(steps / block_steps))
-    size, longer = divmod(steps, count) if count else (0, 0)
-    return [size + (i < longer) for i in range(count)]
+    cycles = steps // cycle
+    count = max(min(2, cycles), min(cycles, round(steps / block_steps)))
+    size, longer = divmod(cycles, count) if count else (0, 0)
+    return [cycle * (size + (i < longer)) for i in range(count)]
 
 
 def _spread(count: int, most: int) -> set[int | None]:

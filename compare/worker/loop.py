@@ -35,11 +35,7 @@ def train(
     passes = replica.passes_per_step
     for _ in range(steps):
         for inputs, targets in islice(batches, passes):
-            loss = loss_function(replica.forward(inputs), targets)
-            on_phase("forward")
-            # Gradients of the passes add up; they shall be those of the mean over all samples of the step.
-            replica.backward(loss if passes == 1 else loss / passes)
-            on_phase("backward")
+            replica.learn(inputs, targets, loss_function, on_phase)
         replica.sync()
         on_phase("sync")
         replica.step()

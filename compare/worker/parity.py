@@ -212,17 +212,19 @@ def _follow(
         note(seconds)
         begun = time.monotonic()
         train(replica, own, 1)
+        whole = replica.whole()
         if leads or step == 0:
             oracle.step()
-            differences.append(relative_difference(replica.model, oracle.model))
+            differences.append(relative_difference(whole, oracle.model))
         if step == 0:
-            first_update = oracle.hold_against_update(replica.model)
+            first_update = oracle.hold_against_update(whole)
         if not leads:
             oracle.forget_start()
         seconds = time.monotonic() - begun
+    whole = replica.whole()
     if leads:
-        whole_update = oracle.hold_against_update(replica.model)
-    return _Outcome(steps, hash_parameters(replica.model), first_update, whole_update, differences)
+        whole_update = oracle.hold_against_update(whole)
+    return _Outcome(steps, hash_parameters(whole), first_update, whole_update, differences)
 
 
 def _finite(number: float) -> float | None:

@@ -19,7 +19,7 @@ from compare.schema.arms import CONTROL
 from compare.schema.environment import library_settings
 from compare.schema.job import PASSES
 from compare.schema.results import Evaluation, Moments, RankResult, Sweep
-from compare.worker.blocks import FIRST_STEPS, Side, make_reference, take_turns
+from compare.worker.blocks import FIRST_STEPS, Side, make_reference, take_turns, untimed_steps
 from compare.worker.clock import (
     CALLS_REPEATED,
     CPUMeter,
@@ -69,7 +69,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
 
     guard.note("replica")
     replica = _make_replica(job, joined)
-    initial_hash = hash_parameters(replica.model)
+    initial_hash = hash_parameters(replica.whole())
     start_up.mark("replica_ready")
 
     guard.note("warm-up")
@@ -79,7 +79,8 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     start_up.mark("first_step_done")
 
     timed = _timed(job, own, joined, guard, first_step_seconds=first_step_seconds)
-    final_hash = hash_parameters(replica.model)
+    whole = replica.whole()
+    final_hash = hash_parameters(whole)
 
     def note(stage: Stage, steps: float) -> None:
         guard.note(stage, config.total_steps, expected_seconds=steps * timed.step_seconds)
@@ -89,7 +90,7 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     message_bytes, collective_ns = _time_collectives(replica.collectives(), group, note_collectives)
     sweep = _sweep(message_bytes, replica, group, note_collectives)
     note_test = partial(note, "test", EVALUATION_BATCH / config.batch_size_per_rank)
-    evaluation = _evaluate(job, replica, device, note_test)
+    evaluation = _evaluate(job, whole, replica.shard, device, note_test)
     # Others may still test, and are waited for: to attest is a collective, with some.
     note("end", evaluation.samples / config.batch_size_per_rank)
     result = RankResult(
@@ -103,8 +104,8 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
         evaluation=evaluation,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        gradient_bytes=sum(p.numel() * p.element_size() for p in replica.model.parameters()),
-        gradient_tensors=sum(1 for _ in replica.model.parameters()),
+        gradient_bytes=sum(p.numel() * p.element_size() for p in whole.parameters()),
+        gradient_tensors=sum(1 for _ in whole.parameters()),
         message_bytes=message_bytes,
         collective_ns=collective_ns,
         sweep=sweep,
@@ -251,11 +252,12 @@ class _Timed(NamedTuple):
 def _timed(job: Job, own: Side, joined: _Joined, guard: Guard, *, first_step_seconds: float) -> _Timed:
     """Warm up, then train the steps that count."""
     config, group = job.config, joined.group
-    step_seconds = _warm_up(own, config.untimed_steps, group.device, guard, first_step_seconds)
+    untimed = untimed_steps(config, own.replica.cycle)
+    step_seconds = _warm_up(own, untimed, group.device, guard, first_step_seconds)
     peak = peak_memory_bytes()  # before there is a reference: it takes memory that this arm does not need
     sides: Sides = {"training": own}
-    if job.arm.synchronises:
-        guard.note("reference", config.untimed_steps, expected_seconds=step_seconds)
+    if job.arm.communicates:
+        guard.note("reference", untimed, expected_seconds=step_seconds)
         _, make_control = backends.load(CONTROL, {})
         same = iter(Batches(*joined.training_set, own.replica.shard, config))
         steps = min(FIRST_STEPS, config.untimed_steps, guard.steps_at_once(step_seconds))
@@ -303,10 +305,12 @@ def _sweep(
     return found
 
 
-def _evaluate(job: Job, replica: Replica, device: torch.device, note: Callable[[], None]) -> Evaluation:
+def _evaluate(
+    job: Job, model: nn.Module, shard: tuple[int, int], device: torch.device, note: Callable[[], None]
+) -> Evaluation:
     note()
     images, labels = as_tensors(*data.load_split(job.dataset, "test"), device)
-    correct, samples, loss_sum = evaluate(replica.model, normalise(images), labels, replica.shard, note)
+    correct, samples, loss_sum = evaluate(model, normalise(images), labels, shard, note)
     return Evaluation(
         correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None
     )
@@ -327,7 +331,9 @@ def _attest(group: Group, replica: Replica, batches: Batches) -> Facts:
         "python": platform.python_version(),
         "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "group": group.attest(),
-        "replica": replica.attest() | {"class": type(replica).__name__, "phases": list(replica.phases)},
+        "replica": replica.attest()
+        | {"class": type(replica).__name__, "phases": list(replica.phases), "cycle": replica.cycle},
+        "held": replica.held_bytes(),
     }
 
 

@@ -124,7 +124,13 @@ class Batches:
     ) -> None:
         self._images, self._labels = images, labels
         self._index, self._count = shard
-        self._size = config.batch_size_per_rank
+        # Not one rank's batch: ranks that share a shard train on the same, larger part.
+        self._size, rest = divmod(config.ranks * config.batch_size_per_rank, self._count)
+        if rest:
+            raise BackendError(
+                f"{self._count} shards do not divide a batch of {config.ranks} × "
+                f"{config.batch_size_per_rank} samples: choose another --batch-size"
+            )
         self._passes = config.accumulate
         self._seed = config.seed
         raw, on_cpu = images.dtype == torch.uint8, images.device.type == "cpu"

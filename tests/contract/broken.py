@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,7 +14,9 @@ from backends.strategies.averaging import AveragingReplica
 from backends.strategies.local import LocalReplica
 
 if TYPE_CHECKING:
-    from backends.base import Facts, Group, MakeOptimizer, Options, Placement, Work
+    from collections.abc import Callable
+
+    from backends.base import Facts, Group, Loss, MakeOptimizer, Options, Placement, Work
 
 
 class NeverSyncs(LocalReplica):
@@ -53,6 +56,24 @@ class Unsharded(AveragingReplica):
     ) -> None:
         super().__init__(model, make_optimizer, group, options)
         self.shard = (0, group.world_size)
+
+
+class SharesOneShard(AveragingReplica):
+    """No fault: ranks that share a model share a shard, here all of them, and see every global batch."""
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        super().__init__(model, make_optimizer, group, options)
+        self.shard = (0, 1)
+
+
+class TakesOneRanksBatch(SharesOneShard):
+    """Trains on one rank's part of the global batch, though its shard is all of it."""
+
+    def learn(self, inputs: torch.Tensor, targets: torch.Tensor, *others: Any) -> None:
+        world = self.reducer.group.world_size
+        super().learn(inputs.chunk(world)[0], targets.chunk(world)[0], *others)
 
 
 class StartsApart(AveragingReplica):
@@ -96,6 +117,53 @@ class TakesOnePassOfAll(AveragingReplica):
         if self.passes_done % self.passes_per_step == 0:
             super().backward(loss)
         self.passes_done += 1
+
+
+class Fuses(AveragingReplica):
+    """No fault: forward and backward are one phase."""
+
+    phases = ("backward", "sync", "step")
+
+    def learn(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        loss: Loss,
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().learn(inputs, targets, loss)
+        on_phase("backward")
+
+
+class ReportsAPhaseTooMany(AveragingReplica):
+    """Declares forward and backward as one phase, and reports both."""
+
+    phases = ("backward", "sync", "step")
+
+
+class CyclesByRank(AveragingReplica):
+    """Communicates in another rhythm on every rank."""
+
+    @property
+    def cycle(self) -> int:
+        return 1 + self.reducer.group.rank
+
+
+class ReturnsAnOldModel(AveragingReplica):
+    """Hands out the model that it started with as the whole one."""
+
+    def whole(self) -> nn.Module:
+        if not hasattr(self, "old"):
+            self.old = copy.deepcopy(self.model)
+        return self.old
+
+
+class HoldsMoreThanItSays(AveragingReplica):
+    """Counts half of the optimizer's state."""
+
+    def held_bytes(self) -> Facts:
+        held = super().held_bytes()
+        return held | {"optimizer_state_bytes": held["optimizer_state_bytes"] // 2}
 
 
 class HidesItsSync(AveragingReplica):

@@ -71,6 +71,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
     """Start a launch through its real launcher and wait for its end."""
 
     def run(launch: Launch, world: int) -> Outcome:
+        launch = msgspec.structs.replace(launch, world=world)
         for meeting in launch.meetings:
             arm = parse_arm(meeting.arm)
             requires_backend(arm.backend, **arm.options)
@@ -80,7 +81,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
         request = Request(
             executable=find_launcher(launch.launcher),
             python=Path(sys.executable),
-            hosts=(Host("localhost", world),),
+            hosts=(Host("localhost", launch.processes),),
             module="tests.contract.worker",
             arguments=(str(job),),
             port=_free_port(),
@@ -101,9 +102,9 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
                 on_tick=lambda: True,
             )
         except RingsideError as error:
-            return Outcome(directory, world, str(error))
+            return Outcome(directory, launch.processes, str(error))
         status = f"not ended after {ending.seconds:.0f} s" if ending.status is None else ending.status
-        return Outcome(directory, world, status)
+        return Outcome(directory, launch.processes, status)
 
     return run
 

@@ -69,7 +69,7 @@ def observe(launch: Launch, placement: Placement, record: RankRecord, save: Call
             record.groups.append(_observe_group(_broken(name)(placement, CPU), name, arm))
             save()
         for member in meeting.members:
-            record.replicas.append(_observe_replica(group, member))
+            record.replicas.append(_observe_replica(group, member, launch.world))
             save()
         group.leave()
 
@@ -86,7 +86,7 @@ def _observe_group(group: Group, name: str, arm: Arm) -> GroupRecord:
     checked: dict[str, int] = {}
     refused: dict[str, str] = {}
     sum_hash = ""
-    if arm.synchronises:
+    if arm.communicates:
         for operation, findings in (
             ("all_reduce_", _check_sums(group, _at_once)),
             ("all_reduce_start_", _check_sums(group, _started_together)),
@@ -202,25 +202,25 @@ def _refusal(attempt: Callable[[], object]) -> str:
 # ---------------------------------------------------------------------------------------------- replicas
 
 
-def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
+def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRecord:
     arm = parse_arm(member.arm)
     _, make_replica = backends.load(arm.backend, arm.options)
     if member.strategy:
         make_replica = _broken(member.strategy)
     rank, world = group.rank, group.world_size
-    task = _Task(torch.float64, world)
-    maker = optimizer_maker(_config(world, BATCH_SIZE))
+    task = _Task(torch.float64, _config(arm, run_world))
+    maker = optimizer_maker(task.config)
 
     model = _build(rank, torch.float64)
     built = _hash(model.state_dict().values())
     replica = make_replica(model, maker, group, arm.options)
-    started = _hash(replica.model.state_dict().values())
+    started = _hash(replica.whole().state_dict().values())
 
     # Two steps by hand: gradients of the first, and of a second that must not hold the first.
-    batches = task.batches(replica.shard)
+    batches = task.passes(replica.shard)
     combined, alone = _Reference(0, maker), _Reference(rank, maker)
-    inputs, targets = next(batches)
-    replica.backward(loss_function(replica.forward(inputs), targets))
+    reported: list[str] = []
+    replica.learn(*next(batches), loss_function, reported.append)
     before_sync = _hash(_gradients(replica.model))
     replica.sync()
     gradients = _gradients(replica.model)
@@ -231,8 +231,7 @@ def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
         "gradient_error_alone": _error(gradients, alone.gradients(task.first((rank, world)))),
     }
     replica.step()
-    inputs, targets = next(batches)
-    replica.backward(loss_function(replica.forward(inputs), targets))
+    replica.learn(*next(batches), loss_function)
     replica.sync()
     second = _gradients(replica.model)
     errors |= {
@@ -242,11 +241,12 @@ def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
     replica.step()
 
     make = partial(make_replica, group=group, options=arm.options)
+    config = partial(_config, arm, run_world)
     trained, trainings = {}, {}
     for name, kind in TRAININGS.items():
         if kind[-1] > 1 and arm.never_accumulates:
             continue
-        trained[name], trainings[name] = _observe_training(make, group, *kind)
+        trained[name], trainings[name] = _observe_training(make, group, config, *kind)
     # Of one that has trained: DDP settles its buckets in the second step and tells of them in the third.
     attestation, attestation_error = _as_json(trained["sgd float64"].attest)
     sizes = [p.numel() * p.element_size() for p in model.parameters()]
@@ -257,7 +257,11 @@ def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
         world_size=world,
         shard=replica.shard,
         phases=list(replica.phases),
-        names=list(replica.model.state_dict()),
+        reported=reported,
+        cycle=replica.cycle,
+        held=trained["adam float64"].held_bytes(),
+        held_whole=_held_by_one_process(config),
+        names=list(replica.whole().state_dict()),
         plain_names=list(_build(0, torch.float64).state_dict()),
         gradient_bytes=sum(sizes),
         largest_gradient_bytes=max(sizes),
@@ -276,6 +280,7 @@ def _observe_replica(group: Group, member: Member) -> ReplicaRecord:
 def _observe_training(
     make_replica: Callable[..., Replica],
     group: Group,
+    config: Callable[..., RunConfig],
     optimizer: str,
     learning_rate: float,
     dtype: torch.dtype,
@@ -283,40 +288,60 @@ def _observe_training(
 ) -> tuple[Replica, Training]:
     """Train through the product's own loop, and the same steps in a single process."""
     rank, world = group.rank, group.world_size
-    task = _Task(dtype, world, passes)
-    maker = optimizer_maker(_config(world, BATCH_SIZE, optimizer, learning_rate))
+    task = _Task(dtype, config(optimizer=optimizer, learning_rate=learning_rate, accumulate=passes))
+    maker = optimizer_maker(task.config)
     replica = make_replica(_build(rank, dtype), maker)
     replica.accumulate(passes)
-    started = _hash(replica.model.state_dict().values())
+    started = _hash(replica.whole().state_dict().values())
     train(replica, task.passes(replica.shard), STEPS)
-    found = list(replica.model.parameters())
+    whole = replica.whole()
+    found = list(whole.parameters())
     return replica, Training(
         started=started,
-        ended=_hash(replica.model.state_dict().values()),
+        ended=_hash(whole.state_dict().values()),
         error=_error(found, _Reference(0, maker, dtype).train(task.batches((0, 1)))),
         error_alone=_error(found, _Reference(rank, maker, dtype).train(task.batches((rank, world)))),
     )
 
 
+def _held_by_one_process(config: Callable[..., RunConfig]) -> dict[str, int]:
+    """Count the bytes that plain Adam in one process holds."""
+    task = _Task(torch.float64, config(optimizer="adam", learning_rate=0.001))
+    reference = _Reference(0, optimizer_maker(task.config))
+    reference.gradients(task.first((0, 1)))
+    reference.step()
+    state = [tensor for held in reference.optimizer.state.values() for tensor in held.values()]
+    return {
+        "parameter_bytes": _bytes_of(reference.model.parameters()),
+        "optimizer_state_bytes": _bytes_of(state),
+    }
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 class _Task:
     """The data, and the order in which it comes; (0, 1) is all of it in combined batches."""
 
-    def __init__(self, dtype: torch.dtype, world: int, passes: int = 1) -> None:
+    def __init__(self, dtype: torch.dtype, config: RunConfig) -> None:
         generator = torch.Generator().manual_seed(SEED)
         self.images = torch.randn(SAMPLES, PIXELS, generator=generator, dtype=torch.float64).to(dtype)
         self.labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
-        self.world = world
-        self.passes_per_step = passes
+        self.config = config
 
     def batches(self, shard: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """All that a shard trains on in a step, at once."""
-        size = BATCH_SIZE * self.passes_per_step * self.world // shard[1]
-        return iter(Batches(self.images, self.labels, shard, _config(self.world, size)))
+        """All that a shard trains on in a step, at once. Cut here, and not by the product."""
+        config = msgspec.structs.replace(
+            self.config, ranks=1, accumulate=1, batch_size_per_rank=self.config.global_batch_size
+        )
+        index, count = shard
+        for inputs, targets in Batches(self.images, self.labels, (0, 1), config):
+            yield inputs.chunk(count)[index], targets.chunk(count)[index]
 
     def passes(self, shard: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The same in as many passes as a step has."""
-        config = msgspec.structs.replace(_config(self.world, BATCH_SIZE), accumulate=self.passes_per_step)
-        return iter(Batches(self.images, self.labels, shard, config))
+        """The same in as many passes as a step has, as the product cuts it."""
+        return iter(Batches(self.images, self.labels, shard, self.config))
 
     def first(self, shard: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         return next(self.batches(shard))
@@ -361,16 +386,19 @@ def _build(start: int, dtype: torch.dtype) -> nn.Module:
     ).to(dtype)
 
 
-def _config(ranks: int, batch_size: int, optimizer: str = "sgd", learning_rate: float = 0.1) -> RunConfig:
-    return RunConfig(
-        arms=(Arm("none"),),
-        baseline="none",
-        ranks=ranks,
+def _config(
+    arm: Arm, world: int, *, optimizer: str = "sgd", learning_rate: float = 0.1, accumulate: int = 1
+) -> RunConfig:
+    config = RunConfig(
+        arms=(arm,),
+        ranks=world,
         optimizer=optimizer,
         learning_rate=learning_rate,
-        batch_size_per_rank=batch_size,
+        batch_size_per_rank=BATCH_SIZE,
+        accumulate=accumulate,
         seed=SEED,
     )
+    return config.as_run_by(arm, world)
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:

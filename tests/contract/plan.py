@@ -60,7 +60,8 @@ class Meeting(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         arm = parse_arm(self.arm)
-        return ":".join([BACKENDS[arm.backend].group.rpartition(":")[2], *_settled(arm)])
+        alone = ["one process"] if arm.one_process else []
+        return ":".join([BACKENDS[arm.backend].group.rpartition(":")[2], *_settled(arm), *alone])
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -68,10 +69,17 @@ class Launch(msgspec.Struct, frozen=True):
 
     launcher: str
     meetings: tuple[Meeting, ...]
+    world: int = 1
+    """Ranks of the run, whose batches together are the global one. Arms of one process start one."""
     refusals: bool = False
     """Whether the ranks also try to join where they must be refused."""
     group_checks: bool = True
     """Whether the groups are looked at as well as the replicas."""
+
+    @property
+    def processes(self) -> int:
+        """Processes that the launcher starts."""
+        return 1 if parse_arm(self.meetings[0].arm).one_process else self.world
 
     @property
     def options(self) -> dict[str, Any]:
@@ -103,8 +111,9 @@ def launches() -> dict[str, Launch]:
     for label in ARMS:
         arm = parse_arm(label)
         backend = BACKENDS[arm.backend]
-        # What has no such option goes along with whatever the launcher starts.
-        launch = groups.setdefault((backend.launcher, arm.options.get("controller", "")), {})
+        # An arm without such an option goes along with any start of its launcher.
+        key = (backend.launcher, arm.options.get("controller", ""), "one process" * arm.one_process)
+        launch = groups.setdefault(key, {})
         launch.setdefault(Meeting(label, ()).name, []).append(Member(label))
     return {
         " ".join(filter(None, key)): Launch(

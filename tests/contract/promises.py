@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from backends import BACKENDS
 from compare.schema.arms import parse_arm
 
 if TYPE_CHECKING:
@@ -28,7 +29,26 @@ PHASES = ("forward", "backward", "sync", "step")
 
 
 def shards_are_the_parts_of_the_data(ranks: Replicas) -> None:
-    assert [r.shard for r in ranks] == [(r.rank, len(ranks)) for r in ranks]
+    """Every part is trained on by equally many ranks: those that share a model share a shard."""
+    count = ranks[0].shard[1]
+    expected = [(index, count) for index in range(count) for _ in range(len(ranks) // count)]
+    assert sorted(r.shard for r in ranks) == expected
+
+
+def the_cycle_is_a_number_of_steps(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.cycle >= 1
+        assert r.cycle == ranks[0].cycle
+
+
+def bytes_held_are_those_of_the_declaration(ranks: Replicas) -> None:
+    """Parts that are held in shards add up to the whole; every other part is whole on every rank."""
+    shards = BACKENDS[parse_arm(ranks[0].arm).backend].shards
+    in_shards = {"parameter_bytes": shards == "parameters", "optimizer_state_bytes": shards != "nothing"}
+    for part, sharded in in_shards.items():
+        held = [r.held[part] for r in ranks]
+        whole = ranks[0].held_whole[part]
+        assert sum(held) == whole if sharded else held == [whole] * len(ranks), part
 
 
 def model_is_the_plain_one(ranks: Replicas) -> None:
@@ -41,6 +61,11 @@ def phases_are_in_order_and_end_with_the_step(ranks: Replicas) -> None:
         assert r.phases == [phase for phase in PHASES if phase in r.phases]
         assert r.phases[-1] == "step"
         assert r.phases == ranks[0].phases
+
+
+def learn_reports_the_phases_that_are_declared(ranks: Replicas) -> None:
+    for r in ranks:
+        assert r.reported == [phase for phase in ("forward", "backward") if phase in r.phases]
 
 
 def without_a_sync_phase_backward_leaves_nothing_to_sync(ranks: Replicas) -> None:
@@ -201,9 +226,12 @@ def _require_equal_training(ranks: Replicas, name: str, tolerance: float) -> Non
 
 _EVERY: tuple[Callable[[Replicas], None], ...] = (
     shards_are_the_parts_of_the_data,
+    the_cycle_is_a_number_of_steps,
     model_is_the_plain_one,
     phases_are_in_order_and_end_with_the_step,
+    learn_reports_the_phases_that_are_declared,
     without_a_sync_phase_backward_leaves_nothing_to_sync,
+    bytes_held_are_those_of_the_declaration,
     parameters_move,
     attestation_is_json_and_names_the_reduce_op,
     attestation_repeats_the_options_that_were_given,
@@ -279,7 +307,7 @@ def attestation_is_json_and_names_the_transport(ranks: Groups) -> None:
 def versions_are_those_of_what_is_loaded(ranks: Groups) -> None:
     for r in ranks:
         versions = dict(r.attestation["versions"])
-        assert versions or not parse_arm(r.arm).synchronises
+        assert versions or not parse_arm(r.arm).communicates
         if "mpi" in versions:
             assert versions.pop("mpi").startswith("Open MPI v")
         assert versions == {library: version(library) for library in versions}
@@ -321,7 +349,7 @@ def collectives_are_refused(ranks: Groups) -> None:
     for r in ranks:
         assert set(r.refused) == {"all_reduce_", "all_reduce_start_", "broadcast_"}
         for said in r.refused.values():
-            assert said.startswith("BackendError: the control has no collectives")
+            assert said.startswith("BackendError: this group has no collectives")
 
 
 def nothing_is_attested_but_nothing(ranks: Groups) -> None:

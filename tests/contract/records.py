@@ -57,6 +57,13 @@ class ReplicaRecord(msgspec.Struct, kw_only=True):
     world_size: int
     shard: tuple[int, int]
     phases: list[str]
+    reported: list[str]
+    """Phases that ``learn`` reported."""
+    cycle: int
+    held: dict[str, int]
+    """Bytes that the rank holds after training with Adam."""
+    held_whole: dict[str, int]
+    """The same of one process."""
     names: list[str]
     """Of the parameters of ``replica.model``."""
     plain_names: list[str]

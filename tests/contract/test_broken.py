@@ -35,8 +35,12 @@ REPLICAS = {
     | {"every_rank_starts_from_rank_0", "attestation_repeats_the_options_that_were_given"},
     "Sums": GRADIENTS | SECOND_GRADIENTS | TRAINING,
     "SkipsAParameter": GRADIENTS | SECOND_GRADIENTS | TRAINING | AGREEMENT,
-    "NeverSteps": SECOND_GRADIENTS | TRAINING | {"parameters_move"},
+    "NeverSteps": SECOND_GRADIENTS
+    | TRAINING
+    | {"parameters_move", "bytes_held_are_those_of_the_declaration"},
     "Unsharded": GRADIENTS | SECOND_GRADIENTS | TRAINING | {"shards_are_the_parts_of_the_data"},
+    "SharesOneShard": set(),
+    "TakesOneRanksBatch": GRADIENTS | SECOND_GRADIENTS | TRAINING,
     "StartsApart": GRADIENTS
     | SECOND_GRADIENTS
     | TRAINING
@@ -44,6 +48,11 @@ REPLICAS = {
     "Accumulates": SECOND_GRADIENTS | TRAINING,
     "StepsTheOptimizerFirst": ADAM,
     "TakesOnePassOfAll": PASSES,
+    "Fuses": set(),
+    "ReportsAPhaseTooMany": {"learn_reports_the_phases_that_are_declared"},
+    "CyclesByRank": {"the_cycle_is_a_number_of_steps"},
+    "ReturnsAnOldModel": TRAINING | {"parameters_move"},
+    "HoldsMoreThanItSays": {"bytes_held_are_those_of_the_declaration"},
     "HidesItsSync": {"without_a_sync_phase_backward_leaves_nothing_to_sync"},
     "ReordersItsPhases": {"phases_are_in_order_and_end_with_the_step"},
     "WrapsItsModel": {"model_is_the_plain_one"},

@@ -74,7 +74,7 @@ def test_conditions_are_attested_by_every_arm(contradicted):
     found = {finding.item: finding for finding in compare_conditions(contradicted[1])}
     everywhere = {
         *("device", "host", "threads", "inter-op threads", "affinity", "malloc settings", "matmul precision"),
-        *("parameter dtypes", "input dtype", "batch size per rank", "training samples", "shard", "optimizer"),
+        *("parameter dtypes", "input dtype", "global batch size", "training samples", "shard", "optimizer"),
         *("timed steps", "gradient bytes", "initial parameters", "python", "torch"),
     }
     for item in everywhere:

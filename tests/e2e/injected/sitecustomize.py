@@ -24,7 +24,7 @@ class _Delay:
     """
 
     def __init__(self, seconds):
-        from compare.worker.blocks import _SETTLING_STEPS, _Turns
+        from compare.worker.blocks import _Turns, settling_steps
 
         self._seconds = seconds
         self._steps = repeat(False)
@@ -34,7 +34,7 @@ class _Delay:
         def in_turns(turns, plan):
             if plan.phased:
                 # The steps in which a block settles are not timed.
-                self._steps = chain(repeat(False, _SETTLING_STEPS), cycle([False, True]))
+                self._steps = chain(repeat(False, settling_steps(plan.steps, 1)), cycle([False, True]))
             else:
                 self._steps = repeat(self._blocks[plan.mode] % 2 == 1)
                 self._blocks[plan.mode] += 1

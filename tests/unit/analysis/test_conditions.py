@@ -128,7 +128,7 @@ def test_conditions_same_everywhere_have_no_difference():
 def test_conditions_hold_everything_that_ranks_attest():
     assert set(found(a_run_of(*EVERY_ARM))) >= {
         *("threads", "affinity", "transport", "buckets in bytes", "fusion in bytes", "cycle time in ms"),
-        *("reduce op", "optimizer", "batch size per rank", "shard", "parameter dtypes", "compression"),
+        *("reduce op", "optimizer", "global batch size", "shard", "parameter dtypes", "compression"),
         *("malloc settings", "python", "torch", "version of horovod"),
     }
 
@@ -170,8 +170,8 @@ def test_conditions_controlled_item_differs(item, where):
 
 
 CHANGES = {
-    "a larger batch": (EVERY_ARM, attests("batch/samples", 128, "ddp"), ["batch size per rank"]),
-    "no shard": (EVERY_ARM, attests("batch/shard", [0, 1], "ddp"), ["shard"]),
+    "a larger batch": (EVERY_ARM, attests("batch/samples", 128, "ddp"), ["global batch size"]),
+    "no shard": (EVERY_ARM, attests("batch/shard", [0, 1], "ddp"), ["global batch size", "shard"]),
     "a version of an arm": (
         *(EVERY_ARM, attests("group/versions/torch", "2.11.0", "mpi")),
         ["version of torch"],

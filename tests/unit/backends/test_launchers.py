@@ -409,6 +409,14 @@ def test_every_arm_runs_the_same_ranks_of_the_same_program(launchers):
         assert {"--nproc_per_node=3", "localhost:3"} & set(command.argv)
 
 
+def test_commands_of_one_process_start_it_with_all_threads(launchers):
+    config = a_config("single,ddp", ranks=3, threads_per_rank=2)
+    single, ddp = (commands_of(config, arm)[0] for arm in config.arms)
+    assert {"--nnodes=1", "--nproc_per_node=1"} <= set(single.argv)
+    assert "--nproc_per_node=3" in ddp.argv
+    assert (single.environment["OMP_NUM_THREADS"], ddp.environment["OMP_NUM_THREADS"]) == ("6", "2")
+
+
 @pytest.mark.parametrize("arm", parse_arms([ARMS]), ids=lambda arm: arm.label)
 def test_a_launcher_that_is_not_there_is_named(arm, monkeypatch):
     monkeypatch.setattr(launching, "find_launcher", lambda _name: None)

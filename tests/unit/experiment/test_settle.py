@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -133,6 +134,13 @@ def test_all_that_can_run_are_taken_where_none_is_named():
     assert left_out == {}
 
 
+def test_choose_arms_takes_zero_and_single_only_by_name():
+    arms, left_out = settle.choose_arms((), "cpu", a_survey(), one_host=True)
+    assert {"zero", "single"}.isdisjoint({arm.backend for arm in arms} | set(left_out))
+    named = parse_arms(["zero,single"])
+    assert settle.choose_arms(named, "cpu", a_survey(), one_host=True) == (named, {})
+
+
 def test_choose_arms_leaves_shared_memory_out_with_the_reason():
     survey = a_survey()
     survey.libraries["torch"].facts["shared_memory_problem"] = "memory cannot be shared here (why)"
@@ -179,6 +187,13 @@ def test_an_arm_that_is_named_and_cannot_use_the_device_is_an_error():
         settle.choose_arms(parse_arms(["ddp,mpi"]), "cuda", a_survey(gpus=2), one_host=True)
     assert "mpi" in caught.value.what
     assert "--device cpu" in caught.value.remedy
+
+
+def test_a_second_backend_over_horovod_needs_only_its_controller(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "mpi", dataclasses.replace(BACKENDS["horovod"], name="mpi"))
+    a_survey().require("mpi", {"controller": "gloo"})
+    with pytest.raises(UnavailableError, match="Horovod was built without its mpi controller"):
+        a_survey(controllers=["gloo"]).require("mpi", {"controller": "mpi"})
 
 
 @pytest.mark.parametrize(("text", "controller"), [("horovod:controller=mpi", "mpi"), ("horovod", "gloo")])

@@ -132,6 +132,11 @@ def test_arm_synchronises_except_the_control():
     assert [name for name in BACKENDS if not Arm(name).synchronises] == ["none"]
 
 
+def test_arm_communicates_except_the_control_and_single():
+    assert [name for name in BACKENDS if Arm(name).one_process] == ["single"]
+    assert [name for name in BACKENDS if not Arm(name).communicates] == ["none", "single"]
+
+
 def test_parse_arms_ignores_blanks_and_empty_places():
     assert parse_arms([" ddp , ,mpi,", "", "manual"]) == (Arm("ddp"), Arm("mpi"), Arm("manual"))
 

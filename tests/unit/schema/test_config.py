@@ -128,6 +128,16 @@ def test_config_refuses_a_batch_larger_than_the_training_set():
     assert "60000" in refusal(ranks=2, batch_size_per_rank=30_001).remedy
 
 
+def test_config_of_one_process_has_the_global_batch_and_all_threads():
+    config = a_config("single,ddp", ranks=4, batch_size_per_rank=16, accumulate=3, threads_per_rank=2)
+    single, ddp = config.arms
+    own = config.as_run_by(single, slots=2)
+    assert (own.ranks, own.batch_size_per_rank, own.accumulate, own.threads_per_rank) == (1, 64, 3, 4)
+    assert (own.global_batch_size, own.total_steps) == (config.global_batch_size, config.total_steps)
+    assert config.as_run_by(ddp, slots=2) is config
+    assert (config.ranks_of(single), config.ranks_of(ddp)) == (1, 4)
+
+
 def test_config_accumulate_multiplies_the_global_batch():
     config = a_config(ranks=2, batch_size_per_rank=16, accumulate=4, epochs=1, steps=None)
     assert config.global_batch_size == 128

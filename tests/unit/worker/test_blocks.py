@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from backends.base import BackendError, Replica
 from backends.strategies.local import LocalReplica
 from compare.worker import clock as measure
-from compare.worker.blocks import Side, make_reference, take_turns
+from compare.worker.blocks import Side, make_reference, take_turns, untimed_steps
 from compare.worker.clock import calls_in_a_row
 from compare.worker.rank import _time_collectives, _warm_up
 from compare.worker.watchdog import Guard
@@ -25,6 +26,8 @@ class Log:
     """Steps and notes in the order in which they come; a replica and a guard at once."""
 
     passes_per_step = 1
+    cycle = 1
+    learn = Replica.learn
 
     def __init__(self, at_once=1000, clock=None, step_seconds=0.0):
         self.at_once, self.clock, self.step_seconds = at_once, clock, step_seconds
@@ -74,6 +77,24 @@ def batches():
 
 def take(job, sides, log, group=GROUP, step_seconds=1.0):
     return list(take_turns(job, sides, group, log, step_seconds=step_seconds))
+
+
+@pytest.mark.parametrize(("steps", "cycle"), [(100, 8), (100, 1), (24, 8), (12, 8)])
+def test_timed_steps_are_whole_multiples_of_the_cycle(steps, cycle):
+    job, log = a_job("single", steps=steps), Log()
+    log.cycle = cycle
+    blocks = take(job, {"training": Side(log, batches())}, log)
+    assert all(block.steps % cycle == 0 for block in blocks)
+    trained = log.told.count("step")
+    assert trained % cycle == 0
+    assert untimed_steps(job.config, cycle) + trained == steps
+
+
+def test_a_cycle_longer_than_what_is_timed_is_refused():
+    job, log = a_job("single", steps=11), Log()
+    log.cycle = 8
+    with pytest.raises(BackendError, match="repeats itself every 8 steps, and only 7 would be timed"):
+        take(job, {"training": Side(log, batches())}, log)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.base import Replica
 from compare.worker import clock as measure
 from compare.worker.clock import (
     BLOCK_STEPS,
@@ -45,6 +47,18 @@ def of(mode, plans):
 
 
 # ---- blocks ----
+
+
+@untimed
+@given(cycles=st.integers(1, 2_000), cycle=st.integers(1, 100))
+def test_blocks_are_whole_multiples_of_a_cycle(cycles, cycle):
+    sizes = split_into_blocks(cycles * cycle, cycle=cycle)
+    assert sum(sizes) == cycles * cycle
+    assert all(size > 0 and size % cycle == 0 for size in sizes)
+    assert max(sizes) - min(sizes) <= cycle
+    assert len(sizes) >= min(2, cycles)
+    plans = plan_blocks(cycles * cycle, random.Random(0), reference=True, cycle=cycle)
+    assert all(plan.steps % cycle == 0 for plan in plans)
 
 
 @untimed
@@ -238,6 +252,7 @@ def test_the_loop_tells_every_phase_of_every_step():
         sync=lambda: None,
         step=lambda: None,
     )
+    replica.learn = partial(Replica.learn, replica)
     batches = iter([(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 5)
     train(replica, batches, 2, told.append)
     assert told == ["forward", "backward", "sync", "step"] * 2

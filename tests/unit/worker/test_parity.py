@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from backends import base as seam
 from backends.strategies.ddp import DDPReplica
 from compare.analysis.parity import LIMITS, check_gates
 from compare.schema.arms import Arm, parse_arm
@@ -26,6 +27,8 @@ class Replica:
 
     shard = (0, 1)
     passes_per_step = 1
+    learn = seam.Replica.learn
+    whole = seam.Replica.whole
 
     def accumulate(self, passes):
         self.passes_per_step = passes

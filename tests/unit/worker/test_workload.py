@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from backends.base import BackendError
+from backends.base import BackendError, Replica
 from compare.schema.config import OPTIMIZERS
 from compare.schema.workload import MODELS
 from compare.worker import workload
@@ -38,13 +38,17 @@ def a_training_set(count):
     return images, torch.arange(count)
 
 
-def walk(count, shard, batch_size, steps, seed=0, accumulate=1):
-    """Indices of the samples of the first steps of a shard, one list a step, or a pass."""
-    config = a_config(batch_size_per_rank=batch_size, seed=seed, accumulate=accumulate)
+def walk(count, shard, batch_size, steps, seed=0, accumulate=1, ranks=None):
+    """Return the samples of a shard's first steps, one list for each step or pass.
+
+    ``batch_size`` is that of a rank; there are as many ranks as shards, unless they are given.
+    """
+    ranks = ranks or shard[1]
+    config = a_config(ranks=ranks, batch_size_per_rank=batch_size, seed=seed, accumulate=accumulate)
     batches = Batches(*a_training_set(count), shard, config)
     seen = []
     for inputs, targets in islice(batches, steps):
-        assert inputs.shape == (batch_size, PIXELS)
+        assert inputs.shape == (batch_size * ranks // shard[1], PIXELS)
         assert inputs[:, 0].tolist() == targets.tolist()
         seen.append(targets.tolist())
     return seen
@@ -65,6 +69,28 @@ def test_together_the_shards_are_the_batches_of_one_process(ranks, batch, count,
     one_process = walk(count, (0, 1), ranks * batch, steps, seed)
     shards = [walk(count, (rank, ranks), batch, steps, seed) for rank in range(ranks)]
     assert [list(chain(*parts)) for parts in zip(*shards, strict=True)] == one_process
+
+
+@untimed
+@given(groups=st.integers(1, 3), members=st.integers(1, 3), batch=st.integers(1, 4), passes=st.integers(1, 3))
+def test_batches_of_ranks_that_share_a_shard_are_larger(groups, members, batch, passes):
+    """A batch is the global batch divided by the shards, not by the ranks."""
+    ranks, steps, count = groups * members, 3, 120
+    by_rank = walk(count, (0, 1), ranks * batch, steps * passes, accumulate=passes)
+    shards = [
+        walk(count, (group, groups), batch, steps * passes, accumulate=passes, ranks=ranks)
+        for group in range(groups)
+    ]
+    for step in range(steps):
+        passes_of_step = slice(step * passes, (step + 1) * passes)
+        parts = [chain(*shard[passes_of_step]) for shard in shards]
+        assert list(chain(*parts)) == list(chain(*by_rank[passes_of_step]))
+
+
+def test_shards_that_do_not_divide_the_batch_are_refused():
+    config = a_config(ranks=3, batch_size_per_rank=5)
+    with pytest.raises(BackendError, match="2 shards do not divide a batch of 3 × 5 samples"):
+        Batches(*a_training_set(60), (0, 2), config)
 
 
 @untimed
@@ -127,7 +153,7 @@ def test_an_epochs_order_is_not_that_of_the_next_seeds_epoch():
 
 
 def test_inputs_cost_no_allocation():
-    config = a_config(batch_size_per_rank=10)
+    config = a_config(ranks=1, batch_size_per_rank=10)
     batches = islice(Batches(*a_training_set(60), (0, 1), config), 20)
     assert len({inputs.data_ptr() for inputs, _ in batches}) == 1
 
@@ -135,7 +161,7 @@ def test_inputs_cost_no_allocation():
 @pytest.mark.parametrize("seed", [0, 2**32 - 1])
 def test_every_seed_that_a_config_takes_can_be_used(seed):
     # In a long run the seed of an epoch grows beyond that of the run.
-    config = a_config(batch_size_per_rank=30, seed=seed)
+    config = a_config(ranks=1, batch_size_per_rank=30, seed=seed)
     batches = Batches(*a_training_set(60), (0, 1), config)
     assert len(batches._shard_of(10**6)) == 2
 
@@ -178,7 +204,7 @@ def test_a_pixel_is_normalised_to_the_same_bits_wherever_it_stands(threads):
 def test_batches_of_pixels_are_normalised_and_the_pixels_stay_bytes():
     pixels = torch.arange(60, dtype=torch.uint8)[:, None].expand(60, PIXELS).contiguous()
     labels = torch.arange(60)
-    config = a_config(batch_size_per_rank=20)
+    config = a_config(ranks=1, batch_size_per_rank=20)
     for inputs, targets in islice(Batches(pixels, labels, (0, 1), config), 6):
         assert torch.equal(inputs, normalise(pixels[targets]))
     assert torch.equal(pixels[:, 0], torch.arange(60, dtype=torch.uint8))
@@ -301,6 +327,8 @@ def test_a_step_is_no_event_of_a_profiler_and_refuses_hooks_that_it_would_not_ca
 
 class Spy:
     """A replica that notes what is asked of it."""
+
+    learn = Replica.learn
 
     def __init__(self, passes_per_step=1):
         self.passes_per_step = passes_per_step

@@ -1,0 +1,30 @@
+"""One process trains the global batch: the answer to "should I distribute at all?"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.base import BackendError
+from backends.strategies.local import LocalReplica
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from backends.base import Facts, Group, MakeOptimizer, Options
+
+
+class SingleReplica(LocalReplica):
+    """A replica without peers: its shard is the whole data set."""
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        if group.world_size > 1:
+            raise BackendError(
+                f"single: the launcher started {group.world_size} ranks, and it trains in one process: "
+                "start one"
+            )
+        super().__init__(model, make_optimizer, group, options)
+
+    def attest(self) -> Facts:
+        return super().attest() | {"reduce_op": "mean"}

@@ -1,0 +1,45 @@
+"""torch's ZeroRedundancyOptimizer over DDP: the optimizer's state is sharded over the ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from backends.strategies.ddp import DDPReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from backends.base import Collectives, Facts, Group, MakeOptimizer, Options
+
+
+class ZeroReplica(DDPReplica):
+    """DDP averages the gradients; each rank updates its part of the parameters and broadcasts it."""
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        def make_sharded(parameters: Iterator[nn.Parameter]) -> ZeroRedundancyOptimizer:
+            return ZeroRedundancyOptimizer(
+                parameters,
+                make_optimizer,  # type: ignore[arg-type]  # it only calls it, with the rank's parameters
+                parameters_as_bucket_view=bool(options["parameters_as_bucket_view"]),
+            )
+
+        ddp: Options = {"static_graph": False, "comm_hook": "none"}
+        super().__init__(model, make_sharded, group, {**options, **ddp})
+        self.sharded: ZeroRedundancyOptimizer = self.optimizer  # type: ignore[assignment]  # made above
+        self.optimizer = self.sharded.optim
+
+    def step(self) -> None:
+        self.sharded.step()
+        self.forget_gradients()
+
+    def attest(self) -> Facts:
+        return super().attest() | {"parameters_as_bucket_view": self.sharded.parameters_as_bucket_view}
+
+    def collectives(self) -> Collectives | None:
+        return None  # all-reduces and broadcasts together have no one bandwidth

@@ -1,0 +1,224 @@
+"""What an arm declares: one process, another training, parameters in shards."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from backends import BACKENDS, Option
+from compare.analysis import analyse
+from compare.analysis.conditions import compare_conditions
+from compare.analysis.parity import check_gates, check_launch
+from compare.analysis.summary import summarise
+from compare.report import render
+from compare.report.verification import _cell, _verdict
+from compare.schema.arms import Arm, parse_arm
+from compare.schema.results import ArmVerification, Evaluation
+from tests.unit.analysis.test_conditions import attested
+from tests.unit.factories import INITIAL, a_launch, a_pass, a_phased_block, a_rank, a_run
+
+MEASURED = {"none": [4.0, 4.2, 4.1], "ddp": [5.0, 5.2, 5.1], "single": [8.0, 8.4, 8.2]}
+
+
+def markdown(run):
+    return " ".join(render(run, analyse(run), "markdown").split())
+
+
+@pytest.fixture
+def declare(monkeypatch):
+    """Return what lets the arm ddp declare something else."""
+
+    def as_declared(**declared):
+        monkeypatch.setitem(BACKENDS, "ddp", dataclasses.replace(BACKENDS["ddp"], **declared))
+        return Arm("ddp")
+
+    return as_declared
+
+
+def a_run_with_single():
+    """Two ranks of 64 samples, and one process of 128 with both threads."""
+
+    def result(arm, rank, milliseconds):
+        facts = attested("none" if arm == "single" else arm, rank)
+        if arm == "single":
+            facts["batch"] |= {"samples": 128, "shard": [0, 1]}
+            facts["threads"] = 2
+            facts["replica"] = {"reduce_op": "mean"}
+        seen = Evaluation(correct=9_000, samples=10_000 if arm == "single" else 5_000, loss_sum=500.0)
+        changes = {"collective_ns": [], "message_bytes": []} if arm == "single" else {}
+        return a_rank(rank, milliseconds=milliseconds, attestation=facts, evaluation=seen, **changes)
+
+    launches = [
+        a_launch(arm, round_, ranks=[result(arm, rank, time) for rank in range(1 if arm == "single" else 2)])
+        for arm, times in MEASURED.items()
+        for round_, time in enumerate(times, start=1)
+    ]
+    return a_run(MEASURED, launches=launches)
+
+
+# ---- one process ----
+
+
+def test_conditions_of_one_process_are_declared_and_none_differs():
+    found = {condition.item: condition for condition in compare_conditions(a_run_with_single())}
+    assert [c.item for c in found.values() if c.kind == "different"] == []
+    declared = {c.item for c in found.values() if "one process" in c.why}
+    assert declared == {"host", "threads", "shard"}
+    assert found["global batch size"].kind == "same"
+    assert found["global batch size"].values == {"none": "128", "ddp": "128", "single": "128"}
+    assert found["transport"].values["single"] == "–"
+
+
+def test_conditions_of_one_process_with_another_batch_differ():
+    run = a_run_with_single()
+    for launch in run.of(Arm("single")):
+        launch.ranks[0].attestation["batch"]["samples"] = 64
+    different = [c.item for c in compare_conditions(run) if c.kind == "different"]
+    assert different == ["global batch size"]
+
+
+def test_summary_of_one_process_has_efficiency_and_no_sync_cost():
+    summary = summarise(a_run_with_single())
+    single = next(arm for arm in summary.arms if arm.arm == "single")
+    assert single.efficiency.mean == pytest.approx(0.5)
+    assert single.samples_per_second.mean == pytest.approx(128 / 8.2e-3, rel=1e-3)
+    assert single.speed_against_baseline.mean == pytest.approx(0.622, abs=0.005)
+    assert single.verdict is not None
+    assert (single.sync_seconds, single.sync_share) == (None, None)
+    detail = msgspec.structs.asdict(single.detail)
+    costs = ("exposed", "background", "imbalance", "communication", "blocked", "collective")
+    assert [name for name in costs if detail[f"{name}_seconds"] is not None] == []
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_report_of_one_process_gives_the_reason_for_the_dash(form):
+    run = a_run_with_single()
+    text = " ".join(render(run, analyse(run), form).split())
+    assert "single: one process with all threads of a host and the global batch of 128." in text
+    assert "It exchanges nothing, so it has an efficiency and no sync cost." in text
+    assert "single adds up the samples of a step in one process" in text
+    assert "All ranks of ddp ended with the same parameters, bit for bit" in text
+
+
+def test_report_without_one_process_does_not_mention_it():
+    assert "one process with all threads" not in markdown(a_run())
+
+
+# ---- parameters in shards ----
+
+
+def test_gate_of_ranks_in_shards_is_exempt_with_its_reason(declare):
+    arm = declare(shards="parameters")
+    gates = {gate.name: gate for gate in check_gates(arm, [a_rank(0), a_rank(1)])}
+    assert gates["ranks"].outcome == "exempt"
+    assert gates["ranks"].what == "held in shards; proven by the reference alone"
+    assert gates["float64"].outcome == "passed"
+    row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
+    assert _verdict(row) == "the same training"
+    assert _cell(gates["ranks"]) == "held in shards; proven by the reference alone"
+
+
+def test_gate_of_ranks_in_shards_still_requires_training(declare):
+    arm = declare(shards="parameters")
+    untrained = [a_rank(0), a_rank(1, final_hash=INITIAL)]
+    assert {gate.name: gate.outcome for gate in check_gates(arm, untrained)}["ranks"] == "failed"
+
+
+def test_report_of_shards_refuses_equal_hashes_as_evidence(declare):
+    declare(shards="parameters")
+    text = markdown(a_run({"none": [4.0], "ddp": [5.0]}))
+    assert "ddp holds its parameters in shards: equal hashes prove nothing, the reference alone does" in text
+    assert "ended with the same parameters" not in text
+
+
+# ---- another training ----
+
+
+def test_gate_of_another_training_is_exempt_with_its_figure(declare):
+    arm = declare(training="another")
+    far = [a_rank(rank, parity=[a_pass(differences=[0.1] * 20)]) for rank in range(2)]
+    check_launch(arm, far)
+    gates = {gate.name: gate for gate in check_gates(arm, far)}
+    assert (gates["float64"].outcome, gates["float64"].figure) == ("exempt", 0.1)
+    assert gates["ranks"].outcome == "passed"
+    row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
+    assert _verdict(row) == "another training by declaration"
+    assert _cell(gates["float64"]) == "1e-01 other"
+
+
+def test_same_training_at_period_1_is_judged_by_the_reference(declare):
+    period = Option("period", "count", 8, "steps between averages", while_proven=1)
+    declare(training="same at period 1", options=(period,))
+    assert not Arm("ddp").same_training
+    assert parse_arm("ddp:period=1").same_training
+    far = [a_rank(rank, parity=[a_pass(differences=[0.1] * 20)]) for rank in range(2)]
+    assert {gate.name: gate.outcome for gate in check_gates(Arm("ddp"), far)}["float64"] == "failed"
+
+
+def test_conditions_of_another_training_declare_its_reduce_op(declare):
+    declare(training="another")
+
+    def facts(arm, rank):
+        found = attested(arm, rank)
+        if arm == "ddp":
+            found["replica"]["reduce_op"] = "adasum"
+        return found
+
+    launches = [
+        a_launch(arm, ranks=[a_rank(rank, attestation=facts(arm, rank)) for rank in range(2)])
+        for arm in ("ddp", "mpi", "horovod")
+    ]
+    run = a_run({"ddp": [5.0], "mpi": [5.0], "horovod": [5.0]}, launches=launches)
+    reduce_op = next(c for c in compare_conditions(run) if c.item == "reduce op")
+    assert reduce_op.kind == "declared"
+    assert "another training" in reduce_op.why
+
+
+def test_report_of_another_training_asks_to_read_its_accuracy(declare):
+    declare(training="another")
+    text = markdown(a_run({"none": [4.0], "ddp": [5.0]}))
+    assert "ddp is another training by declaration: read its accuracy and loss beside its speed" in text
+    assert "ended with the same parameters" not in text
+
+
+# ---- a cycle, and phases that are fused ----
+
+
+def test_conditions_of_a_cycle_ignore_its_own_number_of_timed_steps():
+    def ranks(cycle, blocks):
+        facts = {"group": {"transport": "none"}, "replica": {"cycle": cycle}}
+        return [a_rank(rank, milliseconds=[5.0] * blocks, attestation=facts) for rank in range(2)]
+
+    launches = [a_launch("ddp", ranks=ranks(8, 3)), a_launch("mpi", ranks=ranks(1, 4))]
+    run = a_run({"ddp": [5.0], "mpi": [5.0]}, launches=launches)
+    timed = next(c for c in compare_conditions(run) if c.item == "timed steps")
+    assert timed.kind == "same"
+
+
+def test_summary_of_fused_phases_compares_backward_with_both():
+    own = a_phased_block(backward=[6.0], sync=[1.0], step=[1.0])
+    reference = a_phased_block("reference", forward=[2.0], backward=[3.0], sync=[0.0], step=[1.0])
+    ranks = [
+        msgspec.structs.replace(found, blocks=[*found.blocks, own, reference])
+        for found in (a_rank(rank, reference=[6.0]) for rank in range(2))
+    ]
+    run = a_run({"ddp": [5.0]}, launches=[a_launch("ddp", ranks=ranks)])
+    detail = summarise(run).arms[0].detail
+    assert detail.forward_seconds is None
+    assert detail.backward_seconds.mean == pytest.approx(1e-3)
+    assert detail.blocked_seconds.mean == pytest.approx(1e-3)
+
+
+def test_bytes_held_differ_by_the_library():
+    def ranks(sizes):
+        held = [{"parameter_bytes": 100, "optimizer_state_bytes": size} for size in sizes]
+        facts = [{"group": {"transport": "TCP over lo"}, "held": own} for own in held]
+        return [a_rank(rank, attestation=own) for rank, own in enumerate(facts)]
+
+    launches = [a_launch("ddp", ranks=ranks([200, 200])), a_launch("zero", ranks=ranks([120, 80]))]
+    run = a_run({"ddp": [5.0], "zero": [6.0]}, launches=launches)
+    held = next(c for c in analyse(run).conditions if c.item == "bytes held")
+    assert (held.kind, held.by_library) == ("declared", True)
+    assert "rank 1: optimizer_state=80, parameter=100" in held.values["zero"]
