@@ -17,23 +17,9 @@ Level = Literal["problem", "warning", "note"]
 
 A warning may do so, or slows them down.
 """
-Topic = Literal[
-    "reach",
-    "python",
-    "ringside",
-    "torch",
-    "numpy",
-    "horovod",
-    "mpi",
-    "hostname",
-    "network",
-    "ports",
-    "slots",
-    "clock",
-    "disk",
-    "limits",
-    "alike",
-]
+_Software = Literal["reach", "python", "ringside", "torch", "numpy", "horovod", "mpi"]
+_Machine = Literal["hostname", "network", "ports", "slots", "clock", "disk", "limits", "alike"]
+Topic = _Software | _Machine
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
 STOPPING: frozenset[Topic] = frozenset({"reach", "python", "ringside", "torch"})
 """Problems with these break every arm."""
@@ -212,8 +198,10 @@ def usual(values: Iterable[str]) -> str:
 
 
 def different(
-    hosts: Iterable[ExaminedHost], values: Sequence[str]
-) -> Iterator[tuple[ExaminedHost, str, str]]:
-    """Yield every host with an unusual value, and both values."""
+    known: Sequence[tuple[ExaminedHost, Facts]], values: Sequence[str]
+) -> Iterator[tuple[ExaminedHost, Facts, str, str]]:
+    """Yield every host with an unusual value, its facts, and both values."""
     expected = usual(values)
-    yield from ((e, value, expected) for e, value in zip(hosts, values, strict=True) if value != expected)
+    for (each, facts), value in zip(known, values, strict=True):
+        if value != expected:
+            yield each, facts, value, expected

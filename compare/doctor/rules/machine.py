@@ -122,8 +122,7 @@ def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     known = with_facts(hosts)
     fix = "Compare arms on equal hosts; the slowest sets the pace. See --exclude."
     for level, name, value in questions:
-        values = [value(facts) for _, facts in known]
-        for each, mine, expected in different((each for each, _ in known), values):
+        for each, _, mine, expected in different(known, [value(facts) for _, facts in known]):
             what, found = f"The {name} differs from the other hosts.", f"{mine}, usually {expected}."
             yield each.finding(level, "alike", what, found, fix)
 

@@ -25,7 +25,7 @@ class SharedNetwork(NamedTuple):
     network: str
     interfaces: list[str]
     addresses: list[str]
-    mtus: list[int]
+    mtus: list[str]
 
 
 def hostname(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -111,11 +111,11 @@ def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         yield known[0][0].warning("network", "No network is common to all hosts.", found, fix)
         return
     at = {each.host.name: name for (each, _), name in zip(known, shared.interfaces, strict=True)}
-    for each, name, expected in different((each for each, _ in known), shared.interfaces):
+    for each, _, name, expected in different(known, shared.interfaces):
         # One name goes to all ranks: GLOO_SOCKET_IFNAME, btl_tcp_if_include.
         found, fix = f"{name} in {shared.network}, usually {expected}.", f"ip link set {name} name {expected}"
         yield each.warning("network", "The interface has another name.", found, f"Rename it: {fix}.")
-    for each, mtu, expected in different((each for each, _ in known), list(map(str, shared.mtus))):
+    for each, _, mtu, expected in different(known, shared.mtus):
         # Small messages arrive, large ones vanish: launches hang in their first all-reduce.
         found = f"{mtu} on {at[each.host.name]}, usually {expected}."
         fix = f"ip link set {at[each.host.name]} mtu {expected}"
@@ -173,7 +173,7 @@ def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
         found = [each[name] for each in networks if name in each]
         addresses = [address for _, address in found]
         if len(set(addresses)) == len(facts):
-            return SharedNetwork(name, [i.name for i, _ in found], addresses, [i.mtu for i, _ in found])
+            return SharedNetwork(name, [i.name for i, _ in found], addresses, [str(i.mtu) for i, _ in found])
     return None
 
 

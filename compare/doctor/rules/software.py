@@ -76,12 +76,11 @@ def python(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         if _numbers(facts.python) < _numbers(OLDEST_PYTHON):
             fix = f"Recreate the environment there with Python {OLDEST_PYTHON} or later."
             yield each.problem("python", "Python is too old.", facts.python, fix)
-    for each, version, expected in different((e for e, _ in known), [f.python for _, f in known]):
-        executable = each.software.executable if each.software else ""
+    for each, facts, version, expected in different(known, [facts.python for _, facts in known]):
         yield each.finding(
             "warning" if _minor(version) == _minor(expected) else "problem",
             *("python", "Python differs from the other hosts."),
-            f"{version} ({executable}), usually {expected}.",
+            f"{version} ({facts.executable}), usually {expected}.",
             f"Recreate the environment there with Python {expected}.",
         )
 
