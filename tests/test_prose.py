@@ -14,7 +14,6 @@ OPEN = (
     "tests/contract/",
     "tests/faults/",
     "tests/lab/",
-    "tests/unit/analysis/",
     "tests/unit/backends/",
     "tests/unit/launch/",
     "tests/unit/schema/",

@@ -1,0 +1,60 @@
+"""Test estimates against scipy, by hand, and by their coverage."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+import scipy.stats
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from compare.analysis.estimate import Estimate
+
+
+def test_estimate_matches_a_hand_computation():
+    # Mean 7, deviations -2, -1, 3: s^2 = 14 / 2 = 7; t at two degrees of freedom is 4.302653.
+    half = 4.302653 * math.sqrt(7 / 3)
+    assert Estimate.of([5.0, 6.0, 10.0]) == Estimate(
+        7.0, pytest.approx(7 - half, rel=1e-6), pytest.approx(7 + half, rel=1e-6), 3, "t"
+    )
+    assert Estimate.of([2.0] * 5) == Estimate(2.0, 2.0, 2.0, 5, "t")
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e9, 1e9), min_size=3, max_size=30))
+def test_estimate_of_three_values_is_students_interval(values):
+    estimate = Estimate.of(iter(values))
+    # scipy has no interval of equal values, or of almost equal ones.
+    assume(statistics.stdev(values) > max(1e-6 * max(map(abs, values)), 1e-100))
+    low, high = scipy.stats.t.interval(
+        0.95, len(values) - 1, loc=statistics.fmean(values), scale=scipy.stats.sem(values)
+    )
+    assert (estimate.n, estimate.method) == (len(values), "t")
+    assert estimate.mean == statistics.fmean(values)
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [[3.0], [3.0, 1.0]])
+def test_estimate_of_one_or_two_values_is_a_range(values):
+    expected = Estimate(statistics.fmean(values), min(values), max(values), len(values), "range")
+    assert Estimate.of(values) == Estimate.of_any([None, *values, None]) == expected
+
+
+def test_estimate_of_nothing_fails():
+    with pytest.raises(statistics.StatisticsError):
+        Estimate.of([])
+    assert Estimate.of_any([None]) is None
+
+
+def test_estimate_interval_holds_the_truth_as_often_as_promised():
+    """2,000 seeded experiments: 95 %, within four sigmas."""
+    chance = random.Random(20)
+    for n in (3, 5, 8):
+        held = 0
+        for _ in range(2000):
+            estimate = Estimate.of(chance.gauss(7, 2) for _ in range(n))
+            held += estimate.low <= 7 <= estimate.high
+        assert held / 2000 == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 2000))

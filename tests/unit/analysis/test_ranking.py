@@ -1,0 +1,146 @@
+"""Test the noise floor, and which arm is called fastest."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compare.analysis.ranking import fastest_arm, log_ratios, noise_floor, verdicts
+from compare.analysis.summary import summarise
+from compare.analysis.verdict import FIRST_LOOK
+from compare.schema.arms import parse_arm
+from tests.unit.factories import a_run
+
+ARMS = ("none", "ddp", "manual", "mpi")
+
+
+def test_log_ratios_cover_common_rounds_and_are_positive_if_faster():
+    run = a_run({"ddp": [4.0, 8.0, 9.0], "mpi": [2.0, 16.0]})
+    assert log_ratios(run, parse_arm("mpi"), parse_arm("ddp")) == pytest.approx([math.log(2), -math.log(2)])
+
+
+# ---- the fastest arm ----
+
+CLEAR = {"none": [4] * 5, "ddp": [6.0, 6.1, 6.0, 6.2, 6.1], "mpi": [5.0, 5.1, 5.0, 5.1, 5.2]}
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "name"),
+    [
+        pytest.param(CLEAR, "mpi", id="a clear difference"),
+        pytest.param({"none": [1] * 5, "ddp": [5] * 5, "mpi": [6] * 5}, "ddp", id="the control is faster"),
+        pytest.param({arm: times[:4] for arm, times in CLEAR.items()}, None, id="four rounds"),
+        pytest.param(
+            {"none": [4] * 5, "ddp": [5.0, 6.0, 5.2, 5.9, 5.4], "mpi": [5.5, 5.3, 7.0, 5.1, 6.4]},
+            None,
+            id="ranges overlap",
+        ),
+        pytest.param(
+            {
+                "ddp": [5.0, 5.1, 5.0, 5.2, 5.1],
+                "mpi": [7.0, 7.1, 7.0, 7.2, 7.1],
+                "manual": [5.1, 5.0, 5.2, 5.1, 5.2],
+            },
+            None,
+            id="faster than one arm of two",
+        ),
+        pytest.param(
+            {"none": [4] * 5, "ddp": [5.0, 5.1, 5.0, 5.1, 5.2], "mpi": [5.05, 5.15, 5.05, 5.15, 5.25]},
+            None,
+            id="within the margin",
+        ),
+        pytest.param({"none": [4], "ddp": [5.0], "mpi": [6.0]}, None, id="one round"),
+        pytest.param({"none": [4] * 4, "ddp": [5.0] * 4, "mpi": [6.0, 6.1, 6.0, 6.1]}, None, id="too few"),
+        pytest.param({"none": [4] * 5, "ddp": [5.0] * 5}, None, id="one arm"),
+        pytest.param(
+            {"none": [4] * 5, "ddp": [5.0] * 5, "mpi": [6.0, 6.1, 6.0, 6.1]}, None, id="one arm has too few"
+        ),
+    ],
+)
+def test_fastest_arm_needs_proof(milliseconds, name):
+    run = a_run(milliseconds)
+    assert fastest_arm(run) == name
+    assert [arm.arm for arm in summarise(run).arms if arm.fastest] == ([name] if name else [])
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_fastest_arm_is_not_named_if_oversubscribed(cores):
+    summary = summarise(a_run(CLEAR, cores=cores))
+    assert summary.oversubscribed is (cores == 1)
+    assert any(arm.fastest for arm in summary.arms) is (cores == 2)
+
+
+@st.composite
+def comparable(draw):
+    """Draw arms that differ clearly, a little or not at all."""
+    rounds = draw(st.integers(FIRST_LOOK, 8))
+    arms = draw(st.permutations(ARMS))[: draw(st.integers(2, len(ARMS)))]
+    spread = draw(st.sampled_from([0.001, 0.01, 0.2]))
+    times = {}
+    for arm in arms:
+        level = draw(st.sampled_from([1.0, 1.02, 1.2, 3.0]))
+        noise = draw(st.lists(st.floats(-1, 1), min_size=rounds, max_size=rounds))
+        times[arm] = [10 * level * math.exp(spread * own) for own in noise]
+    return times
+
+
+@settings(deadline=None)
+@given(comparable())
+def test_fastest_arm_has_the_lowest_mean_and_all_others_are_slower(milliseconds):
+    run = a_run(milliseconds)
+    name = fastest_arm(run)
+    if name:
+        others = [arm for arm in milliseconds if arm not in {"none", name}]
+        means = {arm: statistics.fmean(milliseconds[arm]) for arm in [name, *others]}
+        assert min(means, key=means.get) == name
+        against = verdicts(run, name)
+        assert {arm: against[arm].kind for arm in others} == dict.fromkeys(others, "slower")
+
+
+# ---- the noise floor ----
+
+
+def test_noise_floor_of_two_arms_is_that_of_the_paired_comparison():
+    run = a_run({"none": [4.0, 4.4, 3.9, 4.1], "ddp": [5.0, 5.2, 5.1, 5.6]})
+    differences = log_ratios(run, parse_arm("ddp"), parse_arm("none"))
+    compared = scipy.stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert math.log1p(noise_floor(run)) == pytest.approx((compared.high - compared.low) / 2)
+
+
+def test_noise_floor_excludes_slow_arms_and_slow_rounds():
+    run = a_run({"none": [4, 8, 12], "ddp": [5, 10, 15], "mpi": [50, 100, 150]})
+    assert noise_floor(run) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arms", "rounds", "known"), [(1, 9, False), (2, 2, False), (3, 1, False), (2, 3, True), (3, 2, True)]
+)
+def test_noise_floor_needs_two_degrees_of_freedom(arms, rounds, known):
+    times = {
+        arm: [4 + 0.1 * ((3 * index + round_) % 4) for round_ in range(rounds)]
+        for index, arm in enumerate(ARMS[:arms])
+    }
+    assert (noise_floor(a_run(times)) is not None) is known
+
+
+def test_noise_floor_excludes_incomplete_rounds():
+    whole = {"none": [4, 4.4, 3.9], "ddp": [5, 5.2, 5.1]}
+    assert noise_floor(a_run({**whole, "ddp": [5, 5.2, 5.1, 99]})) == noise_floor(a_run(whole))
+
+
+def test_noise_floor_is_exceeded_by_equal_arms_one_time_in_twenty():
+    """600 seeded runs of four equal arms, on a machine that drifts."""
+    chance = random.Random(7)
+    experiments, beyond = 600, 0
+    for _ in range(experiments):
+        drift = [chance.gauss(0, 0.3) for _ in range(4)]
+        run = a_run({arm: [5 * math.exp(d + chance.gauss(0, 0.05)) for d in drift] for arm in ARMS})
+        difference = statistics.fmean(log_ratios(run, parse_arm("ddp"), parse_arm("mpi")))
+        beyond += abs(difference) > math.log1p(noise_floor(run))
+    assert beyond / experiments == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / experiments))

@@ -1,0 +1,108 @@
+"""Test the figures of one launch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compare.analysis.step_times import (
+    OTHER_LOAD_LIMIT,
+    collective_seconds,
+    cores_per_rank,
+    is_noisy,
+    other_cpu_load,
+    step_seconds,
+)
+from compare.schema.results import Block, MachineUse
+from tests.unit.factories import a_block, a_launch, a_phased_block, a_rank
+
+
+def test_step_time_is_the_median_over_blocks_of_the_mean_over_ranks():
+    launch = a_launch(ranks=[a_rank(0, milliseconds=[10, 20, 30]), a_rank(1, milliseconds=[12, 22, 100])])
+    assert step_seconds(launch) == pytest.approx(0.021)  # the median of 11, 21 and 65 ms
+
+
+def test_step_time_of_blocks_with_different_lengths():
+    blocks = [
+        Block(steps=30, wall_ns=300_000_000, cpu_ns=0),
+        Block(steps=31, wall_ns=310_000_000, cpu_ns=0),
+    ]
+    assert step_seconds(a_launch(ranks=[a_rank(blocks=blocks)])) == pytest.approx(0.010)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.floats(0.01, 1e4), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_step_time_lies_between_the_smallest_and_the_largest(times):
+    launch = a_launch(ranks=[a_rank(rank, milliseconds=blocks) for rank, blocks in enumerate(times)])
+    low = min(b.wall_ns / b.steps for rank in launch.ranks for b in rank.blocks) / 1e9
+    high = max(b.wall_ns / b.steps for rank in launch.ranks for b in rank.blocks) / 1e9
+    assert low * (1 - 1e-12) <= step_seconds(launch) <= high * (1 + 1e-12)
+
+
+def test_step_time_excludes_blocks_with_phases_and_other_modes():
+    blocks = [
+        a_block(10),
+        a_block(4, mode="reference"),
+        a_phased_block("reference", forward=[500.0] * 30),
+        a_phased_block(forward=[0.0] * 30, sync=[500.0] * 30),
+    ]
+    launch = a_launch(ranks=[a_rank(rank, blocks=blocks) for rank in range(2)])
+    assert step_seconds(launch) == pytest.approx(0.010)
+    assert step_seconds(launch, "reference") == pytest.approx(0.004)
+
+
+def test_step_time_of_a_missing_mode_fails():
+    with pytest.raises(ValueError, match="launch 7 has no blocks of reference"):
+        step_seconds(a_launch(number=7), "reference")
+
+
+def test_collectives_are_the_median_of_the_mean_over_ranks():
+    ranks = [a_rank(0, collective_ns=[100, 300, 900]), a_rank(1, collective_ns=[300, 500, 1900])]
+    assert collective_seconds(a_launch(ranks=ranks)) == pytest.approx(400e-9)
+
+
+def test_cores_per_rank_cover_the_training_alone():
+    blocks = [
+        a_block(10, cpu_ns=600_000_000),
+        a_block(10, cpu_ns=300_000_000),
+        a_block(10, mode="reference", cpu_ns=0),
+        a_phased_block(forward=[10.0] * 30),
+    ]
+    launch = a_launch(ranks=[a_rank(rank, blocks=blocks) for rank in range(2)])
+    assert cores_per_rank(launch) == pytest.approx(1.5)  # 2 and 1 of 300 ms each
+
+
+# ---- other CPU load ----
+
+
+def on_host(host, rank, cpu_ms, busy_ms=None):
+    """Return a rank of one second, perhaps with its host's load."""
+    machine = None
+    if busy_ms is not None:
+        machine = MachineUse(wall_ns=10**9, cpus=2, busy_ns=round(busy_ms * 1e6), stolen_ns=0)
+    return a_rank(rank, host=host, cpu_ns=round(cpu_ms * 1e6), machine=machine)
+
+
+HOST_A = [on_host("a", 0, 900, busy_ms=1500), on_host("a", 1, 500)]
+HOST_B = [on_host("b", 2, 100, busy_ms=1000), on_host("b", 3, 200)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share"),
+    [
+        pytest.param(HOST_A, 0.05, id="100 of 2,000 ms"),
+        pytest.param([*HOST_A, *HOST_B], 0.35, id="the busiest host"),
+        pytest.param([*HOST_A, *HOST_B][::-1], 0.35, id="in any order"),
+        pytest.param([on_host("a", 0, 900, busy_ms=890)], 0, id="the kernel counts whole ticks"),
+        pytest.param([on_host("a", 0, 900)], 0, id="not measured"),
+    ],
+)
+def test_other_cpu_load_is_the_hosts_load_without_its_ranks(ranks, share):
+    assert other_cpu_load(a_launch(ranks=ranks)) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("busy", "noisy"), [(0, False), (199, False), (201, True), (2000, True)])
+def test_launch_is_noisy_above_the_limit(busy, noisy):
+    assert OTHER_LOAD_LIMIT == 0.10
+    assert is_noisy(a_launch(ranks=[on_host("a", 0, 0, busy_ms=busy)])) is noisy
