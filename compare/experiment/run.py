@@ -107,7 +107,7 @@ def _plan_launch(config: RunConfig, planned: Planned, directory: Path, cluster: 
     place = cluster.place(launch_files(directory, planned))
     # On this machine they name folders that exist during a launch alone.
     own = {} if cluster.is_this_machine else place.settings()
-    commands = commands_for(config, arm, cluster, place, own)
+    commands = commands_for(config, arm, place, own)
     sections = []
     for command in commands:
         settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
@@ -165,7 +165,7 @@ def begin(
     root = request.data_dir or data.default_root()
     source = data.resolve(request.dataset, root, progress=say)
     directory = create_directory(request.output or default_output(config, purpose=purpose))
-    cluster.deliver(source, say)
+    cluster.stage(source, say)
     return new_run(config, source, cluster, left_out), directory
 
 

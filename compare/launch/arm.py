@@ -1,4 +1,4 @@
-"""Launch one arm once: write its job, start its launcher, watch it, and take exactly one result a rank."""
+"""Launch one arm once, and take exactly one result from every rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from compare.schema.job import Planned, Proof
 
 _LONGEST_NAME = 100
-"""Bytes of an arm's label in a folder's name: a whole name may have 255, and the number makes it unique."""
+"""Maximum length of an arm's label in the name of a folder.
+
+A name may have 255 bytes. The number of the launch makes it unique.
+"""
 
 _PORT_TAKEN = ("EADDRINUSE", "address already in use")
 
@@ -42,22 +46,22 @@ class Observer(Protocol):
     """Somebody who watches a run."""
 
     def launch_begins(self, planned: Planned) -> None:
-        """Hear that a launch is about to start."""
+        """Receive a launch that is about to start."""
 
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
-        """Hear what is executed now."""
+        """Receive the commands that are started."""
 
     def steps_done(self, planned: Planned, steps: int) -> None:
-        """Hear how far its first rank has come."""
+        """Receive the number of steps that rank 0 has done."""
 
     def launch_restarts(self, planned: Planned, reason: str) -> None:
-        """Hear that it is started a second time, because the machine failed it."""
+        """Receive the reason why a launch is started a second time."""
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
-        """Hear that it ended well."""
+        """Receive a launch that ended well."""
 
     def round_repeats(self, round_: int, other_load: float) -> None:
-        """Hear that a whole round is taken again, because others used that share of the machine."""
+        """Receive a round that is repeated, and its other CPU load."""
 
 
 def launch_arm(
@@ -70,76 +74,63 @@ def launch_arm(
     proof: Proof = "brief",
     budget_ends_at: float = math.inf,
 ) -> Launch:
-    """Launch an arm, and once again where another process took the port in the meantime.
+    """Launch an arm, and once more if another process took its port.
 
     Args:
-        run: the run that it belongs to.
+        run: the run of the launch.
         planned: which arm, and which launch of the run it is.
         directory: the run's folder.
         cluster: the hosts.
-        observer: told how far it has come.
-        proof: what every rank trains beside a single process, before its training. How that went is in
-            what comes back; nothing is judged here.
+        observer: receives every event.
+        proof: what every rank trains beside a single process, before its training. Its outcome is part
+            of what is returned; nothing is judged here.
         budget_ends_at: Unix time at which the run's budget is over.
 
     Raises:
         BudgetError: the run's budget was over before the launch was.
-        HostError: a host cannot be reached any more.
-        LaunchError: a rank failed, died or stalled; named with what it said.
+        HostError: a host was lost.
+        LaunchError: a rank failed, died or stalled.
         OutputError: the run's folder cannot be written.
-        UnavailableError: the launcher is not there.
+        UnavailableError: the launcher is not installed.
     """
     files = launch_files(directory, planned)
+    launch = partial(
+        _launch_once, run, planned, cluster, observer, proof=proof, budget_ends_at=budget_ends_at
+    )
     try:
-        return _launch_once(
-            run, planned, files, cluster, observer, proof=proof, budget_ends_at=budget_ends_at
-        )
+        return launch(files)
     except LaunchError:
         if not _port_was_taken(files, run.config):
             raise
     reason = "another process took its port before it could"
     observer.launch_restarts(planned, reason)
-    again = LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
-    return _launch_once(
-        run,
-        planned,
-        again,
-        cluster,
-        observer,
-        proof=proof,
-        budget_ends_at=budget_ends_at,
-        restarted_because=reason,
-    )
+    again = files.directory.with_name(f"{files.directory.name}-again")
+    return launch(LaunchFiles(again), restarted_because=reason)
 
 
 def commands_for(
-    config: RunConfig,
-    arm: Arm,
-    cluster: Cluster,
-    place: LaunchPlace,
-    own_settings: Mapping[str, str],
+    config: RunConfig, arm: Arm, place: LaunchPlace, own_settings: Mapping[str, str]
 ) -> list[Command]:
-    """Say what is executed to launch an arm: what ``--dry-run`` prints and a run starts.
+    """Return the commands that launch an arm.
 
     Args:
         config: the run's.
         arm: the arm to launch.
-        cluster: the hosts.
-        place: of the launch on them.
+        place: where it is launched.
         own_settings: environment of this launch alone, over that of all arms.
 
     Raises:
-        UnavailableError: the arm's launcher is not there.
+        UnavailableError: the arm's launcher is not installed.
     """
     name = BACKENDS[arm.backend].launcher
     executable = find_launcher(name)
     if executable is None:
         raise UnavailableError(
-            f"{arm.label} needs {name}, which is not there.",
+            f"{arm.label} needs {name}, which is not installed.",
             found=f"{where_it_is_not(name)}.",
             remedy=LAUNCHERS[name].REMEDY,
         )
-    network, hosts = cluster.network, cluster.hosts
+    network, hosts = place.cluster.network, place.cluster.hosts
     config = config.as_run_by(arm, hosts[0].slots)
     alike = settings(
         threads=config.threads_per_rank, interface=network.interface, executables=environment_bin()
@@ -151,7 +142,7 @@ def commands_for(
         hosts=(msgspec.structs.replace(hosts[0], slots=1),) if arm.one_process else hosts,
         module="compare.worker",
         arguments=(str(place.job_file),),
-        port=cluster.free_port(),
+        port=place.cluster.free_port(),
         environment=alike | dict(own_settings) | arm.environment,
         interface=network.interface,
         options=arm.options,
@@ -165,7 +156,7 @@ def commands_for(
 
 
 def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
-    """Say where the files of a launch lie in a run's folder."""
+    """Return the files of a launch in a run's folder."""
     name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.arm.label)
     return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name[:_LONGEST_NAME]}")
 
@@ -173,9 +164,9 @@ def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
 def _launch_once(
     run: Run,
     planned: Planned,
-    files: LaunchFiles,
     cluster: Cluster,
     observer: Observer,
+    files: LaunchFiles,
     *,
     proof: Proof,
     budget_ends_at: float,
@@ -199,7 +190,7 @@ def _launch_once(
     )
     _make_directory(files)
     place = cluster.place(files)
-    commands = commands_for(run.config, planned.arm, cluster, place, place.settings())
+    commands = commands_for(run.config, planned.arm, place, place.settings())
     write_json(files.commands, [list(command.argv) for command in commands])
     observer.launch_starts(planned, commands)
     ranks = _supervised(job, planned, place, commands, observer, budget_seconds=budget)
@@ -254,7 +245,7 @@ def _make_directory(files: LaunchFiles) -> None:
 
 
 def _port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:
-    """Whether a launch failed before any rank began, because its port was not free any more."""
+    """Return whether a launcher failed because its port was in use."""
     began = any(read_progress(files, rank) for rank in range(config.ranks))
-    said = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
-    return not began and any(mark in said for mark in _PORT_TAKEN)
+    printed = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
+    return not began and any(mark in printed for mark in _PORT_TAKEN)

@@ -1,8 +1,8 @@
-"""The hosts of a run: one agent on each, at the other end of a pipe that lasts as long as the run.
+"""The hosts of a run, with an agent on each.
 
-A run on one machine has one host, whose agent is a child process. A run on many hosts has an agent on
-each, and one on this machine, where mpirun and horovodrun start. Every launch takes the same path from
-here: see ``place.py``.
+A run on one machine has one host, and its agent is a child process. A run on many hosts has an agent on
+each of them. It has one on this machine too, because mpirun and horovodrun start here. From here on all
+launches take one path: see ``place.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compare.launch.engines.local import Local
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
-from compare.launch.staging import deliver
+from compare.launch.staging import stage
 from compare.schema.hosts import is_local, local_host
 from compare.text import counted
 
@@ -50,7 +50,7 @@ def open_cluster(
     exported: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> Iterator[Cluster]:
-    """Start an agent on every host, and keep it for as long as the block lasts.
+    """Start an agent on every host, and end it after the block.
 
     Args:
         hosts: each with the number of its ranks as slots.
@@ -60,10 +60,10 @@ def open_cluster(
         python: the interpreter, at the same path on every host.
 
     Raises:
-        HostError: a host cannot be reached, or has another version; named within seconds.
+        HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is missing, or cannot be chosen.
     """
-    # Launchers other than torchrun start on this machine, whether or not it is a host of the run.
+    # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     with (
         linked(hosts, python=python, carrier=carrier) as agents,
@@ -81,7 +81,7 @@ def open_cluster(
 
 
 class Cluster:
-    """The hosts of a run, with the agent of each; made by ``open_cluster``.
+    """The hosts of a run and their agents; made by ``open_cluster``.
 
     Args:
         agents: connections to the agents of the hosts, in the order of ranks.
@@ -135,7 +135,7 @@ class Cluster:
         return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
 
     def require_launchers(self, names: set[str]) -> None:
-        """Require that hosts can call back the launchers that start on this machine.
+        """Require that hosts can call back launchers on this machine.
 
         Raises:
             HostError: this machine is not on the network of the hosts.
@@ -151,13 +151,13 @@ class Cluster:
                 remedy="Start on a host of the run, name another --interface, or compare ddp and manual.",
             )
 
-    def deliver(self, source: DatasetSource, say: Callable[[str], None]) -> None:
-        """Find the data set on every host, or copy it there.
+    def stage(self, source: DatasetSource, say: Callable[[str], None]) -> None:
+        """Stage the data set on every host.
 
         Raises:
             HostError: it cannot be copied to a host.
         """
-        self._datasets = deliver(self.hosts, source, python=self._python, carrier=self._carrier, say=say)
+        self._datasets = stage(self.hosts, source, python=self._python, carrier=self._carrier, say=say)
 
     def free_port(self) -> int:
         """Return a port that is free now on the first host."""
@@ -168,16 +168,18 @@ class Cluster:
         return first.port
 
     def place(self, files: LaunchFiles) -> LaunchPlace:
-        """Name the place of a launch; its folders are made when it is carried out."""
+        """Name the place of a launch, without making its folders."""
         self._launches += 1
         return LaunchPlace(self, f"{self._name}-{self._launches}", files)
 
     def agent_for(self, host: request.Host | None) -> Link:
         """Return the connection to a host's agent; None stands for this machine."""
-        return next((agent for agent in self.agents if agent.host == host), self.here)
+        if host is None:
+            return self.here
+        return next(agent for agent in self.agents if agent.host.name == host.name)
 
     def attend(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Exchange messages with all agents until a condition holds, at most for ``seconds``."""
+        """Exchange messages until a condition holds, at most for ``seconds``."""
         return attend(list(dict.fromkeys([*self.agents, self.here])), until, seconds)
 
     def wait(self, until: Callable[[], bool], agents: Sequence[Link]) -> None:
@@ -197,7 +199,7 @@ class Cluster:
             )
 
     def job_for(self, agent: Link, job: Job) -> Job:
-        """Return the job as the ranks of one host read it: its CPUs, its data set, its clock."""
+        """Return the job for one host: its CPUs, data set and clock."""
         number = list(self.agents).index(agent)
         return msgspec.structs.replace(
             job,
@@ -207,7 +209,7 @@ class Cluster:
         )
 
     def remote_shell(self, folder: Path) -> Mapping[str, str]:
-        """Return the files, by their names below a folder, that let launchers start ranks on hosts."""
+        """Return the files that let launchers start ranks on hosts."""
         return self._carrier.remote_shell(folder, self.hosts)
 
     def agent_commands(self) -> list[str]:
@@ -217,7 +219,7 @@ class Cluster:
 
 
 def _require_ready(links: Sequence[Link], hosts: int) -> None:
-    """Wait for the first message of every agent, so that one error names all hosts that failed."""
+    """Wait for all agents, so that one error names every failed host."""
     lost: dict[Link, RingsideError] = {}
     # Each connection has a time limit of its own, after which it is lost.
     attend(links, lambda: all(link.ready or link in lost for link in links), math.inf, lost=lost)

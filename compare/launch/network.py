@@ -1,4 +1,4 @@
-"""Which network the ranks of all arms travel on; pure, from the addresses that every host has."""
+"""Choose the network of the ranks from the addresses of the hosts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 def choose_network(
     addresses: Mapping[str, Mapping[str, Sequence[str]]], *, asked: str | None, reached_at: Sequence[str]
 ) -> Network:
-    """Choose the interface of all arms: the one asked for, or the one over which the hosts are reached.
+    """Choose the interface of all arms, and the network on it.
 
-    An interface counts whose name every host has, and on which every host has an address of its own: one
-    that all hosts have alike (docker0) leads nowhere.
+    It is the one asked for, or else the one over which the hosts are reached. Every host must have an
+    interface of that name, with an address of its own. An address that all hosts share, as on docker0,
+    leads to no other host.
 
     Args:
         addresses: by host and interface, as 10.0.0.2/24.
@@ -26,7 +27,7 @@ def choose_network(
         reached_at: the address at which every host was reached, in their order; empty where unknown.
 
     Raises:
-        UsageError: there is none, or none of that name, or it cannot be told which.
+        UsageError: there is none, or more than one could be meant.
     """
     hosts = list(addresses)
     names = [name for name in addresses[hosts[0]] if asked in {None, name}]
@@ -42,7 +43,7 @@ def choose_network(
     best = [each for each, count in zip(found, agree, strict=True) if count == max(agree)]
     if len(best) > 1:
         raise UsageError(
-            "The hosts share more than one network, and it cannot be told which one to take.",
+            "The hosts share more than one network, and none is preferred.",
             found="; ".join(f"{each.interface} in {each.network}" for each in best),
             remedy=f"Name one: --interface {best[0].interface}",
         )
@@ -50,7 +51,7 @@ def choose_network(
 
 
 def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None) -> Network:
-    """Return the network of ranks that are all on this machine: the loopback, or the interface asked for.
+    """Return the network of one machine: loopback, or as asked.
 
     Raises:
         UsageError: this machine has no such interface that is up.
@@ -73,7 +74,7 @@ def in_network(address: str, network: Network) -> bool:
 
 
 def _on(name: str, hosts: Sequence[Mapping[str, Sequence[str]]]) -> list[Network]:
-    """Return the networks that all hosts have an address of their own in, on one interface."""
+    """Return the networks of one interface that hold all hosts."""
     own = [[ipaddress.ip_interface(a) for a in its.get(name, ())] for its in hosts]
     own = [[a for a in its if not (a.ip.is_loopback or a.ip.is_link_local)] for its in own]
     shared = {a.network for a in own[0] if a.network.prefixlen < a.max_prefixlen}

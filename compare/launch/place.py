@@ -1,9 +1,11 @@
-"""Where one launch runs: its folders on every host, and the agents that carry it out.
+"""Carry out one launch through the agents of its hosts.
 
-Every launch takes one path. The agents make its folders and write its job; the agent of this machine
-starts mpirun or horovodrun, and the agent of each host its torchrun. The agents then renew the lease of
-the ranks, send back the files, and end everything. A run on one machine has one agent, which works in the
-run's own folder: there is nothing to send back, and every path in a message is the user's.
+Every launch takes one path. The agents make its folders and write its job. Then the agent of this machine
+starts mpirun or horovodrun, or the agent of every host starts its torchrun. The agents renew the lease of
+the ranks, send back the files, and end everything.
+
+A run on one machine has one agent, which works in the run's own folder. So it has nothing to send back,
+and messages name paths of the user.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
     from compare.schema.launch_files import LaunchFiles
 
 ANSWER_SECONDS = 20.0
-"""Maximum time for an agent to answer: it makes a few folders at most."""
+"""Maximum time for an agent to answer."""
 _END_SECONDS = 20.0
-"""Maximum time for all agents to end a launch; a lost connection ends the wait for its host sooner."""
+"""Maximum time for all agents to end a launch."""
 _TICK_SECONDS = 0.5
-"""Every look at the files takes a core from a rank: with twenty a second start-up took 5 % longer."""
+"""Time between two looks at the files of a launch.
+
+Every look takes a core from a rank for a moment.
+"""
 
 
 class LaunchPlace:
@@ -55,7 +60,8 @@ class LaunchPlace:
     def __init__(self, cluster: Cluster, name: str, files: LaunchFiles) -> None:
         self.files = files
         """Where the files of the ranks are read."""
-        self._cluster = cluster
+        self.cluster = cluster
+        """The hosts."""
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         in_place = cluster.is_this_machine
         on_disk = Path(tempfile.gettempdir() if in_place else "/tmp")  # noqa: S108 -- agents insist on making it
@@ -74,7 +80,7 @@ class LaunchPlace:
         """Return the environment of this launch alone."""
         return {
             # What your shell tells the libraries holds on every host; on this machine it is inherited.
-            **({} if self._cluster.is_this_machine else library_settings(inherited(os.environ))),
+            **({} if self.cluster.is_this_machine else library_settings(inherited(os.environ))),
             "TMPDIR": str(self._temporary),
             # Open MPI's segments would survive a rank that was killed.
             "OMPI_MCA_btl_vader_backing_directory": str(self._shared_memory),
@@ -83,10 +89,10 @@ class LaunchPlace:
         }
 
     def described(self) -> dict[str, str]:
-        """Return the small files of the launch by where they go, with the values of ``-x`` masked."""
-        exported = self._cluster.exported
+        """Return the texts of small files, with values of ``-x`` masked."""
+        exported = self.cluster.exported
         masked = msgspec.json.encode(dict.fromkeys(exported, MASK)).decode()
-        agents = self._cluster.agent_commands()
+        agents = self.cluster.agent_commands()
         return {
             **(
                 {"the agents, one connection to each host for the whole run": "\n".join(agents)}
@@ -96,7 +102,7 @@ class LaunchPlace:
             **({f"{self._exported} on every host": masked} if exported else {}),
             **{
                 f"{name} of the launchers that start on this machine": text
-                for name, text in self._cluster.remote_shell(self._temporary).items()
+                for name, text in self.cluster.remote_shell(self._temporary).items()
             },
         }
 
@@ -108,7 +114,9 @@ class LaunchPlace:
         deadline_seconds: float,
         on_tick: Callable[[], bool],
     ) -> Ending:
-        """Execute the commands until they end or ``on_tick`` gives up; nothing of them is left then.
+        """Execute the commands until they end or ``on_tick`` gives up.
+
+        Nothing of the launch is left on any host afterwards.
 
         Args:
             commands: each for its host's agent, or for this machine's where it names no host.
@@ -122,8 +130,8 @@ class LaunchPlace:
             UnavailableError: a command could not be executed.
         """
         write_json(self.files.job, job)
-        own = {self._cluster.agent_for(command.host): command for command in commands}
-        used = list(dict.fromkeys([*self._cluster.agents, *own]))  # each once, in the order of hosts
+        own = {self.cluster.agent_for(command.host): command for command in commands}
+        used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
         try:
             # A launcher may start ranks on other hosts at once: the folders there come first.
             self._begin([agent for agent in used if agent not in own], own, job, deadline_seconds)
@@ -139,34 +147,34 @@ class LaunchPlace:
         return ending
 
     def gone_at(self, rank: int) -> float | None:
-        """Return when a rank's process ended without result or failure; None as far as that is unknown."""
+        """Return when a rank ended without result or failure, if known."""
         return self._agent_of[rank].gone.get(rank)
 
     def absent(self, begun: Collection[int]) -> dict[int, float]:
-        """Return when ranks that did not begin ended, as far as that is known."""
-        gone = (item for agent in self._cluster.agents for item in agent.gone.items())
+        """Return the ranks that ended before they began, with the times."""
+        gone = (item for agent in self.cluster.agents for item in agent.gone.items())
         return {rank: at for rank, at in gone if rank not in begun}
 
     def host_of(self, rank: int) -> str:
         """Name a rank's host."""
         agent = self._agent_of[rank]
-        return agent.ready.hostname if self._cluster.is_this_machine and agent.ready else agent.host.name
+        return agent.ready.hostname if self.cluster.is_this_machine and agent.ready else agent.host.name
 
     def clock_ahead_seconds(self, rank: int) -> float:
-        """Return how far the clock of a rank's host is ahead of this one."""
+        """Return how far the clock of a rank's host is ahead."""
         return self._agent_of[rank].clock_ahead_seconds
 
     def _begin(
         self, agents: Sequence[Link], own: Mapping[Link, Command], job: Job, deadline_seconds: float
     ) -> None:
-        """Begin the launch on some hosts, and wait until their folders are there."""
-        mirrored = None if self._cluster.is_this_machine else self.files
+        """Begin the launch on some hosts, and wait for their folders."""
+        mirrored = None if self.cluster.is_this_machine else self.files
         for agent in agents:
             agent.begin(self._message(agent, own.get(agent), job, deadline_seconds), mirrored)
-        self._cluster.wait(lambda: all(agent.begun for agent in agents), agents)
+        self.cluster.wait(lambda: all(agent.begun for agent in agents), agents)
 
     def _message(self, agent: Link, command: Command | None, job: Job, deadline_seconds: float) -> Begin:
-        cluster = self._cluster
+        cluster = self.cluster
         files = {str(self._exported): msgspec.json.encode(cluster.exported)}
         if agent in cluster.agents and not cluster.is_this_machine:
             files[self.job_file.name] = msgspec.json.encode(cluster.job_for(agent, job))
@@ -192,11 +200,11 @@ class LaunchPlace:
     def _watch(
         self, starters: Sequence[Link], deadline_seconds: float, on_tick: Callable[[], bool]
     ) -> Ending:
-        """Wait until all launchers have ended, one has failed, or ``on_tick`` gives up."""
+        """Wait for the launchers until one fails or ``on_tick`` gives up."""
         began = time.monotonic()
         ended: list[int | None] = []
         while True:
-            self._cluster.attend(partial(_have_more_ended, starters, len(ended)), _TICK_SECONDS)
+            self.cluster.attend(partial(_have_more_ended, starters, len(ended)), _TICK_SECONDS)
             seconds = time.monotonic() - began
             # Before the statuses are read: it must see the last files of the ranks.
             goes_on = on_tick()
@@ -208,7 +216,7 @@ class LaunchPlace:
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
 
     def _end(self, used: Sequence[Link]) -> HostError | None:
-        """End the launch on every host and wait for it; return the error of the first host that is lost."""
+        """End the launch everywhere; return the error of a lost host."""
         lost: dict[Link, RingsideError] = {}
         for agent in used:
             if not agent.ended:
@@ -221,7 +229,7 @@ class LaunchPlace:
                 lost=lost,
             )
         finally:
-            if self._cluster.here in used and not self._cluster.here.ended:
+            if self.cluster.here in used and not self.cluster.here.ended:
                 self._end_here()
         hosts = [error for error in lost.values() if isinstance(error, HostError)]
         silent = [agent for agent in used if not (agent.ended or agent in lost)]
@@ -233,10 +241,13 @@ class LaunchPlace:
         return hosts[0] if hosts else None
 
     def _end_here(self) -> None:
-        """End the launch on this machine without its agent: killed, or a second Ctrl-C came."""
+        """End the launch on this machine without its agent.
+
+        The agent was killed, or a second Ctrl-C ended the wait for it.
+        """
         with uninterrupted():
             end_all(self.mark)
-            mirrored = () if self._cluster.is_this_machine else (self._directory,)
+            mirrored = () if self.cluster.is_this_machine else (self._directory,)
             for folder in (*mirrored, self._temporary, self._shared_memory):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, and what is treated as one: SIGTERM, and the end of the terminal."""
+"""Interrupts: Ctrl-C, SIGTERM, and the end of the terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 INTERRUPTED = 130
-"""The exit code of whoever was interrupted, as shells have it."""
+"""The exit code of an interrupted program, as in shells."""
 
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTS = (signal.SIGINT, *_FROM_OUTSIDE)
 
 
 def end_in_good_order() -> None:
-    """Asked to end from outside, or with its terminal closed, the program ends as on Ctrl-C from now on."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C from now on."""
     for ending in _FROM_OUTSIDE:
         if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
             signal.signal(ending, signal.default_int_handler)
@@ -26,7 +26,10 @@ def end_in_good_order() -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let no Ctrl-C come between a launch and the end of its traces; only the main thread ever hears one."""
+    """Ignore interrupts within the block, so that a clean-up is complete.
+
+    Only the main thread receives them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -40,7 +43,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def postponed_interrupts(react: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Raise an interrupt only when the block has ended; call ``react`` when it comes.
+    """Raise an interrupt after the block; call ``react`` when it comes.
 
     Raises:
         KeyboardInterrupt: one came.
@@ -62,7 +65,7 @@ def postponed_interrupts(react: Callable[[], object] = lambda: None) -> Iterator
 
 
 def ignore_interrupts() -> dict[signal.Signals, Any]:
-    """From now on ignore Ctrl-C, and what is treated as one; return what was done about them before."""
+    """Ignore interrupts from now on; return the handlers before."""
     return _handled_by(signal.SIG_IGN)
 
 

@@ -1,6 +1,6 @@
-"""See to it that every host has the data set: found where it lies here, or put into the host's cache once.
+"""Stage the data set: find it on every host, or copy it.
 
-``python -m compare.launch.staging DATASET DIRECTORY`` says on a host where it has the data set, if it does.
+``python -m compare.launch.staging DATASET DIRECTORY`` prints where a host has the data set.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Held(msgspec.Struct, frozen=True):
     """What a host answers."""
 
     directory: str
-    """Where it has the data set, every byte verified; empty where it has not."""
+    """Where it has the data set, verified; empty if it has none."""
     cache: str
     """Where it would keep it."""
 
 
-def deliver(
+def stage(
     hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier, say: Callable[[str], None]
 ) -> list[str]:
-    """Return the folder of the data set on every host; copy it to those that lack it.
+    """Return the folder of the data set on every host.
 
-    This machine is not asked: the data set was found there.
+    Hosts that lack it get a copy. This machine is not asked, because the data set was found there.
 
     Raises:
         HostError: a host cannot be asked, or its copy did not arrive whole.
@@ -86,7 +86,7 @@ def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Car
 
 
 def _read(answer: Answer) -> Held:
-    # The last line: a login shell may have said something before.
+    # The last line: a login shell may have printed something before.
     lines = answer.stdout.strip().splitlines()
     try:
         return msgspec.json.decode(lines[-1] if lines else b"", type=Held)
@@ -103,7 +103,7 @@ def _named(hosts: Sequence[Host]) -> str:
 
 
 def main(dataset: DatasetName, directory: str) -> Held:
-    """Look where this machine has a data set: in the folder named, or in its own cache."""
+    """Find a data set in a folder or in this machine's cache."""
     sums = hashlib.sha256("".join(catalogue.SHA256[dataset].values()).encode()).hexdigest()
     cache = data.default_root() / "delivered" / f"{dataset}-{sums[:12]}"
     held = next((str(p) for p in (Path(directory), cache) if data.holds(dataset, p)), "")

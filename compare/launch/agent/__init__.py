@@ -1,1 +1,1 @@
-"""Run a launch on one host, for the parent at the other end of a pipe."""
+"""Run a launch on one host for the parent."""

@@ -1,10 +1,11 @@
-"""The agent of one host: ``python -m compare.launch.agent``, at the other end of a pipe.
+"""Serve launches on one host: ``python -m compare.launch.agent``.
 
-On this machine the agent is a child process; on any other host the carrier of the engine starts it, ssh
-for instance. The one pipe carries everything: the job to the host, progress, results and logs back, and
-keep-alive messages in both directions. So hosts need no shared file system, and nothing listens on a port.
-A host behind a failed link ends its ranks by itself: the agent renews their lease only while messages
-arrive, and ends every process of a launch when the connection closes or stays silent.
+On this machine the agent is a child process. On any other host the carrier starts it, for example with ssh.
+
+One pair of pipes carries the job to the host, and progress, results and logs back. Hosts need no shared
+file system, and no process listens on a port. Both ends send keep-alive messages. The agent renews the
+lease of the ranks only while messages arrive. When the pipe closes or stays silent, it ends every process
+of a launch. So a host behind a failed link ends its ranks by itself.
 
 ``python -m compare.launch.agent end MARK`` ends what is left of a launch.
 """
@@ -22,8 +23,10 @@ from compare.launch.processes import end_all
 from compare.schema.launch_files import LEASE_SECONDS
 
 IDLE_SECONDS = 900.0
-"""Maximum time without a message between launches: the data set may have to be fetched and copied first.
-When the parent ends, its end of the pipe closes, and the agent exits at once."""
+"""Maximum time without a message between launches.
+
+The data set may have to be fetched and copied first. When the parent exits, the pipe closes at once.
+"""
 
 
 def main(channel: Channel) -> None:
@@ -36,7 +39,7 @@ def main(channel: Channel) -> None:
             if isinstance(message, Begin):
                 channel.send(carry_out(message, channel))
                 if channel.silent_seconds > LEASE_SECONDS:
-                    return  # the parent is given up: no further launch will come
+                    return  # the parent is lost, and starts no further launch
                 break
         else:
             channel.keep_alive()
@@ -44,7 +47,10 @@ def main(channel: Channel) -> None:
 
 
 def _own_pipes() -> Channel:
-    """Reserve standard input and output for messages; whatever is printed goes to standard error."""
+    """Reserve standard input and output for messages.
+
+    What a library prints goes to standard error.
+    """
     read, write = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -1,8 +1,8 @@
-"""Carry out one launch on this host, on behalf of the parent, and leave nothing of it behind.
+"""Carry out one launch on this host, and leave nothing behind.
 
-The agent makes the folders, starts the launcher where it belongs here, renews the lease of the ranks as
-long as the parent sends messages, and ends every process. It needs no heir: when the parent is killed,
-the connection closes, and the agent ends the launch.
+The agent makes the folders and starts the launcher, if one starts on this host. It renews the lease of
+the ranks while the parent sends messages. In the end it ends every process and removes the folders. When
+the parent is killed, the pipe closes, and the agent does the same.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from compare.launch.agent.protocol import Begin, Channel
 
 _PUSH_SECONDS = 0.05
-"""Maximum time for the connection to take a backlog between two looks at a launch."""
+"""Maximum time to wait for a full pipe between two ticks."""
 _PROGRESS = re.compile(r"rank-(\d+)\.progress")
 
 
 def carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
-    """Carry out a launch; when this returns, nothing of it is left on this host."""
+    """Carry out a launch, and leave nothing of it on this host."""
     made: list[Path] = []
     try:
         _make_folders(begin, made)
@@ -76,7 +76,7 @@ class _Launch:
         self._renewed_at = 0.0
 
     def tick(self) -> bool:
-        """Exchange messages, renew the lease, report; return whether the launch may go on."""
+        """Exchange messages and renew the lease; return whether to go on."""
         ordered_to_end = any([isinstance(message, End) for message in self._channel.receive()])  # noqa: C419
         self._renew_lease()
         # In this order: the parent must know that a rank began before it learns that the rank is gone.
@@ -124,7 +124,7 @@ class _Launch:
                 self._channel.send(Gone(rank, time.time() - seconds))
 
     def _begun(self) -> dict[int, int]:
-        """Return the process id of every rank of this host that wrote its progress."""
+        """Return the process id of each rank that wrote its progress."""
         names = (_PROGRESS.fullmatch(path.name) for path in self.files.directory.glob("rank-*.progress"))
         noted = {int(name[1]): read_progress(self.files, int(name[1])) for name in names if name}
         return {rank: progress.pid for rank, progress in noted.items() if progress}

@@ -1,4 +1,4 @@
-"""What an agent reports of its machine: addresses, CPUs, GPUs, and a free port on request."""
+"""Describe the machine of an agent, and find a free port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def describe() -> Ready:
 
 
 def addresses() -> dict[str, list[str]]:
-    """Return the IPv4 addresses, with their networks, of every interface that is up."""
+    """Return the IPv4 addresses and networks of interfaces that are up."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return {
         name: [
@@ -43,7 +43,10 @@ def addresses() -> dict[str, list[str]]:
 
 
 def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Count NVIDIA GPUs without torch, which takes a second and a GPU's memory to load."""
+    """Count NVIDIA GPUs without torch.
+
+    To load torch takes a second, and memory of a GPU.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = len(list(driver.glob("*")))
     if visible is None:
@@ -54,7 +57,10 @@ def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
 
 
 def free_port() -> int:
-    """Return a port that is free now on every address of this machine; the usual 29500 clashes."""
+    """Return a port that is free on every address.
+
+    torchrun's default, 29500, clashes with other runs.
+    """
     with closing(socket.socket()) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Send the files of a launch from a host to the parent while they grow."""
+"""Send the files of a launch to the parent while they grow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Mirror:
-    """Sends the new content of a folder: JSON files whole, all others as they grow.
+    """Sends new content of a folder: JSON files whole, others in chunks.
 
     Args:
         directory: the folder; folders below it are left out.
@@ -30,7 +30,7 @@ class Mirror:
         self._sent: dict[str, tuple[int, int]] = {}
 
     def send(self, channel: Channel) -> bool:
-        """Send what is new until the connection is full; return whether everything was sent."""
+        """Send new content until the pipe is full; return whether it fitted."""
         complete = True
         for path in self._files():
             while channel.backlog_bytes < BACKLOG_BYTES and self._send_some(path, channel):
@@ -49,7 +49,7 @@ class Mirror:
                 yield Path(entry.path)
 
     def _send_some(self, path: Path, channel: Channel) -> bool:
-        """Send a file, or its next chunk; return whether another chunk may follow."""
+        """Send a file or its next chunk; return whether another may follow."""
         if path.suffix == ".json":
             found = path.stat()
             state = (found.st_ino, found.st_mtime_ns)

@@ -373,7 +373,7 @@ ARMS = "none,ddp,manual,manual:mode=overlap,horovod,horovod:controller=mpi,mpi"
 
 def commands_of(config, arm):
     cluster = a_cluster(config.ranks)
-    return launching.commands_for(config, arm, cluster, cluster.place(LaunchFiles(Path("/runs/x"))), {})
+    return launching.commands_for(config, arm, cluster.place(LaunchFiles(Path("/runs/x"))), {})
 
 
 def test_every_arm_gets_the_same_settings(launchers):

@@ -11,7 +11,7 @@ import pytest
 from compare import data
 from compare.data import DatasetSource
 from compare.errors import HostError
-from compare.launch import staging as delivery
+from compare.launch import staging
 from compare.launch.cluster import open_cluster
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
@@ -19,7 +19,7 @@ from compare.schema.hosts import Host
 NOWHERE = [Host(f"no-such-host-{n}.invalid", 1, source=f"hosts:{n}") for n in (1, 2)]
 
 
-def test_every_host_that_cannot_be_used_is_named():
+def test_open_cluster_every_host_that_cannot_be_used_is_named():
     with (
         pytest.raises(HostError, match="2 of 2 hosts cannot be used") as caught,
         open_cluster(tuple(NOWHERE), carrier=Ssh()),
@@ -40,38 +40,38 @@ def at_this_host(monkeypatch, tmp_path):
     return (Host("localhost", 1),)
 
 
-def test_a_data_set_that_is_there_is_taken_where_it_lies(digits, at_this_host):
+def test_stage_this_machine_takes_the_data_set_where_it_is(digits, at_this_host):
     said = []
-    found = delivery.deliver(at_this_host, digits, python=sys.executable, carrier=Ssh(), say=said.append)
+    found = staging.stage(at_this_host, digits, python=sys.executable, carrier=Ssh(), say=said.append)
     assert (found, said) == ([digits.directory], [])
 
 
-def test_a_data_set_that_is_not_there_is_delivered_once_and_verified(digits, at_this_host, tmp_path):
+def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, at_this_host, tmp_path):
     # Elsewhere it lies in another folder than here: made out by asking for one that there is not.
     ours = os.path.realpath(digits.directory)
-    held = delivery.main("digits", "/no/such/folder")
+    held = staging.main("digits", "/no/such/folder")
     assert held.directory == ""
     assert held.cache.startswith(str(tmp_path / "cache"))
     files = {path.name: path.read_bytes() for path in data.files_in(Path(ours))}
-    delivery.put(at_this_host, held.cache, files, carrier=Ssh(), timeout_seconds=60)
-    assert delivery.main("digits", "/no/such/folder").directory == held.cache
+    staging.put(at_this_host, held.cache, files, carrier=Ssh(), timeout_seconds=60)
+    assert staging.main("digits", "/no/such/folder").directory == held.cache
     damaged = next(path for path in data.files_in(Path(held.cache)))
     damaged.write_bytes(b"nonsense")
-    assert delivery.main("digits", "/no/such/folder").directory == ""
+    assert staging.main("digits", "/no/such/folder").directory == ""
 
 
-def test_a_delivery_that_does_not_arrive_is_an_error(digits, monkeypatch):
-    monkeypatch.setattr(delivery, "_ask", lambda hosts, *_rest: [delivery.Held("", "/cache")] * len(hosts))
-    monkeypatch.setattr(delivery, "put", lambda *_arguments, **_rest: [])
+def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
+    monkeypatch.setattr(staging, "_ask", lambda hosts, *_rest: [staging.Held("", "/cache")] * len(hosts))
+    monkeypatch.setattr(staging, "put", lambda *_arguments, **_rest: [])
     source = DatasetSource(name="digits", requested="digits", directory=digits.directory)
     said = []
     with pytest.raises(HostError, match="could not be given the data set"):
-        delivery.deliver((Host("n1", 1),), source, python=sys.executable, carrier=Ssh(), say=said.append)
+        staging.stage((Host("n1", 1),), source, python=sys.executable, carrier=Ssh(), say=said.append)
     assert said[0].startswith("Copying digits")
 
 
-def test_what_a_host_answers_may_follow_a_greeting():
-    answer = delivery.Answer(Host("n1", 1), 0, b'Welcome\n{"directory":"/d","cache":"/c"}\n', b"", 0.1)
-    assert delivery._read(answer) == delivery.Held("/d", "/c")
+def test_stage_answer_of_a_host_may_follow_a_greeting():
+    answer = staging.Answer(Host("n1", 1), 0, b'Welcome\n{"directory":"/d","cache":"/c"}\n', b"", 0.1)
+    assert staging._read(answer) == staging.Held("/d", "/c")
     with pytest.raises(HostError, match="n1"):
-        delivery._read(answer._replace(stdout=b"Welcome\n"))
+        staging._read(answer._replace(stdout=b"Welcome\n"))

@@ -1,4 +1,4 @@
-"""Which interface the arms take: one that every host has, and where each has an address of its own."""
+"""Test which interface and network the arms take."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_of_two_networks_the_one_over_which_hosts_are_reached_is_taken():
     assert chosen(first, second, asked="ib0", reached_at=["10.0.0.1", "10.0.0.2"]).interface == "ib0"
 
 
-def test_where_it_cannot_be_told_the_user_is_asked():
+def test_choose_network_two_that_are_alike_ask_the_user():
     first, second = N1 | {"ib0": ["10.1.0.1/16"]}, N2 | {"ib0": ["10.1.0.2/16"]}
     with pytest.raises(UsageError, match="more than one network") as caught:
         chosen(first, second)
