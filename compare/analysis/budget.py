@@ -31,7 +31,7 @@ def looks(run: Run) -> list[Look]:
 
 def has_time_left(run: Run) -> bool:
     """Return whether the budget allows another round at the pace so far."""
-    taken = [*run.launches, *run.set_aside]
+    taken = [*run.launches, *run.discarded]
     return run.config.budget_seconds is None or not taken or _rounds_left(run, _end(taken)) >= 1
 
 
@@ -41,7 +41,7 @@ def seconds_left(run: Run, now: float) -> float:
     It is infinity without a budget. The budget starts with the first launch: what comes before is the same
     for every run.
     """
-    taken = [*run.launches, *run.set_aside]
+    taken = [*run.launches, *run.discarded]
     start = _start(taken) if taken else now
     return math.inf if run.config.budget_seconds is None else start + run.config.budget_seconds - now
 
@@ -64,7 +64,7 @@ def _rounds_left(run: Run, at: float) -> int:
 
     Discarded rounds count for the pace: they took their time too.
     """
-    taken = [*run.launches, *run.set_aside]
+    taken = [*run.launches, *run.discarded]
     elapsed = at - _start(taken)
     rounds = sum(launch.started_at < at for launch in taken) / len(run.config.arms)
     return max(0, int(((run.config.budget_seconds or 0.0) - elapsed) / (elapsed / rounds)))

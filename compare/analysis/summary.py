@@ -177,7 +177,7 @@ def summarise(run: Run) -> Summary:
             if run.of(arm)
         ],
         oversubscribed=oversubscribed,
-        rounds_repeated=len(run.set_aside) // len(run.config.arms),
+        rounds_repeated=len(run.discarded) // len(run.config.arms),
         noisy_rounds=sorted({launch.round for launch in run.launches if is_noisy(launch)}),
         noise=noise_floor(run),
     )

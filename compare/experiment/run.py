@@ -196,12 +196,12 @@ def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -
                 run, planned, directory, cluster, observer, budget_ends_at=now + seconds_left(run, now)
             )
             check_launch(planned.arm, launch.ranks)
-            discarded_before = len(run.set_aside)
+            discarded_before = len(run.discarded)
             # Keep it now: an interrupt may come before it is saved.
             run = discard_noisy(msgspec.structs.replace(run, launches=[*run.launches, launch]))
             write_json(directory / RESULTS_FILE, run)
             observer.launch_ended(planned, launch)
-            if noisy := run.set_aside[discarded_before:]:
+            if noisy := run.discarded[discarded_before:]:
                 observer.round_repeats(planned.round, max(map(other_cpu_load, noisy)))
         except BudgetError:
             ended = discard_unfinished(run)

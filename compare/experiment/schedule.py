@@ -44,7 +44,7 @@ def next_launch(run: Run) -> Planned | None:
         return None
     round_ = round_index + 1
     arm = order_of(run.config, round_)[position]
-    return Planned(len(run.launches) + len(run.set_aside) + 1, round_, arm)
+    return Planned(len(run.launches) + len(run.discarded) + 1, round_, arm)
 
 
 def _goes_on(run: Run, rounds: int) -> bool:
@@ -72,10 +72,10 @@ def discard_unfinished(run: Run) -> Run:
     width = len(run.config.arms)
     whole = len(run.launches) // width * width
     launches, unfinished = run.launches[:whole], run.launches[whole:]
-    set_aside, before = run.set_aside[:-width], run.set_aside[-width:]
+    discarded, before = run.discarded[:-width], run.discarded[-width:]
     if before and before[0].round == whole // width + 1:
-        return msgspec.structs.replace(run, launches=launches + before, set_aside=set_aside + unfinished)
-    return msgspec.structs.replace(run, launches=launches, set_aside=run.set_aside + unfinished)
+        return msgspec.structs.replace(run, launches=launches + before, discarded=discarded + unfinished)
+    return msgspec.structs.replace(run, launches=launches, discarded=run.discarded + unfinished)
 
 
 def discard_noisy(run: Run) -> Run:
@@ -84,7 +84,7 @@ def discard_noisy(run: Run) -> Run:
     if not run.launches or len(run.launches) % width:
         return run
     last = run.launches[-width:]
-    repeated = len(run.set_aside) // width
+    repeated = len(run.discarded) // width
     if not any(map(is_noisy, last)) or repeated >= run.config.max_reruns or not has_time_left(run):
         return run
-    return msgspec.structs.replace(run, launches=run.launches[:-width], set_aside=[*run.set_aside, *last])
+    return msgspec.structs.replace(run, launches=run.launches[:-width], discarded=[*run.discarded, *last])

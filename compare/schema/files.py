@@ -14,26 +14,28 @@ import msgspec
 from compare.errors import OutputError, UsageError, system_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 T = TypeVar("T")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON so that a reader sees the old file or the new one, never half of it.
+    """Write a value as JSON, whole or not at all.
+
+    A reader sees the old file or the new one.
 
     Raises:
-        OutputError: the folder is gone, read-only or full.
+        OutputError: the folder is missing, read-only or full.
     """
     _replace(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that nobody but its owner can ever read.
+    """Write a new file that only its owner can read.
 
     Raises:
-        OutputError: it is there already, or the folder takes no more writing.
+        OutputError: the file exists, or it cannot be written.
     """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -45,7 +47,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder for what nobody needs afterwards, and remove it then.
+    """Make a temporary folder, and remove it afterwards.
 
     Raises:
         OutputError: it cannot be made.
@@ -58,22 +60,22 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def make_temporary_folder(prefix: str, parent: Path | None = None) -> Path:
-    """Make a folder under ``parent``, or wherever temporary files go; it stays.
+    """Make a folder under ``parent``, or where temporary files go; it stays.
 
     Raises:
         OutputError: it cannot be made.
     """
-    with _told_of_no_room():
+    with _temporary_errors():
         return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
 @contextmanager
-def _told_of_no_room() -> Iterator[None]:
+def _temporary_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise OutputError(
-            "Nothing temporary can be written.",
+            "Temporary files cannot be written.",
             found=": ".join(str(part) for part in (error.filename, error.strerror or error) if part),
             remedy="Free some space there, or name another folder in TMPDIR.",
         ) from None
@@ -83,7 +85,7 @@ def write_text(path: Path, text: str) -> None:
     """Write text, whole or not at all.
 
     Raises:
-        OutputError: the folder is gone, read-only or full.
+        OutputError: the folder is missing, read-only or full.
     """
     _replace(path, text.encode())
 
@@ -91,7 +93,7 @@ def write_text(path: Path, text: str) -> None:
 def _replace(path: Path, data: bytes) -> None:
     try:
         if path.exists() and not path.is_file():
-            # /dev/stdout, say: a file renamed over it would take it from everybody.
+            # For example /dev/stdout: a file renamed over it would replace it for the whole machine.
             path.write_bytes(data)
             return
         target = path.resolve()
@@ -102,7 +104,7 @@ def _replace(path: Path, data: bytes) -> None:
                 file.write(data)
             Path(temporary).replace(target)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)  # an interrupt may come after it was renamed
+            Path(temporary).unlink(missing_ok=True)  # an interrupt may come after the rename
             raise
     except OSError as error:
         raise OutputError(
@@ -113,25 +115,32 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _permissions() -> int:
-    """Return what the umask leaves to a new file; mkstemp would keep it from everybody else."""
+    """Return the permissions of a new file; those of mkstemp are private."""
     umask = os.umask(0o077)
     os.umask(umask)
     return 0o666 & ~umask
 
 
-def read_json(path: Path, kind: type[T]) -> T:
+def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None = None) -> T:
     """Read a value that ``write_json`` wrote.
+
+    Args:
+        path: the file.
+        kind: the type of the value.
+        adapt: changes the JSON of an older version before it is converted.
 
     Raises:
         OutputError: the file is missing, unreadable, or not of this schema.
     """
     try:
+        if adapt:
+            return msgspec.convert(adapt(msgspec.json.decode(path.read_bytes())), type=kind)
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise OutputError(f"{path} could not be read.", found=system_reason(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
         raise OutputError(
-            f"{path} is not a file that this version of Ringside understands.",
+            f"{path} is not a file of this version of Ringside.",
             found=str(error),
             remedy="Was it cut short, or written by another version?",
         ) from None

@@ -1,7 +1,8 @@
-"""What a rank reports and what a run is: the versioned schema of ``results.json``, in and out.
+"""Define the schema of a run and of a rank's results.
 
-Raw samples are kept and everything else is derived from them (``stats.py``). Seconds and bytes, with
-the unit in the name; raw clock readings are whole nanoseconds. ``docs/results.md`` describes every field.
+A run holds raw samples, and ``compare.analysis`` derives all figures from them. Times are seconds and sizes
+are bytes, with the unit in the name; raw clock readings are whole nanoseconds. ``docs/results.md`` describes
+every field of ``results.json``.
 """
 
 from __future__ import annotations
@@ -16,50 +17,50 @@ from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Network
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 PHASES = {"forward", "backward", "sync", "step"}
-"""Phases of a step, where they were timed. One that fuses forward and backward has no forward."""
+"""The phases of a step; a fused step has no forward."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's share of the test set, seen by the model it ended with."""
+    """The final model's answers on one rank's share of the test set."""
 
     correct: int
     samples: int
     loss_sum: float | None
-    """None where it is not a number any more: the training has diverged."""
+    """None if it is not a number: the training diverged."""
 
 
 Mode = Literal["training", "reference"]
-"""``reference``: a replica of its own that trains without any synchronisation, in the same process."""
+"""``reference``: a second replica in the process, which never synchronises."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of steps measured as one, on one rank."""
+    """Consecutive steps of one rank, timed together."""
 
     mode: Mode = "training"
     steps: int
     wall_ns: int
     cpu_ns: int
-    """CPU time of the rank meanwhile, all threads together."""
+    """CPU time of the rank during the block, all threads together."""
     phases: dict[str, list[int]] = {}
-    """Nanoseconds of every phase in every step, where they were timed: such a block is no headline."""
+    """Nanoseconds of every phase in every step; empty in most blocks."""
 
 
 class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy a host was while its ranks were measured, as the first of them saw it."""
+    """How busy a host was during the measurement, by its first rank."""
 
     wall_ns: int
     cpus: int
     """CPUs that the ranks may use."""
     busy_ns: int
-    """On all of these together, whoever used them."""
+    """Busy time of all these CPUs, caused by any process."""
     stolen_ns: int
-    """Of that, by other guests of the physical machine."""
+    """The part that other guests of the physical machine took."""
 
 
 class Moments(msgspec.Struct, frozen=True):
-    """Seconds from the start of the launch to what a rank did on its way to the first step."""
+    """Seconds from a launch's start to each stage of a rank."""
 
     started: float
     data_ready: float
@@ -69,7 +70,7 @@ class Moments(msgspec.Struct, frozen=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """An all-reduce of one size, alone, as often as it was timed."""
+    """Times of an all-reduce of one size, alone."""
 
     message_bytes: int
     ns: list[int]
@@ -79,33 +80,39 @@ PassKind: TypeAlias = Literal["float64", "float32", "as run"]
 
 
 class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
-    """A short training through the arm, beside a single process that sees all ranks' batches as one."""
+    """A short training, compared with one process that sees all batches."""
 
     kind: PassKind
-    """In float64 or float32 by plain SGD; ``as run`` in float32 with the run's own optimizer."""
+    """Plain SGD in float64 or float32; ``as run``: the run's optimizer, float32."""
     steps: int
     samples_per_rank: int
-    """In a step."""
+    """Samples of one step."""
     optimizer: str
     learning_rate: float
     hash: str
     """SHA-256 over the parameters' bytes after the last step."""
     share_of_first_update: float | None
-    """How much of the single process's first update this rank made: 1 is right, 0 is none at all."""
+    """This rank's share of the single process's first update: 1 is right."""
     error_of_first_update: float | None = None
-    """How far this rank's first update is from the single process's, over the size of that (Euclidean norms
-    over all parameters). None where it is not a number, and in results that are older than this field."""
+    """Relative distance of this rank's first update from the single process's.
+
+    By Euclidean norms over all parameters. None if it is not a number, and in results without this field.
+    """
     error_of_whole_update: float | None = None
-    """The same of what all steps together have moved: 1 is as far off as not to have trained at all. None
-    on ranks other than 0 as well."""
+    """The same for all steps together; no training would be 1.
+
+    None on other ranks than 0, too.
+    """
     differences: list[float | None]
-    """Relative difference of the parameters from the single process's after each step; on ranks other
-    than 0 after the first alone. None where it is not a number."""
+    """Relative difference of the parameters from the single process's, step by step.
+
+    Other ranks than 0 have only the first. None if it is not a number.
+    """
     seconds: float
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured, ended with, and attests."""
+    """What one rank measured and attests."""
 
     rank: int
     local_rank: int
@@ -117,31 +124,31 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 over the parameters' bytes."""
     evaluation: Evaluation
     peak_memory_bytes: int
-    """Largest resident set while it trained, before there was a reference."""
+    """Largest resident set during training, before the reference existed."""
     whole_peak_memory_bytes: int = 0
-    """The same of its whole life; 0 in results that are older than this field."""
+    """Largest resident set of its life; 0 in results without this field."""
     peak_device_memory_bytes: int | None
     gradient_bytes: int
     gradient_tensors: int
     message_bytes: list[int]
-    """What is handed over to be averaged in every step, call by call."""
+    """Bytes of each call that averages gradients in a step."""
     collective_ns: list[int]
-    """A step's collectives alone, without any training, call by call; empty where they cannot be."""
+    """A step's collectives without training, per sample; empty if impossible."""
     sweep: list[Sweep] = []
-    """The group's all-reduce over sizes; empty where the strategy goes past its group."""
+    """The group's all-reduce over sizes; empty if the strategy bypasses it."""
     cpu_ns: int
-    """CPU time of this rank while it was measured."""
+    """CPU time of this rank during the measurement."""
     machine: MachineUse | None = None
-    """From the first rank of a host."""
+    """Only on the first rank of a host."""
     moments: Moments
     parity: list[ParityPass] = []
-    """Taken before the training; none in the control, whose ranks train apart by declaration."""
+    """Taken before the training; empty in the control."""
     attestation: dict[str, Any]
-    """What really ran, read back from the libraries and the kernel."""
+    """What ran, read back from the libraries and the kernel."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of an arm that ended well: exactly one result from every rank."""
+    """One successful launch of an arm, with one result of every rank."""
 
     number: int
     round: int
@@ -150,18 +157,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[list[str]]
     """The command lines that were executed."""
     environment: dict[str, str]
-    """What was set for the ranks over the user's own environment."""
+    """Variables that Ringside set for the ranks."""
     inherited: dict[str, str] = {}
-    """What the user's own environment held of settings for libraries, as it was left standing."""
+    """Settings of libraries from the user's own environment."""
     started_at: float
     seconds: float
     restarted_because: str = ""
-    """Why it was launched a second time, if it was."""
+    """Why it was launched a second time, or empty."""
     ranks: list[RankResult]
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run stopped before its end."""
+    """Why a run stopped early."""
 
     arm: str
     round: int
@@ -170,84 +177,82 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole comparison: what was asked, where it ran, and everything that was measured."""
+    """A whole comparison: its settings, its hosts and all measurements."""
 
     schema_version: int = SCHEMA_VERSION
     ringside_version: str
     started_at: str
-    """ISO 8601, with the zone."""
+    """ISO 8601 with zone."""
     command: list[str]
     config: RunConfig
     dataset: DatasetSource
     hosts: list[Host]
     network: Network = Network()
-    """How the ranks of all arms reached each other."""
+    """How the ranks of all arms reach each other."""
     cores: int
-    """CPUs that the ranks of one host may use; the fewest of all hosts."""
+    """CPUs that a host's ranks may use; the minimum of all hosts."""
     cores_by_host: list[int] = []
-    """The same of each; empty in results that are older than this field."""
+    """The same for each host; empty in results without this field."""
     left_out: dict[str, str] = {}
-    """Backends that were not asked for by name and could not run, with the reason."""
+    """Reasons of backends that cannot run and that were not named."""
     launches: list[Launch] = []
-    """Those that count."""
-    set_aside: list[Launch] = []
-    """Whole rounds that were taken again, because others used the machine meanwhile, and what there is of a
-    last one that a budget cut short."""
+    """The launches that count."""
+    discarded: list[Launch] = []
+    """Noisy rounds that were repeated, and a round that the budget ended."""
     complete: bool = False
     failure: Failure | None = None
 
     def of(self, arm: Arm) -> list[Launch]:
-        """Return the launches of one arm, in the order of rounds."""
+        """Return the launches of one arm, in order of rounds."""
         return [launch for launch in self.launches if launch.arm == arm.label]
 
 
-# ---- what a file must agree on before anything is derived from it ----
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """One gate of an arm; a failure has an error's three parts."""
+
+    name: Literal["ranks", "float64", "float32"]
+    outcome: Literal["passed", "failed", "exempt"]
+    figure: float | None = None
+    """The relative difference; None for ``ranks``, or if not a number."""
+    limit: float | None = None
+    what: str = ""
+    """What failed, or why an arm is exempt."""
+    found: str = ""
+    remedy: str = ""
 
 
 class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
-    """How one arm fared."""
+    """The gates of one arm."""
 
     arm: str
     gates: list[Gate] = []
     curve: list[float | None] = []
-    """Relative difference from a single process after each float32 step with the run's own optimizer:
-    no gate, for rounding alone may carry it far. Empty in the control."""
+    """Relative difference from a single process after each ``as run`` step.
+
+    It is no gate, because rounding alone can make it large. Empty in the control.
+    """
     failure: Failure | None = None
-    """Why there are no gates: its launch failed."""
+    """Why its launch failed, if there are no gates."""
     seconds: float
 
     @property
     def proven(self) -> bool:
-        """Whether it ran, and failed at nothing."""
+        """Return whether it ran and failed no gate."""
         return self.failure is None and all(gate.outcome != "failed" for gate in self.gates)
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole verification, with the launches that it rests on."""
+    """A whole verification, with its launches."""
 
     run: Run
     arms: list[ArmVerification] = []
 
     @property
     def exit_code(self) -> int:
-        """Return 0 where all is proven; a failed gate counts for more than a failed launch."""
+        """Return 0 if all is proven; failed gates precede failed launches."""
         if any(gate.outcome == "failed" for arm in self.arms for gate in arm.gates):
             return ParityError.exit_code
         kinds = [arm.failure.kind for arm in self.arms if arm.failure]
         if not kinds:
             return 0
         return StalledError.exit_code if StalledError.__name__ in kinds else LaunchError.exit_code
-
-
-class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """One gate, and how an arm fared at it. What failed is told in the words of an error."""
-
-    name: Literal["ranks", "float64", "float32"]
-    outcome: Literal["passed", "failed", "exempt"]
-    figure: float | None = None
-    """The relative difference that was found; None at the ranks' gate, or where it is not a number."""
-    limit: float | None = None
-    what: str = ""
-    """What failed, or why an arm is exempt where that is neither the control nor lossy."""
-    found: str = ""
-    remedy: str = ""

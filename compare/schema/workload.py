@@ -11,9 +11,9 @@ from compare.errors import UsageError
 PIXELS = 784
 CLASSES = 10
 MLPS = {"mlp": (PIXELS, 256, CLASSES), "wide": (PIXELS, 4096, 4096, CLASSES)}
-"""The multilayer perceptrons that have a name, and the widths of their layers."""
+"""The named multilayer perceptrons, with the widths of their layers."""
 MODELS = (*MLPS, "convnet")
-# Far above any real run, and within what JSON, the watchdog and torch's generators can hold.
+# Far above any real run; JSON, the watchdog and torch's generators can hold it.
 LARGEST_NUMBER = 10**9
 _WIDTHS = re.compile(r"mlp:([1-9][0-9]{0,9}(?:-[1-9][0-9]{0,9})+)")
 
@@ -25,7 +25,7 @@ def layer_widths(model: str) -> tuple[int, ...]:
         model: a name in ``MLPS``, or ``mlp:784-4096-10``.
 
     Raises:
-        ValueError: it is no multilayer perceptron, or not written like one.
+        ValueError: the model is no multilayer perceptron, or is not written like one.
     """
     if model in MLPS:
         return MLPS[model]
@@ -36,26 +36,26 @@ def layer_widths(model: str) -> tuple[int, ...]:
 
 
 def require_model(model: str) -> None:
-    """Refuse a model that has no name here, or widths that cannot be.
+    """Refuse an unknown model, or impossible widths.
 
     Raises:
-        UsageError: naming the flag, the value found and the right ones.
+        UsageError: names the flag, its value and the right values.
     """
     if not model.startswith("mlp:"):
         right = f"{' or '.join(MODELS)}, or widths of your own: mlp:{PIXELS}-4096-{CLASSES}"
         require(model in MODELS, "--model", model, right)
         return
-    example = f"mlp:{PIXELS}-4096-{CLASSES}: whole numbers above 0, as many as you like"
+    example = f"mlp:{PIXELS}-4096-{CLASSES}: any number of whole numbers above 0"
     require(bool(_WIDTHS.fullmatch(model)), "--model", model, example)
     first, *_, last = widths = layer_widths(model)
-    right = f"{PIXELS} as the first width and {CLASSES} as the last: pixels in, digits out"
+    right = f"{PIXELS} as the first width (pixels) and {CLASSES} as the last (digits)"
     require((first, last) == (PIXELS, CLASSES), "--model", model, right)
     weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
     require(
         weights <= LARGEST_NUMBER,
         "--model",
         model,
-        f"widths that make at most {LARGEST_NUMBER} weights; these make {weights}",
+        f"at most {LARGEST_NUMBER} weights; these widths have {weights}",
     )
 
 
@@ -64,12 +64,12 @@ def require(holds: bool, flag: str, found: Any, right: str) -> None:  # noqa: FB
 
     Args:
         holds: whether the value is right.
-        flag: as the user writes it.
+        flag: the flag, as the user writes it.
         found: the value.
-        right: the values that are right.
+        right: the right values.
 
     Raises:
-        UsageError: it is not right.
+        UsageError: the value is wrong.
     """
     if not holds:
         raise UsageError(f"{flag} cannot be {found}.", remedy=f"Use {right}.")

@@ -86,10 +86,10 @@ def quietest(run):
 
     Discarded rounds take part. The choice never depends on a measured figure.
     """
-    launches = sorted([*run.launches, *run.set_aside], key=lambda launch: launch.number)
+    launches = sorted([*run.launches, *run.discarded], key=lambda launch: launch.number)
     rounds = [launches[first : first + 2] for first in range(0, len(launches), 2)]
     rounds.sort(key=lambda pair: max(map(other_cpu_load, pair)))
-    return [msgspec.structs.replace(run, launches=pair, set_aside=[]) for pair in rounds[:ROUNDS]]
+    return [msgspec.structs.replace(run, launches=pair, discarded=[]) for pair in rounds[:ROUNDS]]
 
 
 def changes(run, figure):

@@ -148,7 +148,7 @@ def test_export_json_holds_raw_samples_and_summary(whole):
     blocks = exported["run"]["launches"][0]["ranks"][0]["blocks"]
     timed = [block["steps"] for block in blocks if block["mode"] == "training"]
     assert sum(timed) + len(timed) == 468 - 30, "the first step of a block is not timed"
-    assert exported["run"]["schema_version"] == 2
+    assert exported["run"]["schema_version"] == 3
     run = read_run(whole[0])
     again = json.loads(render(run, analyse(run), "json"))
     assert exported == again, "every figure follows from the raw samples"
@@ -295,7 +295,7 @@ def test_run_budget_ends_the_run_with_whole_rounds(tmp_path, mnist_dir, requires
     done = compare(*RUN, *short, "--budget", 12, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
-    launches = [*run.launches, *run.set_aside]
+    launches = [*run.launches, *run.discarded]
     assert max(la.started_at + la.seconds for la in launches) - launches[0].started_at < 12
     assert time.monotonic() - started_at < 12 + 15
     assert "Ended after" in done.stdout

@@ -30,7 +30,7 @@ def a_run_of_rounds(seconds, *, again=(), budget, complete=False, rounds=99):
         launches += take(round_)
     config = {"rounds": 1000, "budget_seconds": budget}
     return a_run(
-        {"ddp": [], "mpi": []}, config=config, launches=launches, set_aside=discarded, complete=complete
+        {"ddp": [], "mpi": []}, config=config, launches=launches, discarded=discarded, complete=complete
     )
 
 

@@ -497,7 +497,7 @@ def test_noisy_round_is_listed():
 def test_discarded_rounds_are_counted_and_change_no_figure():
     run = a_run({"none": [4, 4, 4], "ddp": [5, 5, 5]})
     discarded = a_run({"none": [40, 40], "ddp": [90, 90]}).launches
-    summary = summarise(msgspec.structs.replace(run, set_aside=discarded))
+    summary = summarise(msgspec.structs.replace(run, discarded=discarded))
     assert summary.rounds_repeated == 2
     assert summary.arms == summarise(run).arms
     assert summary.noise == summarise(run).noise

@@ -153,8 +153,8 @@ def test_a_noisy_round_is_discarded_whole_and_repeated():
     config = a_config("none,ddp,mpi", rounds=3)
     # One launch of the second round, once.
     run, history = carried_out(config, lambda planned: planned.number == 5)
-    assert numbers(run.set_aside) == [4, 5, 6]
-    assert {launch.round for launch in run.set_aside} == {2}
+    assert numbers(run.discarded) == [4, 5, 6]
+    assert {launch.round for launch in run.discarded} == {2}
     assert numbers(run.launches) == [1, 2, 3, 7, 8, 9, 10, 11, 12]
     assert [launch.round for launch in run.launches] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert [planned.number for planned in history] == list(range(1, 13))
@@ -171,7 +171,7 @@ def test_a_round_is_not_discarded_before_it_is_complete():
 
 def test_a_quiet_round_is_kept():
     run, _ = carried_out(a_config("none,ddp", rounds=2))
-    assert run.set_aside == []
+    assert run.discarded == []
     assert discard_noisy(run) is run
 
 
@@ -184,17 +184,17 @@ def test_a_run_without_a_launch_is_left_alone():
 def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most):
     config = a_config("none,ddp", rounds=2, max_reruns=most)
     run, history = carried_out(config, lambda planned: True)
-    assert len(run.set_aside) == 2 * most
+    assert len(run.discarded) == 2 * most
     assert len(run.launches) == total_launches(config)
     assert len(history) == total_launches(config) + 2 * most
     # All of them were used up by the first round; the last attempt counts.
-    assert {launch.round for launch in run.set_aside} <= {1}
+    assert {launch.round for launch in run.discarded} <= {1}
 
 
 def test_reruns_are_counted_over_the_whole_run():
     config = a_config("none,ddp", rounds=3, max_reruns=2)
     run, _ = carried_out(config, lambda planned: planned.number in {1, 5, 9})
-    assert [launch.round for launch in run.set_aside] == [1, 1, 2, 2]
+    assert [launch.round for launch in run.discarded] == [1, 1, 2, 2]
     assert numbers(run.launches)[-2:] == [9, 10]
 
 
@@ -215,14 +215,14 @@ def test_every_round_is_whole_in_the_end_with_any_noise(config, disturbed, most)
         (round_, arm.label): 1 for round_ in range(1, config.rounds + 1) for arm in config.arms
     }
     width = len(config.arms)
-    assert len(run.set_aside) % width == 0
-    assert len(run.set_aside) <= width * most
-    for first in range(0, len(run.set_aside), width):
-        attempt = run.set_aside[first : first + width]
+    assert len(run.discarded) % width == 0
+    assert len(run.discarded) <= width * most
+    for first in range(0, len(run.discarded), width):
+        attempt = run.discarded[first : first + width]
         assert {launch.arm for launch in attempt} == {arm.label for arm in config.arms}
         assert len({launch.round for launch in attempt}) == 1
         assert disturbed & {launch.number for launch in attempt}
-    everything = sorted(numbers([*run.launches, *run.set_aside]))
+    everything = sorted(numbers([*run.launches, *run.discarded]))
     assert everything == [planned.number for planned in history] == list(range(1, len(history) + 1))
 
 
@@ -294,7 +294,7 @@ def test_a_round_that_the_budget_cuts_short_is_discarded(monkeypatch, tmp_path, 
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
     run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
     assert run.complete
-    assert (numbers(run.launches), numbers(run.set_aside)) == (counted, [3] if done == 3 else [])
+    assert (numbers(run.launches), numbers(run.discarded)) == (counted, [3] if done == 3 else [])
     assert read_run(tmp_path) == run
 
 
@@ -321,7 +321,7 @@ def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_pa
     monkeypatch.setattr("compare.experiment.run.launch_arm", launch)
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
     run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
-    assert (numbers(run.launches), numbers(run.set_aside)) == ([1, 2, 3, 4], [5])
+    assert (numbers(run.launches), numbers(run.discarded)) == ([1, 2, 3, 4], [5])
     assert summarise(run).noisy_rounds == [2]
 
 
@@ -354,7 +354,7 @@ def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
     assert done.complete
     assert read_run(tmp_path) == done
     # After every launch the file holds all there is, each launch in one of the two lists.
-    assert [(numbers(run.set_aside), numbers(run.launches)) for run in [*saved, done]] == [
+    assert [(numbers(run.discarded), numbers(run.launches)) for run in [*saved, done]] == [
         ([], []),
         ([], [1]),
         ([1, 2], []),

@@ -177,7 +177,7 @@ LINES = [
     ),
     pytest.param(a_run({"ddp": [5.0], "mpi": [6.0]}), ["Means over 1 round "], ["Noise:"], id="one round"),
     pytest.param(
-        msgspec.structs.replace(QUIET, set_aside=noisy(QUIET, 1).launches[: len(MEASURED)]),
+        msgspec.structs.replace(QUIET, discarded=noisy(QUIET, 1).launches[: len(MEASURED)]),
         ["1 noisy round was repeated."],
         ["Noisy: "],
         id="a repeated round",

@@ -1,8 +1,9 @@
-"""Results on disk: whole or not at all, the same after reading, and refused with the reason otherwise."""
+"""Test results on disk: written whole, read back, or refused."""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import resource
@@ -47,7 +48,7 @@ def refusal(path):
 
 @contextmanager
 def full_disk():
-    """No file may grow beyond a few bytes: the kernel refuses every write, as on a full disk."""
+    """Limit files to a few bytes, so that writes fail."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
     try:
@@ -59,7 +60,7 @@ def full_disk():
 # ---- round trips ----
 
 
-def test_a_run_is_the_same_after_reading(tmp_path):
+def test_read_run_returns_the_run_that_was_written(tmp_path):
     run = a_run(
         {"none": [4.0, 4.5], "ddp:bucket_cap_mb=0.1": [5.0, 5.5], "horovod:controller=mpi": [6.0]},
         dataset=DIGITS,
@@ -67,13 +68,13 @@ def test_a_run_is_the_same_after_reading(tmp_path):
         complete=False,
         failure=Failure(arm="horovod", round=2, kind="LaunchError", message="rank 1 failed\nits reason"),
     )
-    run = msgspec.structs.replace(run, set_aside=a_run({"none": [9.0], "ddp": [9.5]}).launches)
+    run = msgspec.structs.replace(run, discarded=a_run({"none": [9.0], "ddp": [9.5]}).launches)
     write_json(tmp_path / RESULTS_FILE, run)
     assert read_run(tmp_path) == run
     assert read_run(tmp_path / RESULTS_FILE) == run
 
 
-def test_a_ranks_result_is_the_same_after_reading(tmp_path):
+def test_read_json_returns_the_rank_result_that_was_written(tmp_path):
     result = a_rank(
         3,
         blocks=[a_block(5), a_block(4, mode="reference"), a_phased_block(forward=[1, 2], sync=[3, 4])],
@@ -87,10 +88,10 @@ def test_a_ranks_result_is_the_same_after_reading(tmp_path):
     assert read_json(tmp_path / "rank-3.json", RankResult) == result
 
 
-def test_the_file_is_json_that_anybody_can_read(tmp_path):
+def test_write_json_writes_plain_json(tmp_path):
     write_json(tmp_path / RESULTS_FILE, a_run({"ddp": [5.0]}))
     read = json.loads((tmp_path / RESULTS_FILE).read_text())
-    assert read["schema_version"] == SCHEMA_VERSION == 2
+    assert read["schema_version"] == SCHEMA_VERSION == 3
     assert read["config"]["arms"] == [{"backend": "ddp", "given": {}, "twin": 0}]
     assert read["launches"][0]["ranks"][0]["blocks"] == [
         {"mode": "training", "steps": 30, "wall_ns": 150_000_000, "cpu_ns": 150_000_000, "phases": {}}
@@ -98,7 +99,7 @@ def test_the_file_is_json_that_anybody_can_read(tmp_path):
     assert read["launches"][0]["ranks"][0]["machine"] is None
 
 
-def test_launches_are_found_by_their_arm():
+def test_run_of_returns_the_launches_of_an_arm():
     run = a_run({"none": [4.0, 4.0], "ddp": [5.0]})
     control, ddp = run.config.arms
     assert [(launch.arm, launch.round) for launch in run.of(control)] == [("none", 1), ("none", 2)]
@@ -108,7 +109,7 @@ def test_launches_are_found_by_their_arm():
 # ---- whole or not at all ----
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_write_json_that_fails_leaves_only_the_old_file(tmp_path):
     path = tmp_path / RESULTS_FILE
     write_json(path, a_run({"ddp": [5.0]}))
     before = path.read_bytes()
@@ -121,7 +122,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_write_text_interrupted_leaves_only_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / RESULTS_FILE
     write_text(path, "old")
 
@@ -135,7 +136,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_interrupted_when_it_is_done_is_no_error_of_output(tmp_path, monkeypatch):
+def test_write_text_interrupted_after_the_rename_raises_only_that(tmp_path, monkeypatch):
     path = tmp_path / RESULTS_FILE
     replace = Path.replace
 
@@ -150,7 +151,7 @@ def test_a_write_interrupted_when_it_is_done_is_no_error_of_output(tmp_path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):
+def test_read_run_sees_the_old_file_or_the_new_one(tmp_path):
     path = tmp_path / RESULTS_FILE
     short, long = a_run({"ddp": [5.0]}), a_run({"ddp": [5.0] * 50})
     write_json(path, short)
@@ -171,7 +172,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):
     assert seen <= {1, 50}
 
 
-def test_a_folder_that_is_gone_is_named(tmp_path):
+def test_write_json_names_a_missing_folder(tmp_path):
     path = tmp_path / "gone" / RESULTS_FILE
     with pytest.raises(OutputError) as caught:
         write_json(path, a_run())
@@ -180,10 +181,10 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
 
 
 def refuse_folders_under(monkeypatch, *parents):
-    """Let no folder be made there, as on a disk that is full."""
+    """Make every new folder there fail, as on a full disk."""
     make = tempfile.mkdtemp
 
-    def refusing(prefix, dir=None):  # noqa: A002 -- as the library has it
+    def refusing(prefix, dir=None):  # noqa: A002 -- the name in the library
         if dir in parents:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{dir}/{prefix}")
         return make(prefix=prefix, dir=dir)
@@ -191,7 +192,7 @@ def refuse_folders_under(monkeypatch, *parents):
     monkeypatch.setattr(tempfile, "mkdtemp", refusing)
 
 
-def test_a_lack_of_room_for_temporary_files_is_an_error_of_output_with_its_place(monkeypatch):
+def test_temporary_folder_on_a_full_disk_is_an_output_error(monkeypatch):
     refuse_folders_under(monkeypatch, None)
     with pytest.raises(OutputError) as caught, temporary_folder("ringside-test-"):
         pass
@@ -199,20 +200,20 @@ def test_a_lack_of_room_for_temporary_files_is_an_error_of_output_with_its_place
     assert "TMPDIR" in caught.value.remedy
 
 
-def test_where_there_is_no_place_for_temporary_files_that_is_said(monkeypatch):
+def test_temporary_file_without_a_place_names_the_places_tried(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
     with pytest.raises(OutputError, match="/proc/nowhere"):
         make_temporary_folder("ringside-test-")
 
 
-def test_a_folder_is_not_written_over(tmp_path):
+def test_write_text_refuses_a_folder(tmp_path):
     (tmp_path / "table.md").mkdir()
     with pytest.raises(OutputError, match=r"table\.md"):
         write_text(tmp_path / "table.md", "text")
 
 
-def test_others_may_read_what_the_umask_lets_them(tmp_path):
+def test_write_text_permissions_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         write_text(tmp_path / "table.md", "text")
@@ -221,7 +222,7 @@ def test_others_may_read_what_the_umask_lets_them(tmp_path):
     assert stat.S_IMODE((tmp_path / "table.md").stat().st_mode) == 0o640
 
 
-def test_a_link_stays_a_link(tmp_path):
+def test_write_text_keeps_a_link(tmp_path):
     (tmp_path / "real").mkdir()
     target, link = tmp_path / "real" / "table.md", tmp_path / "latest.md"
     link.symlink_to(target)
@@ -231,8 +232,8 @@ def test_a_link_stays_a_link(tmp_path):
         assert target.read_text() == text
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
-    """``--output /dev/stdout``: renaming a file over it would take it from the whole machine."""
+def test_write_text_writes_into_a_pipe(tmp_path):
+    """``--output /dev/stdout``: a rename would replace it for the whole machine."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read = []
@@ -244,11 +245,11 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert read == ["text"]
 
 
-# ---- what is refused ----
+# ---- refused files ----
 
 
 @pytest.mark.parametrize("path", ["nowhere", ".", "nowhere/results.json"])
-def test_where_there_is_no_run_it_says_so(tmp_path, path):
+def test_read_run_without_a_run_is_an_error(tmp_path, path):
     error = refusal(tmp_path / path)
     assert "no run" in error.what
     assert error.found.endswith("does not exist.")
@@ -256,7 +257,7 @@ def test_where_there_is_no_run_it_says_so(tmp_path, path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_truncated_file_is_refused(tmp_path, share):
+def test_read_run_refuses_a_truncated_file(tmp_path, share):
     write_json(tmp_path / RESULTS_FILE, a_run())
     whole = (tmp_path / RESULTS_FILE).read_bytes()
     (tmp_path / RESULTS_FILE).write_bytes(whole[: int(len(whole) * share)])
@@ -269,7 +270,7 @@ def test_a_truncated_file_is_refused(tmp_path, share):
 @pytest.mark.parametrize(
     "content", [b"", b"null", b"[]", b"7", b"\xff\xfe", b"\x00" * 10, b"not json", b"{}"]
 )
-def test_what_is_no_run_at_all_is_refused(tmp_path, content):
+def test_read_run_refuses_other_content(tmp_path, content):
     (tmp_path / RESULTS_FILE).write_bytes(content)
     assert str(tmp_path / RESULTS_FILE) in refusal(tmp_path).what
 
@@ -281,16 +282,45 @@ def edited(tmp_path, **changes):
     return tmp_path
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 99])
-def test_another_schema_version_is_refused_and_not_guessed_at(tmp_path, version):
+@pytest.mark.parametrize("version", [0, 1, 4, 99])
+def test_read_run_refuses_an_unknown_schema_version(tmp_path, version):
     error = refusal(edited(tmp_path, schema_version=version))
     assert f"schema version {version}" in error.what
-    assert "schema version 2" in error.found
+    assert "schema versions 2 and 3" in error.found
 
 
-def test_another_schema_version_is_recognised_whatever_else_it_holds(tmp_path):
-    (tmp_path / RESULTS_FILE).write_text('{"schema_version": 3, "launches": {"a": 1}, "config": null}')
-    assert "schema version 3" in refusal(tmp_path).what
+def test_read_run_recognises_a_later_version_with_other_fields(tmp_path):
+    (tmp_path / RESULTS_FILE).write_text('{"schema_version": 4, "launches": {"a": 1}, "config": null}')
+    assert "schema version 4" in refusal(tmp_path).what
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_read_run_reads_a_recorded_run_of_version_2(tmp_path, exported):
+    """The last version with schema 2 wrote the file, which is abridged."""
+    recorded = json.loads(gzip.decompress((Path(__file__).parent / "results-v2.json.gz").read_bytes()))
+    content = {"summary": {}, "run": recorded} if exported else recorded
+    (tmp_path / RESULTS_FILE).write_text(json.dumps(content))
+    run = read_run(tmp_path)
+    assert (recorded["schema_version"], run.schema_version) == (2, SCHEMA_VERSION)
+    assert [(arm.label, len(run.of(arm))) for arm in run.config.arms] == [
+        ("none", 2),
+        ("ddp", 2),
+        ("manual", 2),
+    ]
+    assert msgspec.to_builtins(run.launches) == recorded["launches"]
+    assert msgspec.to_builtins(run.discarded) == recorded["set_aside"]
+    analysis = analyse(run)
+    assert analysis.summary.rounds_repeated == 1
+    write_json(tmp_path / RESULTS_FILE, run)
+    assert read_run(tmp_path) == run
+    for form in ("markdown", "csv", "json"):
+        assert render(run, analysis, form, detail=True)
+
+
+@pytest.mark.parametrize("edit", [{"config": 7}, {"set_aside": [{"round": 1}]}])
+def test_read_run_refuses_a_damaged_run_of_version_2(tmp_path, edit):
+    error = refusal(edited(tmp_path, schema_version=2, **edit))
+    assert f"$.{'discarded[0]' if 'set_aside' in edit else 'config'}" in error.found
 
 
 @pytest.mark.parametrize(
@@ -306,27 +336,27 @@ def test_another_schema_version_is_recognised_whatever_else_it_holds(tmp_path):
     ],
     ids=["launch", "flag", "host", "backend"],
 )
-def test_a_file_that_was_changed_is_refused_where_it_is_wrong(tmp_path, changes, named):
+def test_read_run_names_the_wrong_place_of_an_edited_file(tmp_path, changes, named):
     assert named in refusal(edited(tmp_path, **changes)).found
 
 
-def test_fields_of_a_later_version_are_passed_over(tmp_path):
+def test_read_run_ignores_unknown_fields(tmp_path):
     assert read_run(edited(tmp_path, weather="fine")) == a_run()
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+def test_read_run_refuses_a_file_that_cannot_be_read(tmp_path):
     (tmp_path / RESULTS_FILE).mkdir()
     assert "Is a directory" in refusal(tmp_path).found
 
 
-# ---- well-formed, and yet no run ----
+# ---- contradictions ----
 
 
 PHASED = {"forward": [1.0] * 3, "backward": [2.0] * 3, "sync": [1.0] * 3, "step": [0.5] * 3}
 
 
 def a_full_run(**changes):
-    """A run with everything that is derived from: reference, phases, collectives."""
+    """Make a run with all raw samples: reference, phases, collectives."""
 
     def ranks():
         blocks = [a_block(5), a_block(4, mode="reference"), a_phased_block(**PHASED)]
@@ -340,7 +370,7 @@ def a_full_run(**changes):
 
 
 def broken(tmp_path, edit):
-    """The results of a run after ``edit`` was done to them as JSON."""
+    """Write the results of a run after ``edit`` changed their JSON."""
     write_json(tmp_path / RESULTS_FILE, a_full_run())
     content = json.loads((tmp_path / RESULTS_FILE).read_text())
     edit(content)
@@ -348,7 +378,7 @@ def broken(tmp_path, edit):
     return tmp_path
 
 
-LAST = -1  # every edit is made in the last launch and on its last rank: a check of the first alone finds none
+LAST = -1  # edits change the last rank of the last launch, so a check of only the first finds none
 
 
 def rank_of(run):
@@ -385,8 +415,8 @@ OF_A_LAUNCH = {
     "no transport": lambda run: rank_of(run)["attestation"]["group"].pop("transport"),
     "a group that is none": lambda run: rank_of(run)["attestation"].update(group="gloo"),
     "a replica that is none": lambda run: rank_of(run)["attestation"].update(replica=7),
-    "no time at all": lambda run: run["launches"][LAST].update(seconds=0),
-    "an arm of no run": lambda run: run["launches"][LAST].update(arm="mpi"),
+    "no time": lambda run: run["launches"][LAST].update(seconds=0),
+    "an unknown arm": lambda run: run["launches"][LAST].update(arm="mpi"),
     "a round twice": lambda run: run["launches"][LAST].update(round=1),
 }
 OF_THE_RUN = {
@@ -404,7 +434,7 @@ OF_THE_RUN = {
 
 
 @pytest.mark.parametrize("edit", OF_A_LAUNCH)
-def test_an_edited_launch_is_refused_by_its_name(tmp_path, edit):
+def test_read_run_names_a_launch_that_contradicts_itself(tmp_path, edit):
     error = refusal(broken(tmp_path, OF_A_LAUNCH[edit]))
     assert str(tmp_path / RESULTS_FILE) in error.what
     assert "Launch 6 (" in error.found
@@ -412,7 +442,7 @@ def test_an_edited_launch_is_refused_by_its_name(tmp_path, edit):
 
 
 @pytest.mark.parametrize("edit", OF_THE_RUN)
-def test_an_edited_config_is_refused(tmp_path, edit):
+def test_read_run_refuses_a_config_that_contradicts_itself(tmp_path, edit):
     error = refusal(broken(tmp_path, OF_THE_RUN[edit]))
     assert str(tmp_path / RESULTS_FILE) in error.what
     assert error.found
@@ -428,9 +458,9 @@ def test_an_edited_config_is_refused(tmp_path, edit):
         a_run({"none": [4.0]}),
         a_run(launches=[], complete=False),
     ],
-    ids=["plain", "full", "one arm", "control", "not begun"],
+    ids=["plain", "full", "one arm", "control", "not started"],
 )
-def test_what_is_accepted_can_be_shown_in_every_format(tmp_path, run):
+def test_read_run_accepts_only_what_every_format_can_show(tmp_path, run):
     write_json(tmp_path / RESULTS_FILE, run)
     read = read_run(tmp_path)
     assert read == run
@@ -438,10 +468,10 @@ def test_what_is_accepted_can_be_shown_in_every_format(tmp_path, run):
         assert render(read, analyse(read), form, detail=True)
 
 
-# ---- other files of ours ----
+# ---- other files of Ringside ----
 
 
-def test_an_export_is_read_by_its_run(tmp_path):
+def test_read_run_reads_an_export(tmp_path):
     run = a_full_run()
     write_text(tmp_path / "export.json", render(run, analyse(run), "json"))
     assert read_run(tmp_path / "export.json") == run
@@ -456,7 +486,7 @@ def test_an_export_is_read_by_its_run(tmp_path):
     ],
     ids=["version", "no version", "contradiction"],
 )
-def test_an_exported_run_is_held_to_the_same(tmp_path, edit, named):
+def test_read_run_checks_an_exported_run_too(tmp_path, edit, named):
     run = a_full_run()
     content = json.loads(render(run, analyse(run), "json"))
     edit(content["run"])
@@ -465,13 +495,13 @@ def test_an_exported_run_is_held_to_the_same(tmp_path, edit, named):
 
 
 @pytest.mark.parametrize("value", [7, None, [], "text"])
-def test_an_export_whose_run_is_none_is_refused(tmp_path, value):
+def test_read_run_refuses_an_export_without_a_run(tmp_path, value):
     (tmp_path / "export.json").write_text(json.dumps({"summary": {}, "run": value}))
     assert str(tmp_path / "export.json") in refusal(tmp_path / "export.json").what
 
 
 @pytest.mark.parametrize("given", [".", "verification.json"])
-def test_a_verification_is_told_for_what_it_is(tmp_path, given):
+def test_read_run_recognises_a_verification(tmp_path, given):
     gate = Gate(name="ranks", outcome="passed")
     arms = [ArmVerification(arm="ddp", gates=[gate], seconds=1.0)]
     write_json(tmp_path / "verification.json", Verification(run=a_run(), arms=arms))
