@@ -126,7 +126,14 @@ BY_ONE_PROCESS = "by declaration: one process has all threads and the global bat
 BY_ANOTHER_TRAINING = "by declaration: another training"
 BY_HOST = "a rank that is alone on its host cannot use shared memory"
 WHAT_IS_COMPARED = "this is what is compared"
-_COMPARED = f"part of the backend: {WHAT_IS_COMPARED}"
+
+
+def _compared(name: str, read: Callable[[RankResult], Any], *options: str, **kinds: bool) -> Item:
+    """Describe an item that is part of the comparison."""
+    why = f"part of the backend: {WHAT_IS_COMPARED}"
+    return Item(name, "compared", read, why, options, in_control=False, **kinds)
+
+
 _ITEMS = (
     Item("device", "controlled", _attested("device")),
     Item("host", "controlled", lambda rank: rank.host, by_rank=True, by_process=True),
@@ -165,60 +172,36 @@ _ITEMS = (
         in_control=False,
         by_host=True,
     ),
-    Item("library", "compared", _attested("group", "library"), _COMPARED, in_control=False),
-    Item("controller", "compared", _attested("group", "controller"), _COMPARED, in_control=False),
-    Item(
-        *("buckets in bytes", "compared", _attested("replica", "bucket_bytes"), _COMPARED),
-        ("bucket_cap_mb", "bucket_mb", "mode"),
+    _compared("library", _attested("group", "library")),
+    _compared("controller", _attested("group", "controller")),
+    _compared(
+        "buckets in bytes",
+        _attested("replica", "bucket_bytes"),
+        *("bucket_cap_mb", "bucket_mb", "mode"),
         by_library=True,
-        in_control=False,
     ),
-    Item(
-        *("fusion in bytes", "compared", _attested("group", "fusion_bytes"), _COMPARED),
-        ("env.HOROVOD_FUSION_THRESHOLD",),
-        by_library=True,
-        in_control=False,
+    _compared(
+        "fusion in bytes", _attested("group", "fusion_bytes"), "env.HOROVOD_FUSION_THRESHOLD", by_library=True
     ),
-    Item(
-        *("cycle time in ms", "compared", _attested("group", "cycle_milliseconds"), _COMPARED),
-        ("env.HOROVOD_CYCLE_TIME",),
+    _compared(
+        "cycle time in ms",
+        _attested("group", "cycle_milliseconds"),
+        "env.HOROVOD_CYCLE_TIME",
         by_library=True,
-        in_control=False,
     ),
-    Item(
-        *("bytes held", "compared", _held, _COMPARED),
+    _compared("bytes held", _held, by_library=True, by_rank=True),
+    _compared("autotune", _attested("group", "autotune")),
+    _compared(
+        "messages in bytes",
+        lambda rank: rank.message_bytes or None,
+        *("bucket_cap_mb", "bucket_mb", "mode", "compression", "comm_hook"),
         by_library=True,
-        in_control=False,
-        by_rank=True,
-    ),
-    Item("autotune", "compared", _attested("group", "autotune"), _COMPARED, in_control=False),
-    Item(
-        *("messages in bytes", "compared", lambda rank: rank.message_bytes or None, _COMPARED),
-        ("bucket_cap_mb", "bucket_mb", "mode", "compression", "comm_hook"),
-        by_library=True,
-        in_control=False,
         optional=True,  # compressed messages are not known
     ),
-    Item(
-        *("gradients as bucket views", "compared", _switch("gradient_as_bucket_view"), _COMPARED),
-        ("gradient_as_bucket_view",),
-        in_control=False,
-    ),
-    Item(
-        *("static graph", "compared", _switch("static_graph"), _COMPARED),
-        ("static_graph",),
-        in_control=False,
-    ),
-    Item(
-        *("PowerSGD rank", "compared", _attested("replica", "powersgd_rank"), _COMPARED),
-        ("comm_hook", "powersgd_rank"),
-        in_control=False,
-    ),
-    Item(
-        *("PowerSGD start", "compared", _attested("replica", "powersgd_start"), _COMPARED),
-        ("comm_hook", "powersgd_start"),
-        in_control=False,
-    ),
+    _compared("gradients as bucket views", _switch("gradient_as_bucket_view"), "gradient_as_bucket_view"),
+    _compared("static graph", _switch("static_graph"), "static_graph"),
+    _compared("PowerSGD rank", _attested("replica", "powersgd_rank"), "comm_hook", "powersgd_rank"),
+    _compared("PowerSGD start", _attested("replica", "powersgd_start"), "comm_hook", "powersgd_start"),
 )
 
 

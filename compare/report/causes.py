@@ -17,13 +17,10 @@ NO_DIFFERENCE = "All conditions are the same."
 
 def causes(analysis: Analysis) -> list[str]:
     """Write a sentence for each cause, with the evidence of every arm."""
-    of_cause: dict[str, list[str]] = {}
-    for cause in analysis.causes:
-        of_cause.setdefault(cause.key, []).append(_EVIDENCE[cause.key](cause.arm, cause.evidence))
     return [
-        f"Why: {name}{_caveat(key, analysis)}: {'; '.join(of_cause[key])}. {advice}"
-        for key, (name, advice) in _CAUSES.items()
-        if key in of_cause
+        f"Why: {name}{_caveat(key, analysis)}: {'; '.join(found)}. {advice}"
+        for key, (name, evidence, advice) in _CAUSES.items()
+        if (found := [evidence(cause.arm, cause.evidence) for cause in analysis.causes if cause.key == key])
     ]
 
 
@@ -49,23 +46,6 @@ def differences(analysis: Analysis) -> list[list[str]]:
 
 
 # ---- one cause ----
-
-_CAUSES = {
-    "oversubscription": ("oversubscription", "Use fewer ranks or threads than cores."),
-    "little_compute": (
-        "too little computation per step",
-        "A larger --batch-size gives communication more to overlap with.",
-    ),
-    "latency": ("latency of each call", "Fewer, larger messages would help."),
-    "bandwidth": ("bandwidth", "Fewer bytes or a faster transport would help."),
-    "background": (
-        "background tax",
-        "The library's threads use the cores, or its memory fills the caches.",
-    ),
-    "straggler": ("straggler", "With any library, the other ranks wait for it."),
-    "transport": ("transport", "It explains part of the difference, and the library does not."),
-}
-"""Name of each cause and the advice, in the report's order."""
 
 
 def _oversubscription(_: str, seen: dict[str, Any]) -> str:
@@ -121,15 +101,28 @@ def _transport(arm: str, seen: dict[str, Any]) -> str:
     )
 
 
-_EVIDENCE: dict[str, Callable[[str, dict[str, Any]], str]] = {
-    "oversubscription": _oversubscription,
-    "little_compute": _little_compute,
-    "latency": _latency,
-    "bandwidth": _bandwidth,
-    "background": _background,
-    "straggler": _straggler,
-    "transport": _transport,
+_CAUSES: dict[str, tuple[str, Callable[[str, dict[str, Any]], str], str]] = {
+    "oversubscription": ("oversubscription", _oversubscription, "Use fewer ranks or threads than cores."),
+    "little_compute": (
+        "too little computation per step",
+        _little_compute,
+        "A larger --batch-size gives communication more to overlap with.",
+    ),
+    "latency": ("latency of each call", _latency, "Fewer, larger messages would help."),
+    "bandwidth": ("bandwidth", _bandwidth, "Fewer bytes or a faster transport would help."),
+    "background": (
+        "background tax",
+        _background,
+        "The library's threads use the cores, or its memory fills the caches.",
+    ),
+    "straggler": ("straggler", _straggler, "With any library, the other ranks wait for it."),
+    "transport": (
+        "transport",
+        _transport,
+        "It explains part of the difference, and the library does not.",
+    ),
 }
+"""Name, evidence and advice of each cause, in the report's order."""
 
 
 def _milliseconds(seconds: float) -> str:

@@ -163,7 +163,7 @@ def _meaning(run: Run, summary: Summary) -> list[str]:
 
 
 def _one_process(run: Run) -> list[str]:
-    """Explain an arm of one process, and why it has no sync cost."""
+    """Explain why an arm of one process has no sync cost."""
     batch = run.config.global_batch_size // run.config.accumulate
     return [
         f"{arm.label}: one process with all threads of a host and the global batch of {batch}. "
@@ -222,13 +222,13 @@ def _trained_model(run: Run, summary: Summary) -> list[str]:
 
 
 def _why_other(arm: Arm) -> str:
-    """Return why an arm's hash says nothing beside those of other arms; empty if it does."""
+    """Return why an arm has another hash than exact arms; empty otherwise."""
     if arm.one_process:
         return "adds up the samples of a step in one process, in another order"
     if not arm.same_training:
         return "is another training by declaration: read its accuracy and loss beside its speed"
     if arm.in_shards:
-        return "holds its parameters in shards: equal hashes prove nothing, the reference alone does"
+        return "holds its parameters in shards, so only the reference proves its training"
     if not arm.exact:
         return "rounds or compresses by design: its ranks agree, on other parameters than exact arms"
     return ""
