@@ -105,7 +105,7 @@ def _passes(rank: RankResult) -> Any:
 
 
 def _trained_steps(rank: RankResult) -> int | None:
-    """Count the timed steps; None if blocks are multiples of the arm's own cycle."""
+    """Count the timed steps; None for an arm with its own cycle."""
     if (_attested("replica", "cycle")(rank) or 1) > 1:
         return None
     return sum(block.steps for block in rank.blocks if block.mode == "training")

@@ -110,7 +110,7 @@ def _classify(
 
 
 def _first_values(rounds: list[list[str]], item: Item) -> list[str]:
-    """Return the values of an arm's first round; one value if its ranks must agree.
+    """Return the values of the first round; one if ranks must agree.
 
     Arms may have different numbers of ranks.
     """

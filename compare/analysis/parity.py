@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LIMITS: dict[PassKind, float] = {"float64": 1e-12, "float32": 1e-6}
 """Largest relative difference from a single process; ``as run`` has no limit."""
 IN_SHARDS = "held in shards; proven by the reference alone"
-"""Reason why the ranks of an arm need not end with equal hashes."""
+"""Reason why the hashes of an arm's ranks may differ."""
 ANOTHER_TRAINING = "another training by declaration"
 """Reason why an arm need not train what a single process trains."""
 _CLOSE = 0.01

@@ -38,7 +38,7 @@ def declare(monkeypatch):
 
 
 def a_run_with_single():
-    """Two ranks of 64 samples, and one process of 128 with both threads."""
+    """Return two ranks of 64 samples, and one process of 128."""
 
     def result(arm, rank, milliseconds):
         facts = attested("none" if arm == "single" else arm, rank)
@@ -129,7 +129,7 @@ def test_gate_of_ranks_in_shards_still_requires_training(declare):
 def test_report_of_shards_refuses_equal_hashes_as_evidence(declare):
     declare(shards="parameters")
     text = markdown(a_run({"none": [4.0], "ddp": [5.0]}))
-    assert "ddp holds its parameters in shards: equal hashes prove nothing, the reference alone does" in text
+    assert "ddp holds its parameters in shards, so only the reference proves its training" in text
     assert "ended with the same parameters" not in text
 
 
