@@ -51,7 +51,9 @@ LONG_FILES: dict[str, str] = {}
 """Files that may be longer than the limit: ``path``."""
 LONG_FUNCTIONS: dict[str, str] = {}
 """Functions that may be longer than the limit: ``path:function``."""
-LONG_SENTENCES: dict[str, str] = {}
+LONG_SENTENCES: dict[str, str] = {
+    "compare/launch/engines/commands.py: set -eu": "a program for the shell, not a sentence",
+}
 """Sentences that may be longer than the limit: ``path: first words of the sentence``."""
 ALLOWED_WORDS: dict[str, str] = {}
 """Words that one file may use: ``path: word``."""

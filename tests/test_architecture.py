@@ -276,6 +276,12 @@ def test_the_command_line_is_imported_by_nothing_but_main():
     assert importers_of("cli") == {"__main__"}
 
 
+def test_only_its_engine_and_the_command_line_know_ssh():
+    """Slurm, Kubernetes and Ray reach hosts behind the same seam."""
+    known = {"compare.launch.engines.ssh", "compare.cli.options", "compare.cli.doctor"}
+    assert {name for name, tree in MODULES.items() if "ssh" in words_of(tree)} == known
+
+
 @pytest.mark.parametrize("module", [m for m in MODULES if room_of(m) in {"analysis", "report"}])
 def test_analysis_and_report_start_no_process_and_open_no_socket(module):
     starting = {"subprocess", "socket", "asyncio", "multiprocessing", "psutil"}

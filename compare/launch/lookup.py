@@ -18,7 +18,7 @@ _AT_ONCE = 64
 
 
 def addresses_of(names: Sequence[str], seconds: float = LOOKUP_SECONDS) -> list[str]:
-    """Look up the IPv4 address of every name; empty where it is unknown, or not found in time."""
+    """Look up the IPv4 address of every name; empty where unknown."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     found: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     for name in names:

@@ -29,7 +29,10 @@ from compare.errors import UsageError, system_reason
 from compare.schema.hosts import MAX_SLOTS, NAME, Host, HostFaultError, listed, shown
 
 MAX_HOSTS = 16_384
-"""Far above any real cluster: a slip such as node[1-100000000] ends in a message, not in swap."""
+"""Maximum number of hosts.
+
+It is far above any real cluster. A slip such as node[1-100000000] ends in a message, not in swap.
+"""
 MAX_FILE_BYTES = 16 * 2**20
 
 _FILE_FORM = "Write one host a line as 'host slots=N', for example 'node1 slots=4'."
@@ -53,8 +56,7 @@ def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
     """Read the hosts of a file, in its order.
 
     Raises:
-        UsageError: the file is missing, unreadable, not text or names no host (never a local run
-            instead), or a line is wrong.
+        UsageError: the file is missing, unreadable, not text or names no host, or a line is wrong.
     """
     remedy = "Give --hostfile a text file with one 'host slots=N' a line."
     try:
@@ -104,9 +106,9 @@ def parse_hosts(spec: str, source: str = "-H") -> tuple[Host, ...]:
 def select(
     hosts: Sequence[Host], include: Iterable[str] = (), exclude: Iterable[str] = ()
 ) -> tuple[Host, ...]:
-    """Keep the hosts of ``include`` (all, when empty) that ``exclude`` does not name, in their order.
+    """Keep the hosts that are included and not excluded, in their order.
 
-    Both take names, ranges, and comma-separated lists of them.
+    Without ``include`` all are included. Both take names, ranges, and comma-separated lists of them.
 
     Raises:
         UsageError: a name is none of the hosts', or no host is left.
@@ -122,15 +124,16 @@ def select(
 
 
 def format_hostfile(hosts: Iterable[Host]) -> str:
-    """Write hosts as a hostfile in Open MPI's form; parsing it gives the same hosts again.
+    """Return hosts as a hostfile in Open MPI's form.
 
-    Neither comments nor blank lines: Horovod's own parser fails on both.
+    Parsing it gives the same hosts again. It has no comments and no blank lines, because Horovod's own
+    parser fails on both.
     """
     return "".join(f"{host.destination} slots={host.slots}{_max_slots_suffix(host)}\n" for host in hosts)
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of a hostfile, or a host of a list: what an error about it needs."""
+    """A line of a hostfile, or a host of a list."""
 
     source: str
     number: int
@@ -146,7 +149,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What a line says; ``slots`` is None where it says nothing about them."""
+    """The fields of a line; ``slots`` is None where it has none."""
 
     pattern: str
     user: str
@@ -208,7 +211,10 @@ def _parse_entry(text: str) -> _Entry:
 
 
 def _split_count(address: str) -> tuple[str, str | None]:
-    """Split ``host:N``; two colons or more without brackets can only be an IPv6 address."""
+    """Split ``host:N``.
+
+    Two colons or more without brackets can only be an IPv6 address.
+    """
     if ipv6 := _BRACKETED_IPV6.fullmatch(address):
         return ipv6[1], ipv6[2]
     if address.count(":") > 1:
@@ -234,7 +240,7 @@ def _number(key: str, text: str) -> int:
 
 
 def _expand(pattern: str) -> Sequence[str]:
-    """Return the names of a range, in the order written; a name without brackets is itself."""
+    """Return the names of a range, in the order written."""
     if "[" not in pattern and "]" not in pattern:
         return (pattern,)
     if not NAME.fullmatch(_RANGE.sub("0", pattern)):
@@ -285,7 +291,7 @@ def _split_list(spec: str) -> Iterator[str]:
 
 
 def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[str]:
-    """Keys of the hosts that patterns name; each must be one of ``hosts``."""
+    """Return the keys of the hosts that patterns name."""
     known = {host.key for host in hosts}
     named: set[str] = set()
     for number, pattern in enumerate((item for text in patterns for item in _split_list(text)), 1):

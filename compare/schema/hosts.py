@@ -1,4 +1,4 @@
-"""The hosts of a run: each a machine with a number of slots; the network that their ranks travel on."""
+"""Define the hosts of a run, and the network that joins them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import msgspec
 from compare.errors import UsageError
 
 MAX_SLOTS = 65_536
-"""Far above any real host: a slip ends in a message, not in swap."""
+"""Maximum number of slots of a host, far above any real one."""
 RESERVED_NAMES = ("slots", "max_slots", "max-slots")
-"""Keys of a hostfile; a host of such a name would be a mistake there."""
+"""Keys of a hostfile, which are no host names."""
 THIS_MACHINE = "this machine"
 """The source of a host that is in no file."""
 
@@ -25,7 +25,10 @@ NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 LOOPBACK = "lo"
-"""The interface of every arm on one machine: no port is open to anybody else."""
+"""The interface of every arm on one machine.
+
+No port is open to other machines.
+"""
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +36,20 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
     interface: str = LOOPBACK
     network: str = ""
-    """That all hosts share on the interface, as 10.0.0.0/24; the interface's name where hosts have no
-    network in common but are routed to each other; empty on one machine."""
+    """The network that all hosts share on the interface, as 10.0.0.0/24.
+
+    Where hosts have none in common and are routed to each other, it is the interface's name. On one
+    machine it is empty.
+    """
     addresses: tuple[str, ...] = ("127.0.0.1",)
-    """Of every host on it, in their order; at the first the ranks meet."""
+    """The address of every host, in their order.
+
+    The ranks meet at the first.
+    """
 
 
 class HostFaultError(ValueError):
-    """One fault in how a host is written; the caller that knows its file and line reports it."""
+    """A fault in how a host is written; errors add its line."""
 
     def __init__(self, found: str, problem: str, remedy: str = "") -> None:
         super().__init__(f"'{shown(found)}' {problem}")
@@ -84,7 +93,7 @@ class Host(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The name in the one case that counts: host names differ in more than case (RFC 4343)."""
+        """The name in lower case: case alone distinguishes no hosts (RFC 4343)."""
         return self.name.lower()
 
     @property
@@ -107,10 +116,10 @@ def local_host(slots: int) -> Host:
 
 
 def is_local(host: Host) -> bool:
-    """Decide by its name alone whether a host is this machine: no look-up, no DNS.
+    """Decide by its name alone whether a host is this machine.
 
-    False may still be this machine under another name, which the carrier reaches like any other. A host
-    with a user is never local: ``alice@localhost`` asks for a login as alice.
+    Nothing is looked up. This machine under another name is not local, and the carrier reaches it. A
+    host with a user is never local: ``alice@localhost`` asks for a login as alice.
     """
     if host.user:
         return False
@@ -123,7 +132,11 @@ def is_local(host: Host) -> bool:
 
 
 def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
-    """Fill the slots of hosts with ranks, in order; None fills every slot.
+    """Fill the slots of hosts with ranks, in order.
+
+    Args:
+        hosts: where.
+        ranks: how many in all; None to fill every slot.
 
     Returns:
         The hosts that got a rank, each with as many slots as it has ranks.
@@ -147,7 +160,7 @@ def listed(hosts: Iterable[Host]) -> str:
 
 
 def shown(text: str) -> str:
-    """Return text fit for a terminal: one short line, with every other character escaped."""
+    """Return text as one short line that is safe in a terminal."""
     line = text.strip().replace("\t", " ")
     if not (line.isascii() and line.isprintable()):
         line = line.encode("unicode_escape").decode("ascii")

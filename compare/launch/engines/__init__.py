@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from compare.schema.hosts import Host
 
 STREAM_BYTES = 1 << 20
-"""Maximum size of what a command on one host may send on its standard output, or its standard error."""
+"""Maximum size of what one host may send on each stream."""
 
 _LAST_LINES = 3
 
@@ -34,11 +34,11 @@ class Answer(NamedTuple):
     started_at: float = 0.0
     """Unix time of this machine at which the command was started."""
     flooded: str = ""
-    """The stream on which the host sent too much; empty where it did not."""
+    """The stream on which the host sent too much, or nothing."""
 
     @property
     def last_lines(self) -> str:
-        """The end of what was printed to stderr, without the greetings that many hosts print first."""
+        """The end of stderr, without the greeting that many hosts print."""
         text = self.stderr.decode(errors="replace")
         lines = [printable(line).strip() for line in text.splitlines() if line.strip("@ \r\n")]
         return "\n".join(lines[-_LAST_LINES:])
@@ -48,17 +48,19 @@ class Carrier(Protocol):
     """A way to start processes on hosts."""
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the command to execute here that executes ``argv`` on a host, pipes joined.
+        """Return the command that executes ``argv`` on a host.
+
+        It is executed on this machine, and its pipes are those of the process on the host.
 
         Raises:
             UnavailableError: the program that reaches hosts is not installed.
         """
 
     def by_hand(self, host: Host) -> str:
-        """Return the command with which a user checks that a host is reached; empty for this machine."""
+        """Return a command to try by hand; empty for this machine."""
 
     def explain(self, answer: Answer) -> HostError | None:
-        """Say why a host was not reached; None where it was, and the command itself failed."""
+        """Return why a host was not reached; None where it was."""
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
         """Return the files that let mpirun and horovodrun start ranks on hosts.
@@ -78,14 +80,19 @@ class Carrier(Protocol):
 
 
 class Allocation(NamedTuple):
-    """The hosts of a run, with as many slots as each has ranks, and the way to reach them."""
+    """The hosts of a run, and the way to reach them.
+
+    Attributes:
+        hosts: each with as many slots as it has ranks.
+        carrier: how they are reached.
+    """
 
     hosts: tuple[Host, ...]
     carrier: Carrier
 
 
 def named(host: Host) -> str:
-    """Return how a message names a host: with the line that it was read from."""
+    """Return a host's name for messages, with its line in the hostfile."""
     return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
 
 

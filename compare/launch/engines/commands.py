@@ -1,6 +1,6 @@
-"""Run a command on one host or on thousands at the same time, and say what its answers mean.
+"""Run a command on many hosts, and turn their answers into errors.
 
-How a process gets to a host is the carrier's part; see ``fanout`` for many processes at once.
+The carrier brings a process to a host; ``fanout`` executes thousands of them at the same time.
 """
 
 from __future__ import annotations
@@ -22,26 +22,37 @@ if TYPE_CHECKING:
     from compare.schema.hosts import Host
 
 NOT_FOUND = (126, 127)
-"""Statuses with which a shell, or env, exits when it cannot execute a program."""
+"""Statuses of a shell, or env, that cannot execute a program."""
 
 _SHOWN_HOSTS = 8
 _SPARE_FILES = 128
 _FILES_PER_PROCESS = 6
 
 # In a fixed program the folder is an argument and never part of the text.
-_RECEIVE = (
-    'set -eu; umask 077; new="$1.new.$$"; trap \'rm -rf "$new"\' EXIT; '
-    'mkdir -p "$new"; tar -x --no-same-owner -f - -C "$new"; mv -T "$new" "$1"'
-)
+_RECEIVE = """\
+set -eu
+umask 077
+new="$1.new.$$"
+trap 'rm -rf "$new"' EXIT
+mkdir -p "$new"
+tar -x --no-same-owner -f - -C "$new"
+mv -T "$new" "$1"
+"""
 
 
 def python_command(python: str, module: str, *arguments: str) -> tuple[str, ...]:
-    """Return the argv that runs a module of ours on a host, found where it is found here."""
+    """Return the argv that runs a module of Ringside on a host.
+
+    It is found at the same path as here.
+    """
     return (*_with_packages(python), "-m", module, *arguments)
 
 
 def script_command(python: str, *arguments: str) -> tuple[str, ...]:
-    """Return the argv that runs a program given as standard input; it finds our modules where they are."""
+    """Return the argv that runs a program given as standard input.
+
+    It can import the modules of Ringside.
+    """
     return (*_with_packages(python), "-", *arguments)
 
 
@@ -57,7 +68,7 @@ def run_everywhere(
     timeout_seconds: float,
     stdin: bytes = b"",
 ) -> list[Answer]:
-    """Execute one command on all hosts at the same time; takes as long as the slowest of them.
+    """Execute one command on all hosts at the same time.
 
     Args:
         hosts: where.
@@ -82,7 +93,7 @@ def run_everywhere(
 
 @contextmanager
 def enough_files(processes: int) -> Iterator[int]:
-    """Allow this process the open files that so many need; yield for how many at once they suffice."""
+    """Raise the limit of open files; yield how many processes may run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _SPARE_FILES + _FILES_PER_PROCESS * processes
     unlimited = resource.RLIM_INFINITY  # which is -1
@@ -103,9 +114,10 @@ def put(
     carrier: Carrier,
     timeout_seconds: float,
 ) -> list[Answer]:
-    """Make a folder of files on all hosts, readable by their owner alone; it appears whole or not at all.
+    """Make a folder of files on all hosts, private to its owner.
 
-    A folder of this name that holds anything is left as it is, and the answer's status is not 0.
+    It appears whole or not at all. A folder of this name that has any content is left as it is; the status
+    is then not 0.
     """
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -150,7 +162,7 @@ def join_errors(errors: Sequence[HostError], *, of: int) -> HostError:
 
 
 def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
-    """Say why a host cannot be used, and what to do; None where its command succeeded."""
+    """Return why a host cannot be used; None where its command succeeded."""
     name, found = named(answer.host), answer.last_lines
     by_hand = carrier.by_hand(answer.host)
     if answer.flooded:

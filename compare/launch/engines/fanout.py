@@ -1,6 +1,6 @@
-"""Execute thousands of processes at the same time, each with a time-out and a limit on its output.
+"""Execute thousands of processes at the same time.
 
-Ctrl-C, and what counts as one, ends all of them within a second.
+Each has a time-out, and a limit on its output. An interrupt ends all of them within a second.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 16
 _EXIT_SECONDS = 0.5
-"""Maximum time for killed processes to exit; the kernel ends what is left."""
+"""Maximum time for killed processes to exit.
+
+The kernel ends what is left.
+"""
 _EOF_SECONDS = 0.5
-"""Maximum time from an exit to the end of the output: a background process may keep the pipes open."""
+"""Maximum time from an exit to the end of the output.
+
+A background process may keep the pipes open.
+"""
 _STREAMS = {1: "stdout", 2: "stderr"}
 
 
@@ -41,7 +47,7 @@ class Outcome(NamedTuple):
 def execute(
     commands: Iterable[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
 ) -> list[Outcome]:
-    """Execute commands side by side, with the same input and time-out for each.
+    """Execute commands side by side, each with the same input.
 
     Args:
         commands: what to execute, without a shell; each is taken when its turn comes.
@@ -112,7 +118,7 @@ class _Process(asyncio.SubprocessProtocol):
         self._may_write = True
 
     async def finish(self, timeout_seconds: float) -> Outcome:
-        """Wait for the process to exit, and kill it where it does not, or floods."""
+        """Wait for the exit; kill the process at its time-out or limit."""
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), timeout_seconds)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Local(msgspec.Struct, frozen=True):
-    """The carrier of a run on this machine alone: a process on the host is a child of ours."""
+    """The carrier of this machine: a process there is a child process."""
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
         """Return the command as it is."""

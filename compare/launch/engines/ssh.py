@@ -6,7 +6,7 @@ argument, because every user of either machine sees arguments. Secrets travel on
 
 A handshake costs 0.2 to 0.4 s of computing, a command on a shared connection (ControlMaster) 0.03 s.
 Connections are not shared all the same. A run opens one connection to each host and sends everything
-through it, and a shared one would outlive a ``kill -9``.
+through it. A shared connection would outlive a ``kill -9``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,15 @@ if TYPE_CHECKING:
     from compare.schema.hosts import Host
 
 _FAILED = 255
-"""The status with which ssh exits when ssh itself fails; otherwise it passes the command's on."""
+"""The status of an ssh that failed itself.
+
+Any other status is the command's.
+"""
 _KEEPALIVE_SECONDS = 3
-"""ssh gives up a host after twice this long without a packet from it: a dead link closes nothing."""
+"""Maximum time without a packet before ssh asks for one.
+
+After two such times ssh gives up the host: a dead link closes no connection.
+"""
 
 _WRAPPER = """\
 #!/bin/sh
@@ -78,9 +84,10 @@ _TROUBLES = (
 
 
 class Ssh(msgspec.Struct, frozen=True, kw_only=True):
-    """The carrier that logs in to hosts; what is left open here, the user's ssh configuration decides.
+    """The carrier that logs in to hosts.
 
-    Hosts that are this machine are reached without ssh.
+    The user's ssh configuration decides what is left open here. Hosts that are this machine are reached
+    without ssh.
 
     Attributes:
         user: for hosts that name none themselves.
@@ -95,7 +102,7 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_seconds: int = 10
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the ssh command line, or the command itself where the host is this machine.
+        """Return the ssh command line; on this machine, the command itself.
 
         The shell at the other end splits what ssh joins, so ``argv`` is quoted, and only here.
         """
@@ -109,7 +116,7 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
         return ("ssh", "-T", *never, *options, *flags, "--", host.name, shlex.join(argv))
 
     def by_hand(self, host: Host) -> str:
-        """Return the ssh command with the user's own flags alone; empty for this machine."""
+        """Return the ssh command with the user's flags alone."""
         if is_local(host):
             return ""
         return shlex.join(["ssh", *self._flags("" if host.user else self.user), host.destination])

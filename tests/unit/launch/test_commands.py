@@ -1,4 +1,4 @@
-"""Commands on hosts: what is sent, what the answers mean, and folders that are put there."""
+"""Commands on hosts: their input, their answers, and folders put there."""
 
 import shlex
 import stat

@@ -158,7 +158,10 @@ def running(mark):
 
 
 def interrupted(program, hosts, number, ready):
-    """Run a program, interrupt it when it is ready, and return its status, seconds and output."""
+    """Run a program and interrupt it when it is ready.
+
+    Returns its status, the seconds from the interrupt to its exit, and what it printed to stderr.
+    """
     child = subprocess.Popen(
         [sys.executable, "-c", program, hosts],
         stdout=subprocess.PIPE,

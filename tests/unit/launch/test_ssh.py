@@ -1,4 +1,7 @@
-"""The ssh carrier: command lines, errors, and the ``ssh`` for launchers. Real hosts: tests/lab."""
+"""The ssh carrier: command lines, errors, and the ``ssh`` for launchers.
+
+Real hosts are in tests/lab.
+"""
 
 import subprocess
 
@@ -104,7 +107,7 @@ def test_ssh_errors_show_terminal_escapes_as_text():
 
 
 def write_remote_shell(carrier, folder, hosts):
-    """Write the files as an agent does, and return the folder of programs."""
+    """Write the files as an agent does; return the folder of programs."""
     for name, content in carrier.remote_shell(folder, hosts).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)

@@ -1,4 +1,4 @@
-"""Hostfiles: every form in use, and every mistake with its file and line."""
+"""Hostfiles: every form in use, and every mistake with its line."""
 
 from __future__ import annotations
 

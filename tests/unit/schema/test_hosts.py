@@ -1,4 +1,4 @@
-"""Hosts: what is refused, which of them is this machine, and where ranks are placed."""
+"""Hosts: what is refused, what is local, and where ranks are placed."""
 
 from __future__ import annotations
 
