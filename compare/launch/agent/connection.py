@@ -50,10 +50,16 @@ if TYPE_CHECKING:
     from compare.schema.launch_files import LaunchFiles
 
 START_SECONDS = 60.0
-"""How long an agent may take to say its first word where ssh does not fail: Python may be far away."""
+"""Maximum time for an agent's first message.
+
+The carrier may fail earlier; Python may be on a slow disk.
+"""
 
 SILENT_SECONDS = 10.0
-"""How long an agent may say nothing: longer than ssh takes to give up a dead link, because ssh says why."""
+"""Maximum time without a message from an agent.
+
+The carrier gives up a dead link earlier, because its error says why.
+"""
 
 _CLOSE_SECONDS = 3.0
 _STDERR_BYTES = 1 << 16
@@ -64,7 +70,7 @@ class Link:
     """The connection to the agent on one host; a context manager.
 
     Args:
-        host: where; this machine is reached without ssh.
+        host: where the agent runs.
         python: the interpreter there.
         carrier: how the host is reached.
     """
@@ -174,11 +180,11 @@ class Link:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Hang up, and wait for the end of ssh; see ``close_all`` for many."""
+        """Close the connection and wait for its process; see ``close_all`` for many."""
         close_all([self])
 
     def wait_closed(self, seconds: float) -> None:
-        """Reap ssh; behind a dead link it is killed after so long."""
+        """Wait for the process of the connection, and kill it after so long."""
         try:
             self._process.wait(timeout=max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -241,7 +247,7 @@ class Link:
 
     def _require_alive(self) -> None:
         if self._channel.closed:
-            # Its status follows at once, but for an ssh that was stopped.
+            # Its status follows at once, unless the process was stopped.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_CLOSE_SECONDS)
             raise self._lost(self._process.returncode)
@@ -261,7 +267,7 @@ class Link:
                 del self._stderr[:-_STDERR_BYTES]
 
     def _lost(self, status: int | None) -> HostError:
-        """Say why there is no connection any more; ``status`` is that of ssh, where it has ended."""
+        """Return why the connection is lost; ``status`` is its process's, where it has exited."""
         self._read_stderr()
         stderr = bytes(self._stderr)
         silent = self._channel.silent_seconds
