@@ -9,14 +9,13 @@ from tests import prose
 OPEN = (
     "backends/",
     "compare/launch/",
-    "compare/schema/",
+    "compare/schema/launch_files.py",
     "compare/worker/",
     "tests/contract/",
     "tests/faults/",
     "tests/lab/",
     "tests/unit/backends/",
     "tests/unit/launch/",
-    "tests/unit/schema/",
     "tests/unit/worker/",
 )
 """Places that are still to be rewritten. A finished place leaves this list; in the end it is empty."""

@@ -100,29 +100,32 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def one_process(self) -> bool:
-        """Whether this arm runs as one process with all threads and the global batch."""
+        """Return whether the arm is one process with the global batch."""
         return BACKENDS[self.backend].one_process
 
     @property
     def communicates(self) -> bool:
-        """Whether the ranks of this arm exchange gradients or parameters, at a cost."""
+        """Return whether the ranks of this arm exchange gradients or parameters."""
         return self.synchronises and not self.one_process
 
     @property
     def same_training(self) -> bool:
-        """Whether this arm trains what a single process trains, by its backend's declaration."""
+        """Return whether this arm declares that it trains like one process."""
         declared = BACKENDS[self.backend].training
         at_period_1 = declared == "same at period 1" and self.options == self.options_while_proven
         return declared == "same" or at_period_1
 
     @property
     def another_training(self) -> bool:
-        """Whether this arm never trains what a single process trains, by its backend's declaration."""
+        """Return whether this arm declares that it never trains like one process."""
         return BACKENDS[self.backend].training == "another"
 
     @property
     def in_shards(self) -> bool:
-        """Whether a rank holds only a part of the parameters, so that equal hashes prove nothing."""
+        """Return whether ranks hold parts of the parameters.
+
+        Equal hashes prove nothing then.
+        """
         return BACKENDS[self.backend].shards == "parameters"
 
     @property
