@@ -40,9 +40,8 @@ FILE_SECONDS: Final = 120.0
 RETRIES: Final = 1
 """Attempts after the first, for each file and mirror."""
 
-_PROBE_CONNECT_SECONDS: Final = (
-    2.0  # one dead address, such as IPv6 without a route, must not use up the probe
-)
+# One dead address, such as IPv6 without a route, must not use up the probe.
+_PROBE_CONNECT_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 20.0
 _CHUNK_BYTES: Final = 1 << 17
