@@ -1,4 +1,4 @@
-"""Start a launch, watch it, and leave nothing of it behind, however it ends."""
+"""Start a launcher, and leave none of its processes behind."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from compare.launch.signals import uninterrupted
 from compare.schema.environment import inherited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from backends.launchers.request import Command
 
 _TICK_SECONDS = 0.5
-"""Every look around takes a core from a rank: with twenty a second start-up was 1.05 times that of a script
-by hand, and with two 1.02. Steps seem to gain as well, but launches differ too much to show it."""
+"""Time between two ticks; each takes a core from a rank for a moment."""
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
+"""Maximum time for processes to exit after SIGTERM, and again after SIGKILL."""
 
 
 class Ending(NamedTuple):
     """How a launch ended."""
 
     status: int | None
-    """The first exit status that is not 0, or 0; None where the launch was ended because it would not."""
+    """The exit status of the launcher; None where it was ended."""
     seconds: float
     timed_out: bool = False
 
 
 def supervise(
-    commands: Sequence[Command],
+    command: Command | None,
     *,
     name: str,
     log: Path,
@@ -48,39 +48,38 @@ def supervise(
     on_tick: Callable[[], bool],
     wake: int | None = None,
 ) -> Ending:
-    """Execute commands side by side until all have ended, one has failed, or ``on_tick`` gives up.
+    """Execute a command until it ends or ``on_tick`` gives up.
 
-    Without commands only the deadline and ``on_tick`` end it: a launcher elsewhere starts the ranks.
+    Nothing of the launch is left running on this machine afterwards.
 
     Args:
-        commands: what to execute; without a shell, with no input.
+        command: what to execute, without a shell and without input. Without one, the ranks of this
+            machine are started from another one, and only ``on_tick`` or the deadline ends them.
         name: the launch's own name; marks every process that descends from it.
-        log: file for the output of the commands.
+        log: file for the output of the command.
         deadline_seconds: maximum time for all of it.
         on_tick: called twice a second, and at the end; returns whether the launch may go on.
-        wake: a descriptor; ``on_tick`` is called at once when something can be read from it.
-
-    Returns:
-        How it ended. Nothing of the launch is left running then.
+        wake: a descriptor; ``on_tick`` is called at once when it can be read.
 
     Raises:
-        UnavailableError: a command could not be executed.
+        UnavailableError: the command could not be executed.
         OutputError: the log could not be written.
     """
     began = time.monotonic()
-    started: list[subprocess.Popen[bytes]] = []
+    process: subprocess.Popen[bytes] | None = None
     try:
-        with _open(log) as output:
-            started.extend(_start(command, name, output) for command in commands)
-        while _goes_on(started) or not commands:
+        if command:
+            with _open(log) as output:
+                process = _start(command, name, output)
+        while process is None or process.poll() is None:
             seconds = time.monotonic() - began
             if seconds > deadline_seconds or not on_tick():
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
-            _wait_for_an_end(started, wake, _TICK_SECONDS)
+            _wait(process, wake, _TICK_SECONDS)
         on_tick()  # a rank that died right before its launcher must be seen before the others are ended
-        return Ending(_first_failure(started), time.monotonic() - began)
+        return Ending(process.returncode, time.monotonic() - began)
     finally:
-        end_all(name, started)
+        end_all(name, process)
 
 
 def _open(log: Path) -> BinaryIO:
@@ -93,7 +92,7 @@ def _open(log: Path) -> BinaryIO:
 def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[bytes]:
     environment = inherited(os.environ) | dict(command.environment) | {MARKER: name}
     try:
-        # A session of its own: Ctrl-C reaches us alone, and we end the ranks in good order.
+        # A session of its own: Ctrl-C reaches this program alone, which ends the ranks in order.
         return subprocess.Popen(
             command.argv,
             env=environment,
@@ -110,60 +109,55 @@ def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[by
         ) from None
 
 
-def _goes_on(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
-    return any(process.poll() is None for process in processes) and not _first_failure(processes)
-
-
-def _wait_for_an_end(processes: Sequence[subprocess.Popen[bytes]], wake: int | None, seconds: float) -> None:
-    """Wait until a process ends or ``wake`` can be read; at most ``seconds``."""
+def _wait(process: subprocess.Popen[bytes] | None, wake: int | None, seconds: float) -> None:
+    """Wait until a process ends or ``wake`` can be read."""
     with contextlib.ExitStack() as opened:
-        ends = select.poll()
+        events = select.poll()
         if wake is not None:
-            ends.register(wake, select.POLLIN)
-        for process in processes:
-            if process.returncode is not None:
-                continue  # reaped: its number may be another's by now
-            with contextlib.suppress(OSError):  # no such call in a sandbox: then the next look will see it
+            events.register(wake, select.POLLIN)
+        if process:
+            with contextlib.suppress(OSError):  # a sandbox may forbid it: then the next tick sees the end
                 end = os.pidfd_open(process.pid)
                 opened.callback(os.close, end)
-                ends.register(end, select.POLLIN)
-        ends.poll(seconds * 1000)
+                events.register(end, select.POLLIN)
+        events.poll(seconds * 1000)
 
 
-def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    return next((p.returncode for p in processes if p.poll() not in {None, 0}), 0)
+def end_all(name: str, child: subprocess.Popen[bytes] | None = None) -> None:
+    """End every process of a launch on this machine, also by SIGKILL.
 
-
-def end_all(name: str, started: Sequence[subprocess.Popen[bytes]] = ()) -> None:
-    """End every process of a launch on this machine: politely, then not. A second Ctrl-C ends the politeness.
+    A second Ctrl-C ends the wait between them.
 
     Args:
         name: the launch's.
-        started: those to be reaped, because they are children of this process.
+        child: the launch's process that this one started, and must reap.
     """
     try:
-        # A launcher that was stopped would not hear that it is to end. Ranks must not wake: one that was
-        # stopped would say that it had been ended, and would no longer be the one that is silent.
-        for process in started:
-            process.send_signal(signal.SIGCONT)
+        if child:
+            # A stopped launcher would not receive SIGTERM. A stopped rank must not wake up, because it
+            # would report that it was ended: then no rank would have made no progress.
+            child.send_signal(signal.SIGCONT)
         _end_with(psutil.Process.terminate, name)
     finally:
         with uninterrupted():
             _end_with(_kill_but_trackers, name)
             _end_with(psutil.Process.kill, name)
-            for process in started:
+            if child:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=_GRACE_SECONDS)
+                    child.wait(timeout=_GRACE_SECONDS)
 
 
 def _kill_but_trackers(process: psutil.Process) -> None:
-    """Spare Python's tracker of shared memory: it removes what the others leave, and ends when they have."""
+    """Kill a process, unless it is Python's tracker of shared memory.
+
+    The tracker removes what killed processes leave, and exits by itself.
+    """
     if not is_tracker(process):
         process.kill()
 
 
 def is_tracker(process: psutil.Process) -> bool:
-    """Whether a process is Python's tracker of shared memory.
+    """Return whether a process is Python's tracker of shared memory.
 
     Raises:
         psutil.Error: it is gone.
@@ -174,8 +168,8 @@ def is_tracker(process: psutil.Process) -> bool:
 def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:
     told: set[psutil.Process] = set()
     patience = time.monotonic() + _GRACE_SECONDS
-    # Looked for anew each time: one may have been started meanwhile; and in a container orphans that have
-    # ended stay zombies, and nobody need wait for those.
+    # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
+    # have exited stay zombies, which are not listed.
     while left := list(descendants(name)):
         for process in left:
             if process not in told:
@@ -188,10 +182,10 @@ def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:
 
 
 def descendants(name: str) -> Iterator[psutil.Process]:
-    """Find the live processes of a launch by the mark in their environment.
+    """Find the live processes of a launch by their mark.
 
-    Launchers put ranks into sessions of their own, and orphans change their parent: neither process
-    groups nor the process tree would find them all.
+    Process groups or the process tree would not find them all. Launchers put ranks into sessions of
+    their own, and orphans change their parent.
     """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -41,10 +41,12 @@ def a_config(arms: str = "none,ddp", **changes: Any) -> RunConfig:
 
 
 class AnAgent:
-    """A connection to no agent: launches exit at once."""
+    """A connection to no agent: launches exit when they are told to."""
 
-    def __init__(self, slots: int = 2, cpus: Sequence[int] = (0,), status: int = 1) -> None:
-        self.host = local_host(slots)
+    def __init__(
+        self, slots: int = 2, cpus: Sequence[int] = (0,), status: int | None = 1, host: Host | None = None
+    ) -> None:
+        self.host = host or local_host(slots)
         self.ready = Ready(hostname="here", python="", version="", cpus=list(cpus))
         self.launches: list[Any] = []
         self.port: int | None = None
@@ -52,16 +54,39 @@ class AnAgent:
         self.ended: Ended | None = None
         self.gone: dict[int, float] = {}
         self.clock_ahead_seconds = 0.0
+        self.told_to_end = False
+        self.on_begin = self.launches.append
+        self._status = status
+        self._error: Exception | None = None
+        self._ticks_left = 0
+
+    def exit_at_once(self, status: int) -> None:
         self._status = status
 
+    def exit(self, status: int | None) -> None:
+        self.ended = Ended(status=status, seconds=0.0)
+
+    def lose(self, error: Exception, *, after_ticks: int) -> None:
+        self._error, self._ticks_left = error, after_ticks
+
     def begin(self, message: Any, _files: Any) -> None:
-        self.launches.append(message)
-        self.begun, self.ended = True, Ended(status=self._status, seconds=0.0)
+        self.on_begin(message)
+        self.begun = True
+        if self._status is not None:
+            self.exit(self._status)
+
+    def end(self) -> None:
+        self.told_to_end = True
+        self.exit(None)
 
     def find_port(self) -> None:
         self.port = 29_999
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        self._ticks_left -= 1
+        if self._error and self._ticks_left <= 0:
+            self.ended = None
+            raise self._error
 
     def waits_for(self) -> list[tuple[int, int]]:
         return []

@@ -39,7 +39,7 @@ def carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
         launch = _Launch(begin, channel)
         channel.send(Begun())
         ending = supervise(
-            [Command(begin.argv, begin.environment)] if begin.argv else [],
+            Command(begin.argv, begin.environment) if begin.argv else None,
             name=begin.directory,
             log=launch.files.launcher_log,
             deadline_seconds=begin.deadline_seconds,

@@ -1,4 +1,4 @@
-"""Supervision with real processes: however a launch ends, nothing of it is left behind."""
+"""Test with real processes that nothing of a launch is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLEEP = "import time; time.sleep(60)"
 # Writes its process id once it stands as the test wants it, and stays.
 STAY = "import os, pathlib, time; pathlib.Path({file!r}).write_text(str(os.getpid())); time.sleep(60)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STAY
-# Starts somebody in a session of its own, as launchers do, and ends or stays.
+# Starts a child in a session of its own, as launchers do, and ends or stays.
 PARENT = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True)
@@ -49,28 +49,32 @@ class Launch:
     def pids(self):
         return [int(file.read_text()) for file in self.folder.glob("*.pid")]
 
-    def supervise(self, *codes, deadline=30.0, on_tick=lambda: None):
-        commands = [Command((sys.executable, "-c", code), {}) for code in codes]
-        return self.supervise_commands(*commands, deadline=deadline, on_tick=on_tick).status
+    def supervise(self, code, deadline=30.0, on_tick=lambda: None):
+        command = Command((sys.executable, "-c", code), {})
+        return self.supervise_command(command, deadline=deadline, on_tick=on_tick).status
 
-    def supervise_commands(self, *commands, deadline=30.0, on_tick=lambda: None):
+    def supervise_command(self, command, deadline=30.0, on_tick=lambda: None, wake=None):
         return module.supervise(
-            commands,
+            command,
             name=self.name,
             log=self.log,
             deadline_seconds=deadline,
             on_tick=lambda: on_tick() is not False,
+            wake=wake,
         )
 
     def is_gone(self):
-        """Say whether nothing is left; what is ending loses its mark a moment before it has ended."""
+        """Return whether nothing is left.
+
+        A process loses its mark a moment before it has ended.
+        """
         patience = time.monotonic() + 1
         while any(map(alive, self.pids())) and time.monotonic() < patience:
             time.sleep(0.01)
         return not list(module.descendants(self.name)) and not any(map(alive, self.pids()))
 
     def when_there(self, names, then):
-        """Return an ``on_tick`` that does ``then`` once all of these processes have written their files."""
+        """Return an ``on_tick`` that waits for files of processes, and calls ``then``."""
 
         def tick():
             # A file is there a moment before its content is.
@@ -108,7 +112,7 @@ def launch(tmp_path, monkeypatch):
 
 
 def test_a_launch_that_ends_well(launch):
-    assert launch.supervise("print('a')", "print('b')") == 0
+    assert launch.supervise("print('a')") == 0
     assert launch.is_gone()
 
 
@@ -117,15 +121,9 @@ def test_stdout_and_stderr_go_to_the_log(launch):
     assert launch.log.read_text().splitlines() == ["out", "err"]
 
 
-def test_the_first_failure_is_returned_and_ends_the_others(launch):
-    began = time.monotonic()
-    assert launch.supervise(SLEEP, "raise SystemExit(3)", SLEEP) == 3
+def test_supervise_failure_returns_the_status(launch):
+    assert launch.supervise("import time; time.sleep(0.4); raise SystemExit(4)") == 4
     assert launch.is_gone()
-    assert time.monotonic() - began < 30
-
-
-def test_a_failure_after_the_others_ended_well_counts(launch):
-    assert launch.supervise("", "import time; time.sleep(0.4); raise SystemExit(4)") == 4
 
 
 def test_death_by_a_signal_is_a_failure(launch):
@@ -134,8 +132,7 @@ def test_death_by_a_signal_is_a_failure(launch):
 
 def test_a_launch_beyond_its_deadline_is_ended(launch):
     began = time.monotonic()
-    commands = [Command((sys.executable, "-c", SLEEP), {})] * 2
-    ending = launch.supervise_commands(*commands, deadline=0.5)
+    ending = launch.supervise_command(Command((sys.executable, "-c", SLEEP), {}), deadline=0.5)
     assert time.monotonic() - began < 30
     assert ending.timed_out
     assert ending.status is None
@@ -162,8 +159,33 @@ def test_an_end_is_not_waited_for_until_the_next_tick(launch, monkeypatch):
     assert time.monotonic() - began < 10
 
 
-def test_there_is_a_look_after_the_end_and_before_the_others_are_ended(launch):
-    """Who died right before its launcher is told from whoever is ended for it."""
+def test_supervise_without_a_command_ends_when_told(launch):
+    began = time.monotonic()
+    ticks = iter([True, False])
+    ending = launch.supervise_command(None, on_tick=lambda: next(ticks))
+    assert (ending.status, ending.timed_out) == (None, False)
+    assert launch.supervise_command(None, deadline=0.0).timed_out
+    assert time.monotonic() - began < 10
+
+
+def test_supervise_descriptor_that_can_be_read_brings_a_tick_at_once(launch, monkeypatch):
+    monkeypatch.setattr(module, "_TICK_SECONDS", 20.0)
+    reading, writing = os.pipe()
+    began = time.monotonic()
+    ticks = []
+
+    def tick():
+        ticks.append(os.write(writing, b"x"))
+        return len(ticks) < 2
+
+    launch.supervise_command(None, on_tick=tick, wake=reading)
+    assert time.monotonic() - began < 10
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
+def test_supervise_ticks_after_the_end_and_before_others_are_ended(launch):
+    """So a rank that died before its launcher is told from ranks that are ended for it."""
     alive_at_ticks = []
     file = launch.pid_file("other")
     wait = f"""
@@ -181,7 +203,7 @@ raise SystemExit(5)
     assert launch.is_gone()
 
 
-def test_where_the_kernel_does_not_tell_an_end_is_seen_at_the_next_tick(launch, monkeypatch):
+def test_supervise_without_pidfd_sees_an_end_at_the_next_tick(launch, monkeypatch):
     def refuse(_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -190,14 +212,15 @@ def test_where_the_kernel_does_not_tell_an_end_is_seen_at_the_next_tick(launch, 
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_whatever_is_raised_meanwhile_leaves_nothing_behind(launch, error):
+def test_supervise_error_in_a_tick_leaves_nothing_behind(launch, error):
     def fail():
         raise error
 
     with pytest.raises(error):
         launch.supervise(
-            STAY.format(file=launch.pid_file("a")),
-            STAY.format(file=launch.pid_file("b")),
+            PARENT.format(
+                child=STAY.format(file=launch.pid_file("a")), rest=STAY.format(file=launch.pid_file("b"))
+            ),
             on_tick=launch.when_there("ab", fail),
         )
     assert len(launch.pids()) == 2
@@ -233,9 +256,9 @@ def test_a_child_may_leave_in_good_order(launch):
 
 # Interrupted in the middle of a look at a process, psutil leaves its file to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_second_ctrl_c_ends_the_politeness_and_still_leaves_nothing_behind(launch, monkeypatch):
+def test_supervise_second_ctrl_c_kills_and_leaves_nothing_behind(launch, monkeypatch):
     monkeypatch.setattr(module, "_GRACE_SECONDS", 60.0)
-    # Whoever runs the tests in the background may have had it ignored.
+    # A shell that runs the tests in the background may ignore it.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     again = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
 
@@ -257,8 +280,8 @@ def test_a_second_ctrl_c_ends_the_politeness_and_still_leaves_nothing_behind(lau
     assert launch.is_gone()
 
 
-def test_nobody_waits_for_orphans_that_have_ended(launch, monkeypatch):
-    """Where nothing collects orphans, as in a container, they stay as zombies for ever."""
+def test_supervise_does_not_wait_for_orphans_that_have_exited(launch, monkeypatch):
+    """In a container no process reaps orphans, and they stay zombies."""
     monkeypatch.setattr(module, "_GRACE_SECONDS", 60.0)
     code = PARENT.format(child=STAY.format(file=launch.pid_file("grandchild")), rest=SLEEP)
     began = time.monotonic()
@@ -303,8 +326,8 @@ def test_other_launches_are_left_alone(launch):
             process.wait()
 
 
-def test_runs_whose_folders_have_one_name_are_not_taken_for_each_other(tmp_path, monkeypatch):
-    """Two people write to their own ``results``: neither may end the other's ranks."""
+def test_launches_of_runs_with_folders_of_one_name_differ(tmp_path, monkeypatch):
+    """Two people write to their own ``results``; neither may end the other's ranks."""
     monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/bin") / name)
     agent = AnAgent()
     for who in ("alice", "bob"):
@@ -331,7 +354,7 @@ class Silent:
 
 @pytest.fixture
 def typed_ahead():
-    """Something waits on our own stdin."""
+    """Put text on the test's own stdin."""
     ours, (reading, writing) = os.dup(0), os.pipe()
     os.write(writing, b"meant for the shell")
     os.dup2(reading, 0)
@@ -357,14 +380,13 @@ assert os.environ["NCCL_DEBUG"] == "INFO"
 assert "FOO_TOKEN" not in os.environ
 """
     command = Command((sys.executable, "-c", code), {"OMP_NUM_THREADS": "3"})
-    assert launch.supervise_commands(command).status == 0, launch.log.read_text()
+    assert launch.supervise_command(command).status == 0, launch.log.read_text()
 
 
-def test_a_command_that_cannot_be_executed_is_named_and_the_others_are_ended(launch):
+def test_supervise_command_that_cannot_be_executed_is_named(launch):
     missing = str(launch.folder / "no-such-launcher")
-    stay = Command((sys.executable, "-c", SLEEP), {})
     with pytest.raises(UnavailableError) as caught:
-        launch.supervise_commands(stay, Command((missing,), {}))
+        launch.supervise_command(Command((missing,), {}))
     assert caught.value.exit_code == 4
     assert missing in caught.value.what
     assert "No such file" in caught.value.found
@@ -376,7 +398,7 @@ def test_a_file_that_is_no_program_is_named(launch):
     text = launch.folder / "notes.txt"
     text.write_text("no program")
     with pytest.raises(UnavailableError, match=r"notes\.txt"):
-        launch.supervise_commands(Command((str(text),), {}))
+        launch.supervise_command(Command((str(text),), {}))
 
 
 def test_a_log_that_cannot_be_written_is_named(launch):
@@ -388,5 +410,5 @@ def test_a_log_that_cannot_be_written_is_named(launch):
 
 def test_nothing_is_read_by_a_shell(launch):
     command = Command((sys.executable, "-c", "import sys; print(sys.argv[1])", "$HOME; touch x `id`"), {})
-    assert launch.supervise_commands(command).status == 0
+    assert launch.supervise_command(command).status == 0
     assert launch.log.read_text() == "$HOME; touch x `id`\n"

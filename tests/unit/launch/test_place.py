@@ -1,0 +1,155 @@
+"""Test how one launch is carried out by the agents of its hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backends.launchers.request import MARKER, Command
+from compare.errors import HostError
+from compare.launch.agent.protocol import Ended
+from compare.launch.cluster import Cluster
+from compare.launch.engines.local import Local
+from compare.schema.hosts import Host, Network, local_host
+from compare.schema.job import Job
+from compare.schema.launch_files import LaunchFiles
+from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = LaunchFiles(tmp_path / "01-ddp")
+    found.directory.mkdir()
+    return found
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    """Two hosts that run until they are told to end, and this machine, which is neither."""
+    monkeypatch.setattr("compare.launch.cluster.stage", lambda hosts, *_, **__: ["/data"] * len(hosts))
+    agents = [AnAgent(host=Host(name, 1), status=None) for name in ("n1", "n2")]
+    here = AnAgent(host=local_host(1), status=None)
+    cluster = Cluster(agents, here, network=Network(), exported={}, carrier=Local(), python="")
+    cluster.stage(DIGITS, print)
+    return cluster
+
+
+def a_job():
+    config = a_config("ddp", ranks=2)
+    return Job(
+        config=config,
+        arm=config.arms[0],
+        launcher="torchrun",
+        dataset=DIGITS,
+        affinity=[0],
+        number=1,
+        launched_at=0.0,
+    )
+
+
+def carry_out(place, *commands, deadline_seconds=30.0, on_tick=lambda: True):
+    return place.carry_out(commands, a_job(), deadline_seconds=deadline_seconds, on_tick=on_tick)
+
+
+def one_for_each(cluster):
+    return [Command(("torchrun",), {"PATH": ""}, host) for host in cluster.hosts]
+
+
+def after(ticks, then):
+    """Return an ``on_tick`` that calls ``then`` at a later tick."""
+    left = [ticks]
+
+    def tick():
+        left[0] -= 1
+        if left[0] == 0:
+            then()
+        return True
+
+    return tick
+
+
+def test_place_on_this_machine_is_the_folder_of_the_run(files):
+    place = a_cluster().place(files)
+    assert place.job_file == files.job
+    assert place.mark == str(files.directory)
+    assert str(files.directory) not in place.settings()["TMPDIR"]
+
+
+def test_place_on_hosts_is_a_folder_of_their_own(hosts, files):
+    first, second = hosts.place(files), hosts.place(files)
+    assert first.mark != second.mark
+    assert first.job_file.parent == Path(first.mark)
+    assert first.job_file.parent.parent == Path("/tmp")  # noqa: S108 -- agents make it themselves
+
+
+def test_carry_out_first_failure_is_returned_and_ends_the_others(hosts, files):
+    _, second = hosts.agents
+    ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=after(1, lambda: second.exit(3)))
+    assert ending.status == 3
+    assert [agent.told_to_end for agent in hosts.agents] == [True, False]
+
+
+def test_carry_out_failure_after_the_others_ended_well_counts(hosts, files):
+    first, second = hosts.agents
+    first.exit_at_once(0)
+    ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=after(2, lambda: second.exit(4)))
+    assert ending.status == 4
+
+
+def test_carry_out_beyond_the_deadline_ends_every_host(hosts, files):
+    ending = carry_out(hosts.place(files), *one_for_each(hosts), deadline_seconds=0.0)
+    assert (ending.status, ending.timed_out) == (None, True)
+    assert all(agent.told_to_end for agent in hosts.agents)
+
+
+def test_carry_out_is_given_up_by_its_tick(hosts, files):
+    ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=lambda: False)
+    assert (ending.status, ending.timed_out) == (None, False)
+    assert all(agent.told_to_end for agent in hosts.agents)
+
+
+def test_carry_out_launcher_here_starts_after_the_folders_of_hosts(hosts, files):
+    began = []
+    for agent in (*hosts.agents, hosts.here):
+        agent.on_begin = began.append
+    hosts.here.exit_at_once(0)
+    assert carry_out(hosts.place(files), Command(("mpirun",), {"PATH": "/bin"})).status == 0
+    assert [message.argv for message in began] == [(), (), ("mpirun",)]
+    assert [message.ranks for message in began] == [(0,), (1,), ()]
+
+
+def test_carry_out_host_that_is_lost_is_the_cause_of_a_failure(hosts, files):
+    first, second = hosts.agents
+    first.exit_at_once(1)
+    second.lose(HostError("Host n2 cannot be reached."), after_ticks=2)
+    with pytest.raises(HostError, match="n2"):
+        carry_out(hosts.place(files), *one_for_each(hosts))
+
+
+def test_carry_out_agent_here_that_is_lost_leaves_nothing(files):
+    agent = AnAgent(status=None)
+    place = a_cluster(agent=agent).place(files)
+    folder = Path(place.settings()["TMPDIR"])
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env=os.environ | {MARKER: place.mark}
+    )
+    agent.lose(HostError("Host localhost: the agent was killed."), after_ticks=2)
+    with pytest.raises(HostError, match="killed"):
+        carry_out(place, Command(("torchrun",), {"PATH": ""}))
+    assert process.wait(5) != 0
+    assert not folder.exists()
+
+
+def test_carry_out_exited_agent_is_not_told_to_end(files):
+    agent = AnAgent(status=0)
+    began = time.monotonic()
+    assert carry_out(a_cluster(agent=agent).place(files), Command(("mpirun",), {"PATH": ""})).status == 0
+    assert time.monotonic() - began < 5
+    assert not agent.told_to_end
+    assert agent.ended == Ended(status=0, seconds=0.0)
