@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from backends.launchers.request import Command
 
 _TICK_SECONDS = 0.5
-"""Time between two ticks; each takes a core from a rank for a moment."""
+"""Time between two ticks; each takes time from a rank."""
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 """Maximum time for processes to exit after SIGTERM, and again after SIGKILL."""
@@ -135,7 +135,7 @@ def end_all(name: str, child: subprocess.Popen[bytes] | None = None) -> None:
     try:
         if child:
             # A stopped launcher would not receive SIGTERM. A stopped rank must not wake up, because it
-            # would report that it was ended: then no rank would have made no progress.
+            # would report that it was ended. It must stay the rank that made no progress.
             child.send_signal(signal.SIGCONT)
         _end_with(psutil.Process.terminate, name)
     finally:

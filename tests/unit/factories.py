@@ -41,7 +41,7 @@ def a_config(arms: str = "none,ddp", **changes: Any) -> RunConfig:
 
 
 class AnAgent:
-    """A connection to no agent: launches exit when they are told to."""
+    """A connection to no agent: launches exit with a given status."""
 
     def __init__(
         self, slots: int = 2, cpus: Sequence[int] = (0,), status: int | None = 1, host: Host | None = None

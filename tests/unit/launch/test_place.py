@@ -1,4 +1,4 @@
-"""Test how one launch is carried out by the agents of its hosts."""
+"""Test how the agents of hosts carry out one launch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def hosts(monkeypatch):
-    """Two hosts that run until they are told to end, and this machine, which is neither."""
+    """Two hosts whose launches run until they are ended."""
     monkeypatch.setattr("compare.launch.cluster.stage", lambda hosts, *_, **__: ["/data"] * len(hosts))
     agents = [AnAgent(host=Host(name, 1), status=None) for name in ("n1", "n2")]
     here = AnAgent(host=local_host(1), status=None)

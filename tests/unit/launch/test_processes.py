@@ -185,7 +185,7 @@ def test_supervise_descriptor_that_can_be_read_brings_a_tick_at_once(launch, mon
 
 
 def test_supervise_ticks_after_the_end_and_before_others_are_ended(launch):
-    """So a rank that died before its launcher is told from ranks that are ended for it."""
+    """The last tick sees a rank that died before its launcher."""
     alive_at_ticks = []
     file = launch.pid_file("other")
     wait = f"""
@@ -327,7 +327,7 @@ def test_other_launches_are_left_alone(launch):
 
 
 def test_launches_of_runs_with_folders_of_one_name_differ(tmp_path, monkeypatch):
-    """Two people write to their own ``results``; neither may end the other's ranks."""
+    """Two people have a ``results`` each; neither may end the other's ranks."""
     monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/bin") / name)
     agent = AnAgent()
     for who in ("alice", "bob"):
