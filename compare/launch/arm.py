@@ -16,7 +16,7 @@ from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
 from backends.launchers.request import Request
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
-from compare.launch.monitor import Watch, tail
+from compare.launch.monitor import Monitor, tail
 from compare.schema.environment import inherited, library_settings, settings
 from compare.schema.files import write_json
 from compare.schema.job import Job, read_progress
@@ -141,7 +141,7 @@ def commands_for(
         python=Path(sys.executable),
         hosts=(msgspec.structs.replace(hosts[0], slots=1),) if arm.one_process else hosts,
         module="compare.worker",
-        arguments=(str(place.job_file),),
+        arguments=(name, str(place.job_file)),
         port=place.cluster.free_port(),
         environment=alike | dict(own_settings) | arm.environment,
         interface=network.interface,
@@ -180,7 +180,6 @@ def _launch_once(
     job = Job(
         config=run.config.as_run_by(planned.arm, cluster.hosts[0].slots),
         arm=planned.arm,
-        launcher=launcher,
         dataset=run.dataset,
         affinity=cluster.cpus()[0],
         number=planned.number,
@@ -223,17 +222,17 @@ def _supervised(
     budget_seconds: float,
 ) -> list[RankResult]:
     config = job.config
-    watch = Watch(place, config.ranks, config.stall_seconds)
+    monitor = Monitor(place, config.ranks, config.stall_seconds)
 
     def tick() -> bool:
-        observer.steps_done(planned, watch.steps_done())
-        return watch.tick()
+        observer.steps_done(planned, monitor.steps_done())
+        return monitor.tick()
 
     deadline = min(config.launch_timeout_seconds, budget_seconds)
     ending = place.carry_out(commands, job, deadline_seconds=deadline, on_tick=tick)
     if ending.timed_out and deadline < config.launch_timeout_seconds:
         raise BudgetError("The budget is over.")
-    return watch.conclude(f"{planned.arm.label}, round {planned.round}", ending)
+    return monitor.conclude(f"{planned.arm.label}, round {planned.round}", ending)
 
 
 def _make_directory(files: LaunchFiles) -> None:

@@ -1,4 +1,4 @@
-"""Watch a launch from the parent: see which rank dies, and name the cause in the end."""
+"""Monitor a launch through its files, and report the root cause of a failure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
-from compare.launch.failures import Cause, Evidence, find_cause, find_unseen
+from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
 from compare.schema.files import read_json
-from compare.schema.job import RankFailure, read_progress
+from compare.schema.job import RankExit, RankFailure, read_progress
 from compare.schema.results import RankResult
 
 if TYPE_CHECKING:
@@ -21,42 +21,38 @@ if TYPE_CHECKING:
     from compare.launch.place import LaunchPlace
     from compare.launch.processes import Ending
 
-_PATIENCE_SECONDS = 2.0
-"""For a launcher to notice that a rank has died, and for the others to say what they saw."""
-_GRACE_SECONDS = 5.0
-"""For a rank's own watchdog, which knows more, to be first."""
+_WATCHDOG_SECONDS = 5.0
+"""Maximum delay of a rank's own watchdog, which has more to report."""
 _TEARDOWN_SECONDS = 10.0
-"""For a launcher to end when its ranks have, on a busy machine."""
+"""Maximum time for a launcher to exit after its ranks."""
 _LITTLE_BYTES = 1 << 20
 _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
-"""Of some threads with a hundred frames each, which is as many as are dumped."""
+"""The stacks of some threads, of a hundred frames each."""
 
 
-class Watch:
-    """Watches one launch. ``tick`` goes on while the launch may; ``conclude`` takes its results."""
+class Monitor:
+    """The monitor of one launch.
 
-    def __init__(self, spot: LaunchPlace, ranks: int, stall_seconds: float) -> None:
-        self._files = spot.files
+    Call ``tick`` while the launch runs, then ``conclude``.
+    """
+
+    def __init__(self, place: LaunchPlace, ranks: int, stall_seconds: float) -> None:
+        self._files = place.files
         self._ranks = range(ranks)
-        self._spot = spot
+        self._place = place
         self._stall_seconds = stall_seconds
-        self._died_at: dict[int, float] = {}
-        self._begun: set[int] = set()
-        self._heard: dict[int, tuple[float, float]] = {}
-        self._looked_at = 0.0
-        self._first_seen: dict[str, float] = {}
+        self._received: dict[int, tuple[float, float]] = {}
+        self._checked_at = 0.0
+        self._done_at: float | None = None
 
     def tick(self) -> bool:
-        """Look at the files of the ranks; return whether the launch may go on."""
-        self._looked_at = time.time()
-        for rank in self._ranks:
-            died_at = self._gone_at(rank) if rank not in self._died_at else None
-            if died_at is not None:
-                self._died_at[rank] = died_at
-        # What a launcher has not minded for as long as the roll took it minds no more: no patience then.
-        if self._look_for_absent() or self._since("a death", self._died_at) > _PATIENCE_SECONDS:
-            return False
-        return not (self._is_over() or any(map(self._is_stuck, self._ranks)))
+        """Read the files of the ranks; return whether the launch may go on."""
+        self._checked_at = time.time()
+        return not (
+            any(map(self._has_failed, self._ranks))
+            or self._is_over()
+            or any(map(self._is_stuck, self._ranks))
+        )
 
     def steps_done(self) -> int:
         """Return how many steps the first rank has done."""
@@ -64,100 +60,89 @@ class Watch:
         return progress.step if progress else 0
 
     def conclude(self, where: str, ending: Ending) -> list[RankResult]:
-        """Take exactly one result from every rank, or say which rank is the cause that some are missing.
+        """Return one result from every rank, or raise the root cause.
 
         Raises:
             StalledError: a rank stalled, or all of them took too long.
-            LaunchError: a rank raised or died, or the launcher did.
+            LaunchError: a rank raised or died, or the launcher failed.
             OutputError: the disk is full.
         """
-        missing = [rank for rank in self._ranks if not self._files.result(rank).exists()]
+        missing = [rank for rank in self._ranks if not self._has_result(rank)]
         if not missing and ending.status == 0:
             return [read_json(self._files.result(rank), RankResult) for rank in self._ranks]
         if missing:
             self._require_space()
         cause = find_cause([self._evidence(rank) for rank in self._ranks])
-        # What ranks say while a launch is ended for its length is no cause of it.
-        if cause is not None and missing and not (ending.timed_out and cause.at > self._looked_at):
-            raise self._blaming(where, cause)
+        # A failure during the end of a launch that took too long is not its cause.
+        if cause is not None and missing and not (ending.timed_out and cause.at > self._checked_at):
+            raise self._root_cause(where, cause)
         raise self._without_cause(where, ending, missing)
 
-    def _gone_at(self, rank: int) -> float | None:
-        """Say when a rank's process ended, if it did without a word."""
-        progress = read_progress(self._files, rank)
-        if progress is None or self._files.result(rank).exists() or self._files.failure(rank).exists():
-            return None
-        gone_at = self._spot.gone_at(rank)
-        # Looked at once more: its last word may have come while it was looked for.
-        spoke = self._files.result(rank).exists() or self._files.failure(rank).exists()
-        return None if spoke else gone_at
+    def _has_failed(self, rank: int) -> bool:
+        """Return whether a rank exited by itself and left no result."""
+        record = self._exit(rank)
+        return record is not None and not record.ended_by and not self._has_result(rank)
 
-    def _look_for_absent(self) -> bool:
-        """Note the ranks that are gone before their first word; return whether there are any."""
-        silent = [rank for rank in self._ranks if rank not in self._begun and not self._has_spoken(rank)]
-        self._begun = set(self._ranks).difference(silent)
-        gone = self._spot.absent(self._begun) if silent else {}
-        # Looked at once more, as above.
-        absent = {rank: at for rank, at in gone.items() if not self._has_spoken(rank)}
-        self._died_at = absent | self._died_at
-        return bool(absent)
-
-    def _has_spoken(self, rank: int) -> bool:
-        files = self._files
-        told = files.result(rank), files.failure(rank)
-        return read_progress(files, rank) is not None or any(file.exists() for file in told)
+    def _has_result(self, rank: int) -> bool:
+        return self._files.result(rank).exists()
 
     def _is_over(self) -> bool:
-        """Whether all ranks were done long ago, and only the launcher goes on."""
-        done = all(self._files.result(rank).exists() for rank in self._ranks)
-        return self._since("all done", done) > max(self._stall_seconds, _TEARDOWN_SECONDS)
-
-    def _since(self, what: str, holds: object) -> float:
-        """Seconds since something was seen to hold first, by a clock that nobody sets; 0 if it does not."""
+        """Return whether all ranks are done and the launcher does not exit."""
         now = time.monotonic()
-        return now - self._first_seen.setdefault(what, now) if holds else 0.0
+        if self._done_at is None and all(map(self._has_result, self._ranks)):
+            self._done_at = now
+        limit = max(self._stall_seconds, _TEARDOWN_SECONDS)
+        return self._done_at is not None and now - self._done_at > limit
 
     def _is_stuck(self, rank: int) -> bool:
-        """Whether even a rank's watchdog is silent: it was stopped, say.
+        """Return whether a rank's own watchdog is overdue.
 
-        As with a lease only change counts: a clock that is set, here or where the rank runs, is no silence.
+        The rank was stopped, for example. Only changes count, so clocks may differ and be set.
         """
         progress, now = read_progress(self._files, rank), time.monotonic()
-        if progress is None or self._files.result(rank).exists():
+        if progress is None or self._has_result(rank):
             return False
-        said_at, heard_at = self._heard.get(rank, (None, now))
-        if said_at != progress.at:
-            heard_at = now
-            self._heard[rank] = (progress.at, heard_at)
-        return now - heard_at > progress.patience_seconds + _GRACE_SECONDS
+        latest, received_at = self._received.get(rank, (None, now))
+        if latest != progress.at:
+            received_at = now
+            self._received[rank] = (progress.at, now)
+        return now - received_at > progress.limit_seconds + _WATCHDOG_SECONDS
 
     def _evidence(self, rank: int) -> Evidence:
-        files, log = self._files, self._files.log(rank)
+        files = self._files
         return Evidence(
             rank=rank,
-            host=self._spot.host_of(rank),
-            has_result=files.result(rank).exists(),
+            host=self._place.host_of(rank),
+            has_result=self._has_result(rank),
             failure=self._failure(rank),
-            died_at=self._died_at.get(rank),
-            log=tail(log, lines=_LOG_LINES)[-_LOG_CHARACTERS:],
+            exit=self._exit(rank),
+            started=files.witness(rank).exists(),
+            log=tail(files.log(rank), lines=_LOG_LINES)[-_LOG_CHARACTERS:],
             stacks=tail(files.stacks(rank), lines=_LOG_LINES),
-            logged_at=log.stat().st_mtime if log.exists() else 0.0,
             progress=read_progress(files, rank),
         )
 
+    def _exit(self, rank: int) -> RankExit | None:
+        """Read the exit record of a rank, dated by this machine's clock."""
+        file = self._files.exit(rank)
+        if not file.exists():
+            return None
+        record = read_json(file, RankExit)
+        return msgspec.structs.replace(record, time=record.time - self._place.clock_ahead_seconds(rank))
+
     def _failure(self, rank: int) -> RankFailure | None:
-        """Read a rank's failure, its time by the clock of this machine."""
+        """Read the failure of a rank, dated by this machine's clock."""
         file = self._files.failure(rank)
         if not file.exists():
             return None
         failure = read_json(file, RankFailure)
-        return msgspec.structs.replace(failure, at=failure.at - self._spot.clock_ahead_seconds(rank))
+        return msgspec.structs.replace(failure, at=failure.at - self._place.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
-        """Look whether the ranks could have written: nobody says what he cannot write down.
+        """Check that the ranks could have written their results.
 
         Raises:
-            OutputError: the disk is as good as full, or takes no new file (inodes, a quota).
+            OutputError: the disk is full, or takes no new file (inodes, a quota).
         """
         directory = self._files.directory
         try:
@@ -172,38 +157,39 @@ class Watch:
                 remedy="Free some space or choose another folder with --output.",
             ) from None
 
-    def _blaming(self, where: str, cause: Cause) -> LaunchError:
+    def _root_cause(self, where: str, cause: Cause) -> LaunchError:
         place = f"\n({cause.where})" if cause.where else ""
         remedy = self._where_to_read(self._files.log(cause.rank))
         if cause.kind in {"stalled", "deadlocked"}:
-            patience = self._least_patience()
-            sets = "the patience" if patience == self._stall_seconds else "the least patience"
+            limit = self._least_limit()
+            sets = "this limit" if limit == self._stall_seconds else "the least limit"
             if cause.kind == "deadlocked":
                 return StalledError(
-                    f"{where}: all ranks waited for each other for {patience:g} s.",
-                    found=cause.said,
+                    f"{where}: all ranks waited for each other for {limit:g} s.",
+                    found=cause.found,
                     remedy="Do all call the same collectives in the same order? Their stacks are in "
                     f"{self._files.directory}. --stall sets {sets}.",
                 )
             return StalledError(
-                f"{where}: rank {cause.rank} on {cause.host} made no progress for {patience:g} s.",
-                found=f"{cause.said}{place}",
+                f"{where}: rank {cause.rank} on {cause.host} made no progress for {limit:g} s.",
+                found=f"{cause.found}{place}",
                 remedy=f"{remedy} --stall sets {sets}.",
             )
         verb = "failed" if cause.kind == "raised" else "died"
         return LaunchError(
-            f"{where}: rank {cause.rank} on {cause.host} {verb}.", found=f"{cause.said}{place}", remedy=remedy
+            f"{where}: rank {cause.rank} on {cause.host} {verb}.",
+            found=f"{cause.found}{place}",
+            remedy=remedy,
         )
 
     def _where_to_read(self, log: Path) -> str:
-        """Name a rank's log; it is opened with the rank's first word, which may never have come."""
+        """Name the log of a rank, or the folder if it has none."""
         if log.exists():
             return f"Its traceback and output are in {log}."
-        return f"It has no log; what the launcher printed is in {self._files.directory}."
+        return f"It has no log; the launcher's output is in {self._files.directory}."
 
     def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
-        remedy = f"What the launcher and the ranks printed is in {self._files.directory}."
-        said = "\n".join(filter(None, map(tail, self._files.launcher_logs())))
+        remedy = f"The output of the launcher and the ranks is in {self._files.directory}."
         if ending.timed_out:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",
@@ -215,8 +201,8 @@ class Watch:
                 "the launch stopped moving" if missing else "its ranks are done, but its launcher did not end"
             )
             return StalledError(f"{where}: {what}.", found=self._how_far(), remedy=remedy)
-        alone = [rank for rank in missing if "left alone" in tail(self._files.log(rank))]
-        if alone:
+        records = [self._exit(rank) for rank in missing]
+        if any(record and record.ended_by == "lease" for record in records):
             return LaunchError(
                 f"{where}: its ranks ended themselves, because this program gave no sign of life.",
                 found=self._how_far(),
@@ -229,27 +215,33 @@ class Watch:
                 remedy="Its ranks were ended. Was it killed by hand, or was memory short?",
             )
         what = f"no result from rank {', '.join(map(str, missing))}" if missing else "every rank finished"
-        if unseen := find_unseen([self._evidence(rank) for rank in self._ranks]):
-            what = f"rank {unseen.rank} on {unseen.host} was gone before it had begun"
+        if unstarted := find_unstarted([self._evidence(rank) for rank in self._ranks]):
+            what = f"rank {unstarted.rank} on {unstarted.host} never started"
+        output = "\n".join(filter(None, map(tail, self._files.launcher_logs())))
         return LaunchError(
-            f"{where}: {what}, and the launcher ended with status {ending.status}.", found=said, remedy=remedy
+            f"{where}: {what}, and the launcher exited with status {ending.status}.",
+            found=output,
+            remedy=remedy,
         )
 
-    def _least_patience(self) -> float:
-        """Seconds after which a launch that stands still is ended: whose watchdog is first may only wait."""
-        said = (read_progress(self._files, r) for r in self._ranks if not self._files.result(r).exists())
-        return min((p.patience_seconds for p in said if p), default=self._stall_seconds)
+    def _least_limit(self) -> float:
+        """Return the time after which a launch without progress is ended.
+
+        The watchdog that fires first may be that of a rank that only waits.
+        """
+        unfinished = (read_progress(self._files, r) for r in self._ranks if not self._has_result(r))
+        return min((p.limit_seconds for p in unfinished if p), default=self._stall_seconds)
 
     def _how_far(self) -> str:
         seen = {rank: read_progress(self._files, rank) for rank in self._ranks}
         return "; ".join(
-            f"rank {rank} " + (f"was at step {p.step} ({p.stage})" if p else "never began")
+            f"rank {rank} " + (f"was at step {p.step} ({p.stage})" if p else "wrote no progress record")
             for rank, p in seen.items()
         )
 
 
 def tail(path: Path, lines: int = 8) -> str:
-    """Return the last lines of a file, or nothing where it cannot be read."""
+    """Return the last lines of a file, or nothing if unreadable."""
     try:
         return "\n".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
     except OSError:

@@ -29,7 +29,7 @@ from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, libra
 from compare.schema.files import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.launchers.request import Command
     from compare.launch.agent.connection import Link
@@ -146,15 +146,6 @@ class LaunchPlace:
             raise lost
         return ending
 
-    def gone_at(self, rank: int) -> float | None:
-        """Return when a rank ended without result or failure, if known."""
-        return self._agent_of[rank].gone.get(rank)
-
-    def absent(self, begun: Collection[int]) -> dict[int, float]:
-        """Return the ranks that ended before they began, with the times."""
-        gone = (item for agent in self.cluster.agents for item in agent.gone.items())
-        return {rank: at for rank, at in gone if rank not in begun}
-
     def host_of(self, rank: int) -> str:
         """Name a rank's host."""
         agent = self._agent_of[rank]
@@ -190,9 +181,6 @@ class LaunchPlace:
             folders=(str(self._temporary), str(self._shared_memory)),
             argv=command.argv if command else (),
             environment=environment,
-            launcher=job.launcher,
-            # An arm of one process has its only rank on the first host.
-            ranks=tuple(r for r, its in enumerate(self._agent_of[: job.config.ranks]) if its is agent),
             # The deadline of this process comes first, because its message says more.
             deadline_seconds=deadline_seconds + ANSWER_SECONDS,
         )

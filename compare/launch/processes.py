@@ -191,11 +191,3 @@ def descendants(name: str) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARKER) == name and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs; one that has ended but was not reaped does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -38,7 +38,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     config: RunConfig
     arm: Arm
-    launcher: str
     dataset: DatasetSource
     affinity: list[int]
     """CPUs that every rank must be allowed to use."""
@@ -61,20 +60,17 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Finished training steps."""
     at: float
     """Unix time."""
-    patience_seconds: float
+    limit_seconds: float
     """Maximum time until the next record."""
-    pid: int
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank ended without a result, as it reported."""
+    """The exception that a rank raised."""
 
     rank: int
     host: str
     at: float
-    """Unix time. The first failure is the cause."""
-    kind: Literal["raised", "ended"]
-    """It raised an error; or its launcher or its lease ended it."""
+    """Unix time."""
     message: str
     where: str = ""
     """The file and line that raised."""

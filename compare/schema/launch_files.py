@@ -11,14 +11,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEASE_SECONDS = 6.0
-"""Maximum time that a rank outlives its parent, which renews the lease twice a second.
+"""Maximum time between two renewals of the lease by the parent.
 
-A witness checks every second, and a rank may take two to exit, so all is over within 10 s.
+The parent renews it twice a second. A witness checks every second, and a rank may take two to exit. So all is
+over within 10 s.
 """
 
 
 class LaunchFiles:
-    """The files of one launch. A rank and its witness write only their own."""
+    """The files of one launch.
+
+    A rank and its witness write only their own.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -30,7 +34,7 @@ class LaunchFiles:
         """Touched by the parent while it lives."""
 
     def launcher_logs(self) -> list[Path]:
-        """Return what launchers printed, on this machine and on hosts with a launcher of their own."""
+        """Return the logs of the launchers, here and on other hosts."""
         return sorted(self.directory.glob(f"{self.launcher_log.stem}*{self.launcher_log.suffix}"))
 
     def result(self, rank: int) -> Path:
@@ -58,5 +62,8 @@ class LaunchFiles:
         return self.directory / f"rank-{rank}.witness"
 
     def exit(self, rank: int) -> Path:
-        """Return where a rank's witness writes the ``RankExit``: the last file of a rank."""
+        """Return where a rank's witness writes the ``RankExit``.
+
+        It is the last file of a rank.
+        """
         return self.directory / f"rank-{rank}.exit"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from compare.schema.job import Job
     from compare.worker.clock import BlockPlan
     from compare.worker.loop import Batch
-    from compare.worker.watchdog import Guard
+    from compare.worker.watchdog import Watchdog
 
 FIRST_STEPS = 10
 """At most so many steps a reference takes before it is timed."""
@@ -86,17 +86,19 @@ def untimed_steps(config: RunConfig, cycle: int) -> int:
     return config.untimed_steps + left % cycle
 
 
-def take_turns(job: Job, sides: Sides, group: Group, guard: Guard, *, step_seconds: float) -> Iterator[Block]:
+def take_turns(
+    job: Job, sides: Sides, group: Group, watchdog: Watchdog, *, step_seconds: float
+) -> Iterator[Block]:
     """Train the steps that count, block by block; a step is expected to take ``step_seconds``."""
-    return _Turns(job, sides, group, guard, step_seconds).take()
+    return _Turns(job, sides, group, watchdog, step_seconds).take()
 
 
 class _Turns:
-    def __init__(self, job: Job, sides: Sides, group: Group, guard: Guard, step_seconds: float) -> None:
+    def __init__(self, job: Job, sides: Sides, group: Group, watchdog: Watchdog, step_seconds: float) -> None:
         self._job = job
         self._sides = sides
         self._group = group
-        self._guard = guard
+        self._watchdog = watchdog
         self._step_seconds = step_seconds
         self._cycle = sides["training"].replica.cycle
         self._done = untimed_steps(job.config, self._cycle)
@@ -141,7 +143,7 @@ class _Turns:
         read_clock(device)  # what a GPU has still to do is not done
         # A note, and the code that comes with it, which is in no cache then, make the next step or two of the
         # MLP a tenth longer: another one only where all of the block's steps are too many for a single one.
-        if self._guard.steps_at_once(self._step_seconds) < plan.steps:
+        if self._watchdog.steps_at_once(self._step_seconds) < plan.steps:
             self._note()
         timing = time_work(partial(self._train, side, steps, clock), device)
         if plan.mode == "training":
@@ -158,7 +160,7 @@ class _Turns:
         """Take steps; where they take long, say in between that they go on."""
         if clock:
             clock("begin")
-        at_once = self._guard.steps_at_once(self._step_seconds)
+        at_once = self._watchdog.steps_at_once(self._step_seconds)
         for done in range(0, steps, at_once):
             if done:
                 read_clock(self._group.device)
@@ -166,4 +168,4 @@ class _Turns:
             train(*side, min(steps - done, at_once), *([clock] if clock else []))
 
     def _note(self, steps: int = 1) -> None:
-        self._guard.note("train", self._done, expected_seconds=steps * self._step_seconds)
+        self._watchdog.note("train", self._done, expected_seconds=steps * self._step_seconds)

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from compare.schema.job import Job, Stage
     from compare.schema.results import Block, MachineUse, ParityPass
     from compare.worker.blocks import Sides
-    from compare.worker.watchdog import Guard
+    from compare.worker.watchdog import Watchdog
 
 _WARM_UP_PIECE = 10
 
 
-def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
+def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     """Do a rank's part of a launch.
 
     Raises:
@@ -59,31 +59,31 @@ def run(job: Job, placement: Placement, guard: Guard) -> RankResult:
     """
     config, start_up = job.config, _StartUp(job.launched_at)
     start_up.mark("started")
-    joined = _join(job, placement, guard, start_up)
+    joined = _join(job, placement, watchdog, start_up)
     group, device = joined.group, joined.group.device
     with start_up.left_out():
         earlier_peak = peak_memory_bytes()
-        parity = _prove(job, joined, guard)
+        parity = _prove(job, joined, watchdog)
         peak_with_proof = peak_memory_bytes()
         forgotten = forget_peak_memory()
 
-    guard.note("replica")
+    watchdog.note("replica")
     replica = _make_replica(job, joined)
     initial_hash = hash_parameters(replica.whole())
     start_up.mark("replica_ready")
 
-    guard.note("warm-up")
+    watchdog.note("warm-up")
     batches = Batches(*joined.training_set, replica.shard, config)
     own = Side(replica, iter(batches))
     first_step_seconds = _take_first_step(own, device)
     start_up.mark("first_step_done")
 
-    timed = _timed(job, own, joined, guard, first_step_seconds=first_step_seconds)
+    timed = _timed(job, own, joined, watchdog, first_step_seconds=first_step_seconds)
     whole = replica.whole()
     final_hash = hash_parameters(whole)
 
     def note(stage: Stage, steps: float) -> None:
-        guard.note(stage, config.total_steps, expected_seconds=steps * timed.step_seconds)
+        watchdog.note(stage, config.total_steps, expected_seconds=steps * timed.step_seconds)
 
     # A step's collectives take no longer than the step, of which they are a part; nor does a forward pass.
     note_collectives = partial(note, "collectives")
@@ -154,21 +154,21 @@ class _Joined(NamedTuple):
     training_set: Data
 
 
-def _join(job: Job, placement: Placement, guard: Guard, start_up: _StartUp) -> _Joined:
+def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp) -> _Joined:
     config = job.config
-    guard.note("load")
+    watchdog.note("load")
     torch.set_num_threads(config.threads_per_rank)
     _assert_alike(job)
     device = _device(config.device, placement)
     make_group, make_replica = backends.load(job.arm.backend, job.arm.options)
 
-    guard.note("data")
+    watchdog.note("data")
     images, labels = as_tensors(*data.load_split(job.dataset, "train"), device)
     if device.type == "cuda":
         images = normalise(images)  # there memory is quick, and two more kernels a step are felt
     start_up.mark("data_ready")
 
-    guard.note("join")
+    watchdog.note("join")
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
     start_up.mark("joined")
 
@@ -177,7 +177,7 @@ def _join(job: Job, placement: Placement, guard: Guard, start_up: _StartUp) -> _
     return _Joined(make_replica, group, Data(images, labels))
 
 
-def _prove(job: Job, joined: _Joined, guard: Guard) -> list[ParityPass]:
+def _prove(job: Job, joined: _Joined, watchdog: Watchdog) -> list[ParityPass]:
     """Train a little beside a single process, before anything is measured; not in the control.
 
     An option that puts something off is set as the registry says (``while_proven``): a pass is short, and
@@ -192,7 +192,7 @@ def _prove(job: Job, joined: _Joined, guard: Guard) -> list[ParityPass]:
 
     def note(step_seconds: float) -> None:
         # Rank 0 may take as many times longer as there are ranks, and the others wait for it.
-        guard.note("parity", expected_seconds=job.config.ranks * step_seconds)
+        watchdog.note("parity", expected_seconds=job.config.ranks * step_seconds)
 
     leads = group.rank == 0
     return [
@@ -220,20 +220,23 @@ def _take_first_step(own: Side, device: torch.device) -> float:
     return time.monotonic() - begun
 
 
-def _warm_up(own: Side, steps: int, device: torch.device, guard: Guard, step_seconds: float) -> float:
+def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
     """Train up to ``steps``, the first of which is done; return about how long a step takes, in seconds.
 
     Args:
         own: what trains.
         steps: how many, with the first.
         device: that trains.
-        guard: is told what goes on.
+        watchdog: gets a record of every piece.
         step_seconds: what the first step took, which is more than any other will.
     """
     done = 1
     while done < steps:
-        guard.note("warm-up", done, expected_seconds=step_seconds)
-        piece, begun = min(_WARM_UP_PIECE, guard.steps_at_once(step_seconds), steps - done), time.monotonic()
+        watchdog.note("warm-up", done, expected_seconds=step_seconds)
+        piece, begun = (
+            min(_WARM_UP_PIECE, watchdog.steps_at_once(step_seconds), steps - done),
+            time.monotonic(),
+        )
         train(*own, piece)
         read_clock(device)
         done, step_seconds = done + piece, (time.monotonic() - begun) / piece
@@ -249,21 +252,21 @@ class _Timed(NamedTuple):
     cpu_ns: int
 
 
-def _timed(job: Job, own: Side, joined: _Joined, guard: Guard, *, first_step_seconds: float) -> _Timed:
+def _timed(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_step_seconds: float) -> _Timed:
     """Warm up, then train the steps that count."""
     config, group = job.config, joined.group
     untimed = untimed_steps(config, own.replica.cycle)
-    step_seconds = _warm_up(own, untimed, group.device, guard, first_step_seconds)
+    step_seconds = _warm_up(own, untimed, group.device, watchdog, first_step_seconds)
     peak = peak_memory_bytes()  # before there is a reference: it takes memory that this arm does not need
     sides: Sides = {"training": own}
     if job.arm.communicates:
-        guard.note("reference", untimed, expected_seconds=step_seconds)
+        watchdog.note("reference", untimed, expected_seconds=step_seconds)
         _, make_control = backends.load(CONTROL, {})
         same = iter(Batches(*joined.training_set, own.replica.shard, config))
-        steps = min(FIRST_STEPS, config.untimed_steps, guard.steps_at_once(step_seconds))
+        steps = min(FIRST_STEPS, config.untimed_steps, watchdog.steps_at_once(step_seconds))
         sides["reference"] = make_reference(make_control, config, same, group, steps)
     meter = CPUMeter()
-    blocks = list(take_turns(job, sides, group, guard, step_seconds=step_seconds))
+    blocks = list(take_turns(job, sides, group, watchdog, step_seconds=step_seconds))
     machine, cpu_ns = meter.read()
     slowest_ns = max(block.wall_ns / block.steps for block in blocks if block.mode == "training")
     return _Timed(blocks, slowest_ns / 1e9, peak, machine, cpu_ns)

@@ -23,17 +23,13 @@ def main(directory, rank, seconds, kind="result"):
     with files.log(rank).open("a") as log, open_progress(files, rank) as notes:
         for step in range(int(float(seconds) * 10)):
             print(f"step {step}", file=log, flush=True)
-            progress = Progress(
-                stage="train", step=step, at=time.time(), patience_seconds=30, pid=os.getpid()
-            )
+            progress = Progress(stage="train", step=step, at=time.time(), limit_seconds=30)
             note_progress(notes, progress)
             time.sleep(0.1)
     if kind == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "failure":
-        failure = RankFailure(
-            rank=rank, host=socket.gethostname(), at=time.time(), kind="raised", message="on purpose"
-        )
+        failure = RankFailure(rank=rank, host=socket.gethostname(), at=time.time(), message="on purpose")
         write_json(files.failure(rank), failure)
         sys.exit(1)
     if kind == "status":

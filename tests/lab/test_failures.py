@@ -36,7 +36,7 @@ BY_DAEMON = ("horovodrun-mpi", "mpirun")
 """Those that start the ranks of a host by a daemon there. With Gloo each comes by ssh, and more may come."""
 IN_A_RANK = {
     "raise": ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"],
-    "kill": ["rank 1 on n2 died", "ended from outside"],
+    "kill": ["rank 1 on n2 died", "killed by SIGKILL (kill -9, or out of memory)"],
     "hang": ["rank 1 on n2 made no progress for 12 s", "sitecustomize.py:"],
 }
 ON_A_HOST = ("link_down", "drop_packets", "stop")
@@ -159,7 +159,8 @@ def test_a_rank_that_is_gone_without_a_word_is_named_with_its_host(
     said = run.said()
     assert run.process.returncode == 6, said
     assert "rank 1 on n1 died" in said
-    assert "It never began." in said
+    assert "exited with status 0 and left no result" in said
+    assert "It wrote no progress record." in said
     assert time.time() - float((run.site / "injected_at").read_text()) < DEATH_BOUND_SECONDS
     assert left(run.lab) == []
 

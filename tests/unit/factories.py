@@ -52,7 +52,6 @@ class AnAgent:
         self.port: int | None = None
         self.begun = False
         self.ended: Ended | None = None
-        self.gone: dict[int, float] = {}
         self.clock_ahead_seconds = 0.0
         self.told_to_end = False
         self.on_begin = self.launches.append

@@ -28,7 +28,6 @@ from compare.launch.agent.protocol import (
     End,
     Ended,
     FindPort,
-    Gone,
     Piece,
     Port,
     Ready,
@@ -85,8 +84,6 @@ class Link:
         """The answer to ``find_port``."""
         self.ended: Ended | None = None
         """How the launch ended here; None while it has not."""
-        self.gone: dict[int, float] = {}
-        """Ranks of this launch that died without a word, and when, by the clock of this machine."""
         self._refused: RingsideError | None = None
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
@@ -128,7 +125,7 @@ class Link:
                 The launcher's log takes the host's name, because every host has one.
         """
         self.ended, self._refused, self._files = None, None, files
-        self.begun, self.gone = False, {}
+        self.begun = False
         self._channel.send(launch)
 
     def find_port(self) -> None:
@@ -211,8 +208,6 @@ class Link:
                 )
             case Piece() | Whole():
                 self._write(message)
-            case Gone(rank, at):
-                self.gone[rank] = at - self.clock_ahead_seconds
             case Begun():
                 self.begun = True
             case Port(number):

@@ -8,19 +8,15 @@ the parent is killed, the pipe closes, and the agent does the same.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
 from compare.launch.agent.mirror import Mirror
-from compare.launch.agent.protocol import Begun, End, Ended, Gone, Refused
-from compare.launch.missing_ranks import RollCall
-from compare.launch.processes import is_alive, supervise
-from compare.schema.job import read_progress
+from compare.launch.agent.protocol import Begun, End, Ended, Refused
+from compare.launch.processes import supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 if TYPE_CHECKING:
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 
 _PUSH_SECONDS = 0.05
 """Maximum time to wait for a full pipe between two ticks."""
-_PROGRESS = re.compile(r"rank-(\d+)\.progress")
 
 
 def carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
@@ -71,18 +66,14 @@ class _Launch:
         self._channel = channel
         known = {*begin.files, self.files.lease.name}
         self._mirror = None if begin.in_place else Mirror(self.files.directory, known)
-        self._gone: set[int] = set()
-        self._roll = RollCall(begin.directory, begin.launcher, begin.ranks)
         self._renewed_at = 0.0
 
     def tick(self) -> bool:
         """Exchange messages and renew the lease; return whether to go on."""
         ordered_to_end = any([isinstance(message, End) for message in self._channel.receive()])  # noqa: C419
         self._renew_lease()
-        # In this order: the parent must know that a rank began before it learns that the rank is gone.
         if self._mirror:
             self._mirror.send(self._channel)
-        self._report_gone()
         self._channel.push(_PUSH_SECONDS)
         self._channel.keep_alive()
         return not (ordered_to_end or self._is_abandoned())
@@ -112,22 +103,6 @@ class _Launch:
                 found=system_reason(error),
                 remedy="Was it removed, or its disk taken away? Run again with another --output.",
             ) from None
-
-    def _report_gone(self) -> None:
-        begun = self._begun()
-        dead = {rank: 0.0 for rank, pid in begun.items() if rank not in self._gone and not is_alive(pid)}
-        for rank, seconds in (self._roll.absent(begun) | dead).items():
-            if rank in self._gone:
-                continue
-            self._gone.add(rank)
-            if not (self.files.result(rank).exists() or self.files.failure(rank).exists()):
-                self._channel.send(Gone(rank, time.time() - seconds))
-
-    def _begun(self) -> dict[int, int]:
-        """Return the process id of each rank that wrote its progress."""
-        names = (_PROGRESS.fullmatch(path.name) for path in self.files.directory.glob("rank-*.progress"))
-        noted = {int(name[1]): read_progress(self.files, int(name[1])) for name in names if name}
-        return {rank: progress.pid for rank, progress in noted.items() if progress}
 
 
 def _make_folders(begin: Begin, made: list[Path]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compare.launch.agent.protocol import BACKLOG_BYTES, Piece, Whole
+from compare.schema.launch_files import LaunchFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
     from compare.launch.agent.protocol import Channel
 
 _CHUNK_BYTES = 1 << 16
+_RECORD = LaunchFiles(Path()).exit(0).suffix
 
 
 class Mirror:
-    """Sends new content of a folder: JSON files whole, others in chunks.
+    """Sends new content of a folder: JSON and exit records whole, others in chunks.
+
+    The exit record of a rank comes last, after everything that the rank wrote.
 
     Args:
         directory: the folder; folders below it are left out.
@@ -31,8 +35,14 @@ class Mirror:
 
     def send(self, channel: Channel) -> bool:
         """Send new content until the pipe is full; return whether it fitted."""
+        # Records are listed before the other files: their ranks write nothing more.
+        records = [path for path in self._files() if path.suffix == _RECORD]
+        others = [path for path in self._files() if path.suffix != _RECORD]
+        return self._send_all(others, channel) and self._send_all(records, channel)
+
+    def _send_all(self, paths: list[Path], channel: Channel) -> bool:
         complete = True
-        for path in self._files():
+        for path in paths:
             while channel.backlog_bytes < BACKLOG_BYTES and self._send_some(path, channel):
                 pass
             complete = complete and channel.backlog_bytes < BACKLOG_BYTES
@@ -50,7 +60,7 @@ class Mirror:
 
     def _send_some(self, path: Path, channel: Channel) -> bool:
         """Send a file or its next chunk; return whether another may follow."""
-        if path.suffix == ".json":
+        if path.suffix in {".json", _RECORD}:
             found = path.stat()
             state = (found.st_ino, found.st_mtime_ns)
             if self._sent.get(path.name) != state:

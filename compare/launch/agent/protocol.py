@@ -67,10 +67,6 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What to execute; nothing where a launcher elsewhere starts the ranks of this host."""
     environment: dict[str, str] = {}
     """Over what a launch may inherit of the host's."""
-    launcher: str = ""
-    """What starts the ranks of this host, here or elsewhere."""
-    ranks: tuple[int, ...] = ()
-    """Those of this host."""
     deadline_seconds: float
 
 
@@ -114,13 +110,6 @@ class Whole(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
-class Gone(msgspec.Struct, frozen=True, tag=True):
-    """A rank of this host is dead, and left neither result nor failure."""
-
-    rank: int
-    at: float
-
-
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Nothing of the launch runs on this host any more, and all its files have been sent."""
 
@@ -140,7 +129,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
 
 
-Message = Ready | Begin | Begun | FindPort | Port | Alive | End | Piece | Whole | Gone | Ended | Refused
+Message = Ready | Begin | Begun | FindPort | Port | Alive | End | Piece | Whole | Ended | Refused
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

@@ -13,7 +13,7 @@ from compare.schema.config import RunConfig
 from compare.schema.launch_files import LaunchFiles
 from compare.worker.blocks import Side, take_turns
 from compare.worker.loop import train
-from compare.worker.watchdog import Guard
+from compare.worker.watchdog import Watchdog
 from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome
 
@@ -23,7 +23,7 @@ _STALL_SECONDS = 30
 def main(folder, out, seed, label, model, steps, palindromes):
     group = ranks.join(label)
     replica, batches = ranks.replica_of(label, group, model, ranks.images(folder))
-    guard = Guard(LaunchFiles(Path(out)), group.placement, _STALL_SECONDS)
+    watchdog = Watchdog(LaunchFiles(Path(out)), group.placement.rank, _STALL_SECONDS)
     bare = partial(train, replica, batches)
 
     reference = Side(*ranks.replica_of("none", group, model, ranks.images(folder)))
@@ -34,7 +34,7 @@ def main(folder, out, seed, label, model, steps, palindromes):
         config = RunConfig(arms=(arm,), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
         job = SimpleNamespace(config=config, arm=arm, number=int(seed))
         sides = {"training": Side(replica, batches), **sides}
-        return list(take_turns(job, sides, group, guard, step_seconds=0.001))
+        return list(take_turns(job, sides, group, watchdog, step_seconds=0.001))
 
     def reported(steps):
         """Take turns with a reference; the product reports the training's time only."""

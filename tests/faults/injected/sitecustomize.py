@@ -50,6 +50,7 @@ FAULTS = {
     "kill before its first word": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit 0": lambda: os._exit(0),
+    "exit 3": lambda: os._exit(3),
     "exit 0 before its first word": lambda: os._exit(0),
     "be slow to say its first word": lambda: time.sleep(8),
     "crash": _crash,

@@ -405,7 +405,7 @@ def test_every_arm_runs_the_same_ranks_of_the_same_program(launchers):
     for arm in config.arms:
         (command,) = commands_of(config, arm)
         assert Path(command.argv[0]).name == BACKENDS[arm.backend].launcher
-        assert command.argv[-2:] == ("compare.worker", "/runs/x/job.json")
+        assert command.argv[-2:] == (BACKENDS[arm.backend].launcher, "/runs/x/job.json")
         assert {"--nproc_per_node=3", "localhost:3"} & set(command.argv)
 
 

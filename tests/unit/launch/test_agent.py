@@ -160,34 +160,6 @@ def test_a_failure_comes_back_with_the_status(link, mark, files):
     assert json.loads(files.failure(0).read_text())["message"] == "on purpose"
 
 
-def test_a_rank_that_dies_without_a_word_is_told(link, mark, files):
-    waits = ("sh", "-c", '"$@"; sleep 60', "sh")
-    begin = a_launch(mark, "3", "0.2", "die")
-    link.begin(a_launch(mark, argv=(*waits, *begin.argv)), files)
-    tick_until(link, lambda: link.gone)
-    assert list(link.gone) == [3]
-    assert abs(link.gone[3] - time.time()) < 10
-    assert link.ended is None
-    link.end()
-    tick_until(link, lambda: link.ended)
-    assert link.ended.status is None
-
-
-def test_a_rank_that_is_gone_before_its_first_word_is_told_where_another_of_its_host_has_begun(
-    link, mark, files
-):
-    starts = "RANK=4 LOCAL_RANK=0 WORLD_SIZE=6 LOCAL_WORLD_SIZE=2 "
-    argv = ("sh", "-c", f'{starts} "$@"; true', "sh", *a_launch(mark, "4", "60").argv)
-    link.begin(a_launch(mark, argv=argv, launcher="torchrun", ranks=(4, 5)), files)
-    tick_until(link, lambda: link.gone)
-    assert list(link.gone) == [5]
-    assert 3 < time.time() - link.gone[5] < 13, "since the other has begun"
-    assert link.ended is None
-    link.end()
-    tick_until(link, lambda: link.ended)
-    assert list(link.gone) == [5]
-
-
 def test_a_launch_is_ended_when_asked_or_too_long(link, mark, files):
     link.begin(a_launch(mark, "0", "60"), files)
     tick_until(link, lambda: read_progress(files, 0))
@@ -456,6 +428,50 @@ def test_the_mirror_sends_only_what_is_finished_or_appended(tmp_path, ends):
         log.write("2")
     assert mirror.send(one)
     assert list(other.receive()) == [Piece("log", 1, b"2")]
+
+
+def test_mirror_sends_an_exit_record_whole_and_after_what_the_rank_wrote(tmp_path, ends):
+    """By name it comes before the result, which the parent then must not miss."""
+    one, other = ends
+    files = LaunchFiles(tmp_path)
+    for file in (files.exit(0), files.result(0), files.log(0)):
+        file.write_text("{}")
+    assert Mirror(tmp_path, set()).send(one)
+    sent = list(other.receive())
+    assert sent == [Whole("rank-0.json", b"{}"), Piece("rank-0.log", 0, b"{}"), Whole("rank-0.exit", b"{}")]
+
+
+def test_mirror_lists_exit_records_before_the_other_files(tmp_path, ends, monkeypatch):
+    """A result and the record that follows it may both be written during one look at the folder."""
+    one, other = ends
+    files = LaunchFiles(tmp_path)
+    files.log(0).write_text("1")
+    look, looks = Mirror._files, []
+
+    def look_then_write(mirror):
+        found = list(look(mirror))
+        if not looks:
+            files.result(0).write_text("{}")
+            files.exit(0).write_text("{}")
+        looks.append(found)
+        return iter(found)
+
+    monkeypatch.setattr(Mirror, "_files", look_then_write)
+    mirror = Mirror(tmp_path, set())
+    for _ in range(2):
+        assert mirror.send(one)
+    assert [message.name for message in other.receive()] == ["rank-0.json", "rank-0.log", "rank-0.exit"]
+
+
+def test_mirror_sends_no_exit_record_while_other_files_are_held_back(tmp_path, ends):
+    """The other end takes nothing, and the log is long."""
+    one, _ = ends
+    files = LaunchFiles(tmp_path)
+    files.exit(0).write_text("{}")
+    files.log(0).write_bytes(bytes(4 << 20))
+    mirror = Mirror(tmp_path, set())
+    assert not mirror.send(one)
+    assert files.exit(0).name not in mirror._sent
 
 
 @pytest.mark.parametrize(

@@ -1,52 +1,52 @@
-"""A rank that died is told of by what its log says last, and not by what surrounds such words."""
+"""The lines of a log that explain why its rank died."""
 
 import pytest
 
-from compare.launch.crash_log import LastWords, find_last_words
+from compare.launch.crash_log import CrashLog, read_crash_log
 
 STACKS = (
-    '\n\nThread 0x02 (most recent call first):\n  File "/x/guard.py", line 1 in watch\n\n'
+    '\n\nThread 0x02 (most recent call first):\n  File "/x/other.py", line 1 in watch\n\n'
     'Current thread 0x01 (most recent call first):\n  File "/x/a.py", line 9 in f\n'
     '  File "/x/b.py", line 1 in g\n'
 )
 
 
 def printed(log):
-    return find_last_words(log).printed
+    return read_crash_log(log).printed
 
 
-def test_an_empty_log_says_nothing():
-    assert find_last_words("") == LastWords(crash="", printed="", where="")
+def test_crash_log_of_an_empty_log_is_empty():
+    assert read_crash_log("") == CrashLog(error="", printed="", where="")
 
 
 @pytest.mark.parametrize("before", ["", "loading\n", "loading ... "])
-def test_a_crash_is_found_even_where_a_line_was_not_ended_before_it(before):
-    found = find_last_words(f"{before}Fatal Python error: Segmentation fault{STACKS}")
+def test_crash_is_found_after_a_line_without_a_newline(before):
+    found = read_crash_log(f"{before}Fatal Python error: Segmentation fault{STACKS}")
     assert found == ("Fatal Python error: Segmentation fault", before.strip(), "/x/a.py:9")
 
 
-def test_the_interpreters_state_may_stand_between_a_crash_and_its_stacks():
+def test_crash_is_found_above_the_state_of_the_interpreter():
     state = "\nPython runtime state: initialized\nSystemError: NULL without an error"
-    assert find_last_words(f"Fatal Python error: f: bad call{state}{STACKS}").where == "/x/a.py:9"
+    assert read_crash_log(f"Fatal Python error: f: bad call{state}{STACKS}").where == "/x/a.py:9"
 
 
-def test_a_mention_of_a_crash_is_none():
-    found = find_last_words("caught: Fatal Python error: not mine\nFatal Python error: nor this\n\n")
+def test_crash_that_is_only_quoted_is_not_found():
+    found = read_crash_log("caught: Fatal Python error: not mine\nFatal Python error: nor this\n\n")
     assert found == ("", "Fatal Python error: nor this", "")
 
 
-def test_of_several_crashes_the_last_one_counts():
-    found = find_last_words(f"said: Fatal Python error: no\nFatal Python error: Aborted{STACKS}")
-    assert (found.crash, found.printed) == ("Fatal Python error: Aborted", "said: Fatal Python error: no")
+def test_crash_among_several_is_the_last():
+    found = read_crash_log(f"said: Fatal Python error: no\nFatal Python error: Aborted{STACKS}")
+    assert (found.error, found.printed) == ("Fatal Python error: Aborted", "said: Fatal Python error: no")
 
 
 @pytest.mark.parametrize(
     "current", ["", "Current thread 0x01 (most recent call first):\n  <no Python frame>\n\n"]
 )
-def test_another_threads_place_is_not_where_it_crashed(current):
-    other = 'Thread 0x02 (most recent call first):\n  File "/x/guard.py", line 1 in watch\n'
-    found = find_last_words(f"Fatal Python error: Aborted\n\n{current}{other}")
-    assert (found.crash, found.where) == ("Fatal Python error: Aborted", "")
+def test_crash_is_placed_in_its_own_thread(current):
+    other = 'Thread 0x02 (most recent call first):\n  File "/x/other.py", line 1 in watch\n'
+    found = read_crash_log(f"Fatal Python error: Aborted\n\n{current}{other}")
+    assert (found.error, found.where) == ("Fatal Python error: Aborted", "")
 
 
 @pytest.mark.parametrize(
@@ -80,25 +80,25 @@ def test_another_threads_place_is_not_where_it_crashed(current):
         "[h:12] [ 0] /lib/libc.so.6(+0x3c)[0x7f]\n[h:12] *** End of error message ***\n",
     ],
 )
-def test_rules_and_stacks_of_libraries_are_not_what_was_printed_last(words, after):
+def test_last_line_is_no_rule_and_no_stack_of_a_library(words, after):
     assert printed(f"connected\n{words}\n{after}") == words
 
 
-def test_the_line_of_code_that_a_warning_is_shown_with_is_not_what_was_printed_last():
+def test_last_line_is_not_the_code_below_a_warning():
     assert (
         printed("/x/y.py:3: FutureWarning: soon gone\n  warnings.warn(\n")
         == "/x/y.py:3: FutureWarning: soon gone"
     )
 
 
-def test_all_of_it_is_one_line_that_does_no_harm_to_a_terminal():
-    found = find_last_words(
+def test_crash_log_is_safe_for_a_terminal():
+    found = read_crash_log(
         f"\x1b[31mgiving up\x07\x1b[0m\r\nFatal Python error: a\x1b[2Jb{'x' * 999}{STACKS}"
     )
     assert found.printed == "giving up"
-    assert found.crash.startswith("Fatal Python error: abxxx")
-    assert len(found.crash) == 300
+    assert found.error.startswith("Fatal Python error: abxxx")
+    assert len(found.error) == 300
 
 
-def test_what_a_library_says_after_a_warning_is_told():
+def test_last_line_may_follow_a_warning():
     assert printed("/x/y.py:3: UserWarning: w\n  what():  no such device\n") == "what():  no such device"

@@ -1,18 +1,24 @@
-"""What the parent concludes from what a launch left behind, and when it tries a second time."""
+"""The parent's conclusions from the files of a launch."""
 
-import os
 import time
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from compare.errors import LaunchError, StalledError
 from compare.launch import arm as launching
-from compare.launch.monitor import Watch
+from compare.launch.monitor import Monitor
 from compare.launch.processes import Ending
 from compare.schema.files import write_json
-from compare.schema.job import Planned, Progress, RankFailure, note_progress, open_progress, read_progress
+from compare.schema.job import (
+    Planned,
+    Progress,
+    RankExit,
+    RankFailure,
+    note_progress,
+    open_progress,
+    read_progress,
+)
 from compare.schema.launch_files import LaunchFiles
 from tests.unit.factories import a_run
 
@@ -23,6 +29,7 @@ Thread 0x0000000000000001 (most recent call first):
 """
 IN_COLLECTIVE = STACK.format(place="/x/torch/distributed/distributed_c10d.py")
 LOADING = STACK.format(place="/x/horovod_to_be/loader.py")
+ENDED = {"status": None, "signal": 15, "ended_by": "signal"}
 
 
 @pytest.fixture
@@ -34,224 +41,192 @@ def files(tmp_path):
 
 
 class Place:
-    """A launch on this machine whose agent finds that both ranks are alive, or are gone."""
+    """A launch whose second rank has a host with another clock."""
 
-    def __init__(self, files):
+    def __init__(self, files, ahead_seconds=0.0):
         self.files = files
-        self.roll = None
-
-    def gone_at(self, _rank):
-        return None
-
-    def absent(self, begun):
-        return {rank: time.time() - 3.5 for rank in self.roll.absent(begun)} if self.roll else {}
+        self._ahead_seconds = ahead_seconds
 
     def host_of(self, _rank):
         return "here"
 
-    def clock_ahead_seconds(self, _rank):
-        return 0.0
+    def clock_ahead_seconds(self, rank):
+        return self._ahead_seconds if rank else 0.0
 
 
 @pytest.fixture
-def watch(files):
-    return Watch(Place(files), ranks=2, stall_seconds=30.0)
+def monitor(files):
+    return Monitor(Place(files), ranks=2, stall_seconds=30.0)
 
 
-def a_failure(rank, kind, message):
-    return RankFailure(rank=rank, host="here", at=time.time(), kind=kind, message=message)
-
-
-def note(files, rank, stage, patience_seconds):
+def note(files, rank, stage, limit_seconds=30.0):
     with open_progress(files, rank) as file:
-        pid = os.getpid()
-        said = Progress(stage=stage, step=0, at=time.time(), patience_seconds=patience_seconds, pid=pid)
-        note_progress(file, said)
+        note_progress(file, Progress(stage=stage, step=0, at=time.time(), limit_seconds=limit_seconds))
 
 
-def test_a_clock_that_is_set_is_no_silence(watch, files, monkeypatch):
+def exits(files, rank, status=0, **known):
+    """Write the files of a witness whose rank has exited."""
+    files.witness(rank).write_text("7")
+    record = {"pid": 7, "time": time.time(), "status": status, "signal": None} | known
+    write_json(files.exit(rank), RankExit(**record))
+
+
+def fails(files, rank, message):
+    failure = RankFailure(rank=rank, host="here", at=time.time(), message=message)
+    write_json(files.failure(rank), failure)
+    exits(files, rank, 1)
+
+
+def test_monitor_ignores_a_clock_that_is_set(monitor, files, monkeypatch):
     for rank in (0, 1):
-        note(files, rank, "train", 30.0)
-    assert watch.tick()
+        note(files, rank, "train")
+    assert monitor.tick()
     set_at = time.time()
     monkeypatch.setattr("compare.launch.monitor.time.time", lambda: set_at + 3600)
-    assert watch.tick()
+    assert monitor.tick()
 
 
-def test_a_clock_that_is_set_ends_no_launch_whose_ranks_are_done(watch, files, monkeypatch):
+def test_monitor_ends_a_launcher_that_outlives_its_ranks(monitor, files, monkeypatch):
     for rank in (0, 1):
-        note(files, rank, "end", 30.0)
+        note(files, rank, "end")
         files.result(rank).write_text("{}")
-    assert watch.tick()
+        exits(files, rank)
+    assert monitor.tick()
     set_at, done_at = time.time(), time.monotonic()
     monkeypatch.setattr("compare.launch.monitor.time.time", lambda: set_at + 3600)
-    assert watch.tick()
+    assert monitor.tick()
     monkeypatch.setattr("compare.launch.monitor.time.monotonic", lambda: done_at + 31)
-    assert not watch.tick(), "its launcher does not end"
+    assert not monitor.tick()
 
 
-def test_a_line_of_progress_that_lacks_its_end_is_passed_over(files):
-    note(files, 0, "join", 30.0)
+def test_progress_record_that_was_cut_short_is_skipped(files):
+    note(files, 0, "join")
     with open_progress(files, 0) as file:
         file.write(b'{"stage":"tra')  # the disk was full
-    note(files, 0, "test", 30.0)
+    note(files, 0, "test")
     assert read_progress(files, 0).stage == "join"
-    note(files, 0, "end", 30.0)
+    note(files, 0, "end")
     assert read_progress(files, 0).stage == "end"
 
 
 @pytest.mark.parametrize(("later", "goes_on"), [(34, True), (36, False)])
-def test_a_rank_that_says_nothing_for_longer_than_it_may_is_not_waited_for(
-    watch, files, monkeypatch, later, goes_on
-):
+def test_monitor_ends_a_launch_whose_watchdog_is_overdue(monitor, files, monkeypatch, later, goes_on):
     for rank in (0, 1):
-        note(files, rank, "train", 30.0)
-    assert watch.tick()
-    heard_at = time.monotonic()
-    monkeypatch.setattr("compare.launch.monitor.time.monotonic", lambda: heard_at + later)
-    assert watch.tick() is goes_on
+        note(files, rank, "train")
+    assert monitor.tick()
+    now = time.monotonic()
+    monkeypatch.setattr("compare.launch.monitor.time.monotonic", lambda: now + later)
+    assert monitor.tick() is goes_on
 
 
 @pytest.mark.parametrize(
-    ("patience", "said"),
+    ("limits", "printed"),
     [
-        ((90.0, 90.0), ["made no progress for 90 s", "--stall sets the least patience"]),
-        ((30.0, 300.0), ["made no progress for 30 s", "--stall sets the patience"]),
+        ((90.0, 90.0), ["made no progress for 90 s", "--stall sets the least limit"]),
+        ((30.0, 300.0), ["made no progress for 30 s", "--stall sets this limit"]),
     ],
 )
-def test_how_long_a_stalled_launch_was_waited_for_is_told(watch, files, patience, said):
-    for rank, seconds in enumerate(patience):
+def test_stall_is_reported_with_the_limit_of_the_rank(monitor, files, limits, printed):
+    for rank, seconds in enumerate(limits):
         note(files, rank, "train", seconds)
     files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
+    exits(files, 0, 1)
     with pytest.raises(StalledError) as caught:
-        watch.conclude("ddp, round 1", Ending(1, 31.0))
-    for words in said:
+        monitor.conclude("ddp, round 1", Ending(1, 31.0))
+    for words in printed:
         assert words in str(caught.value)
 
 
-def test_a_rank_that_never_began_has_no_log_to_be_read(watch, files):
-    note(files, 0, "join", 30.0)
+def test_stall_of_a_rank_without_a_log_names_the_launchers_output(monitor, files):
+    note(files, 0, "join")
     files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
+    exits(files, 0, 1)
+    exits(files, 1, **ENDED)
     with pytest.raises(StalledError, match="rank 1 on") as caught:
-        watch.conclude("ddp, round 1", Ending(1, 31.0))
-    assert "It never began." in caught.value.found
-    assert f"It has no log; what the launcher printed is in {files.directory}." in caught.value.remedy
+        monitor.conclude("ddp, round 1", Ending(1, 31.0))
+    assert "It wrote no progress record." in caught.value.found
+    assert f"It has no log; the launcher's output is in {files.directory}." in caught.value.remedy
 
 
-class Roll:
-    """Finds a rank absent, and remembers whom it was told to have begun."""
-
-    def __init__(self, *absent, then=lambda: None):
-        self._absent = dict.fromkeys(absent, 3.5)
-        self._then = then
-        self.asked = []
-
-    def absent(self, begun):
-        self.asked.append(set(begun))
-        self._then()
-        return self._absent
-
-
-@pytest.fixture
-def spot(files):
-    return Place(files)
-
-
-def test_a_rank_that_is_gone_before_its_first_word_has_died_and_nobody_waits_any_longer(spot, files):
-    watch, spot.roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll()
-    note(files, 0, "join", 30.0)
-    assert watch.tick()
-    spot.roll = Roll(1)
-    assert not watch.tick()
-    write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
+@pytest.mark.parametrize("begun", [True, False], ids=["in training", "before its first progress record"])
+def test_monitor_ends_a_launch_at_once_when_a_rank_exits_with_0(monitor, files, begun):
+    """Launchers go on then: to them, status 0 is no failure."""
+    note(files, 0, "join")
+    if begun:
+        note(files, 1, "join")
+    assert monitor.tick()
+    exits(files, 1, 0)
+    assert not monitor.tick()
+    exits(files, 0, **ENDED)
     with pytest.raises(LaunchError, match=r"rank 1 on .* died") as caught:
-        watch.conclude("ddp, round 1", Ending(None, 5.0))
-    assert caught.value.found.startswith("It ended before its first word, and its launcher went on")
-    assert "It never began." in caught.value.found
-    assert f"It has no log; what the launcher printed is in {files.directory}." in caught.value.remedy
+        monitor.conclude("ddp, round 1", Ending(None, 5.0))
+    assert caught.value.found.startswith("It exited with status 0 and left no result.")
+    assert ("It wrote no progress record." in caught.value.found) is not begun
 
 
-def test_what_another_says_of_a_rank_that_is_gone_before_its_first_word_is_no_cause(spot, files):
-    """It complains at once; the roll is called seconds later."""
-    watch, spot.roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll(1)
-    note(files, 0, "join", 30.0)
-    complaint = a_failure(0, "raised", "RuntimeError: Connection refused")
-    write_json(files.failure(0), msgspec.structs.replace(complaint, at=time.time() - 2.0))
-    assert not watch.tick()
-    with pytest.raises(LaunchError, match=r"rank 1 on .* died"):
-        watch.conclude("ddp, round 1", Ending(1, 5.0))
+def test_monitor_waits_for_the_launcher_that_ended_its_ranks(monitor, files):
+    """The launcher's own status says more."""
+    for rank in (0, 1):
+        exits(files, rank, **ENDED)
+    assert monitor.tick()
+    with pytest.raises(LaunchError, match=r"the launcher was killed \(signal 9\)"):
+        monitor.conclude("ddp, round 1", Ending(-9, 1.0))
 
 
-def test_the_roll_is_not_called_any_more_once_all_have_begun(spot, files):
-    watch, spot.roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll()
-    assert watch.tick()
-    for rank in (1, 0):
-        note(files, rank, "start", 30.0)
-        assert watch.tick()
-    assert watch.tick()
-    assert spot.roll.asked == [set(), {1}]
+def test_monitor_goes_on_when_a_rank_exits_after_its_result(monitor, files):
+    files.result(1).write_text("{}")
+    exits(files, 1, 0)
+    assert monitor.tick()
 
 
-def test_a_rank_that_says_its_first_word_while_it_is_looked_for_is_there(spot, files):
-    watch, spot.roll = (
-        Watch(spot, ranks=2, stall_seconds=30.0),
-        Roll(1, then=lambda: note(files, 1, "start", 30.0)),
-    )
-    note(files, 0, "join", 30.0)
-    assert watch.tick()
-    assert watch.tick()
+def test_failure_on_a_host_is_dated_by_the_clock_of_this_machine(files):
+    exits(files, 0, 3)
+    exits(files, 1, 4, time=time.time() + 3599.0)
+    with pytest.raises(LaunchError, match="rank 1 on"):
+        Monitor(Place(files, ahead_seconds=3600.0), ranks=2, stall_seconds=30.0).conclude(
+            "ddp, round 1", Ending(1, 5.0)
+        )
 
 
-def test_a_rank_that_failed_before_it_could_begin_has_said_so(spot, files):
-    watch, spot.roll = Watch(spot, ranks=2, stall_seconds=30.0), Roll(1)
-    write_json(files.failure(1), a_failure(1, "raised", "OSError: no room"))
-    note(files, 0, "join", 30.0)
-    assert watch.tick()
-    assert spot.roll.asked == []
-
-
-def test_what_ranks_say_while_a_launch_is_ended_for_its_length_is_no_cause(watch, files):
-    assert watch.tick()
-    write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
-    write_json(files.failure(1), a_failure(1, "raised", "RuntimeError: Connection closed by peer"))
+def test_failure_while_a_long_launch_is_ended_is_no_cause(monitor, files):
+    assert monitor.tick()
+    exits(files, 0, **ENDED)
+    fails(files, 1, "RuntimeError: Connection closed by peer")
     with pytest.raises(StalledError, match="did not end within 300 s"):
-        watch.conclude("ddp, round 1", Ending(None, 300.0, timed_out=True))
+        monitor.conclude("ddp, round 1", Ending(None, 300.0, timed_out=True))
 
 
-def test_a_rank_that_hung_where_its_own_watchdog_is_patient_is_named_and_not_who_waited_for_it(watch, files):
+def test_stall_of_a_rank_with_a_longer_limit_names_that_rank(monitor, files):
+    """The watchdog of the rank that waits for it fires first."""
     files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
+    exits(files, 0, 1)
     files.stacks(1).write_text(LOADING)
-    write_json(files.failure(1), a_failure(1, "ended", "ended by its launcher"))
+    exits(files, 1, **ENDED)
     with pytest.raises(StalledError, match="rank 1 on") as caught:
-        watch.conclude("ddp, round 1", Ending(1, 31.0))
+        monitor.conclude("ddp, round 1", Ending(1, 31.0))
     assert "loader.py:7" in str(caught.value)
 
 
-def test_a_rank_that_was_gone_before_its_first_word_is_named_with_what_its_launcher_said_of_it(watch, files):
-    write_json(files.failure(0), a_failure(0, "ended", "ended by its launcher"))
+def test_rank_that_never_started_is_named_with_the_launchers_output(monitor, files):
+    exits(files, 0, **ENDED)
     files.launcher_log.write_text("ModuleNotFoundError: No module named 'msgspec'")
-    with pytest.raises(LaunchError, match=r"rank 1 on .* was gone before it had begun") as caught:
-        watch.conclude("ddp, round 1", Ending(1, 1.0))
+    with pytest.raises(LaunchError, match=r"rank 1 on .* never started") as caught:
+        monitor.conclude("ddp, round 1", Ending(1, 1.0))
     assert "No module named 'msgspec'" in caught.value.found
 
 
-def test_no_rank_is_named_where_the_launcher_was_killed_or_the_parent_gave_no_sign_of_life(watch, files):
-    write_json(files.failure(0), a_failure(0, "ended", "left alone"))
-    with pytest.raises(LaunchError, match="the launcher was killed"):
-        watch.conclude("ddp, round 1", Ending(-9, 1.0))
-    files.log(0).write_text("This rank was left alone: its parent gave no sign of life for 6 s.")
+def test_no_rank_is_named_where_the_parent_was_suspended(monitor, files):
+    exits(files, 0, **ENDED | {"ended_by": "lease"})
     with pytest.raises(LaunchError, match="this program gave no sign of life"):
-        watch.conclude("ddp, round 1", Ending(1, 1.0))
+        monitor.conclude("ddp, round 1", Ending(1, 1.0))
 
 
 @pytest.mark.parametrize(("taken", "times"), [(True, 2), (False, 1)])
-def test_a_launch_is_tried_a_second_time_where_its_port_was_taken_and_never_a_third(
-    tmp_path, monkeypatch, taken, times
-):
-    begun = []
+def test_launch_whose_port_was_taken_is_repeated_once(tmp_path, monkeypatch, taken, times):
+    started = []
 
     def fail(*_arguments, **options):
-        begun.append(options.get("restarted_because", ""))
+        started.append(options.get("restarted_because", ""))
         raise LaunchError("It failed.")
 
     monkeypatch.setattr(launching, "_launch_once", fail)
@@ -260,5 +235,5 @@ def test_a_launch_is_tried_a_second_time_where_its_port_was_taken_and_never_a_th
     observer = SimpleNamespace(launch_restarts=lambda *_: None)
     with pytest.raises(LaunchError, match="It failed"):
         launching.launch_arm(run, Planned(1, 1, run.config.arms[0]), tmp_path, None, observer)
-    assert len(begun) == times
-    assert not begun[0]
+    assert len(started) == times
+    assert not started[0]

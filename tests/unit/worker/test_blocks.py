@@ -15,7 +15,7 @@ from compare.worker import clock as measure
 from compare.worker.blocks import Side, make_reference, take_turns, untimed_steps
 from compare.worker.clock import calls_in_a_row
 from compare.worker.rank import _time_collectives, _warm_up
-from compare.worker.watchdog import Guard
+from compare.worker.watchdog import Watchdog
 from compare.worker.workload import Batches
 from tests.unit.factories import a_config
 
@@ -23,7 +23,7 @@ GROUP = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), barrie
 
 
 class Log:
-    """Steps and notes in the order in which they come; a replica and a guard at once."""
+    """Steps and notes in the order in which they come; a replica and a watchdog at once."""
 
     passes_per_step = 1
     cycle = 1
@@ -125,7 +125,7 @@ def test_a_block_that_takes_longer_than_the_stall_says_in_between_that_it_goes_o
 def test_how_long_a_step_takes_is_learned_from_every_block(known, clock):
     """Without a warm-up there is only the first step, which loads things, to tell."""
     log = Log(clock=clock, step_seconds=2.5)
-    log.steps_at_once = Guard(None, None, stall_seconds=15.0).steps_at_once
+    log.steps_at_once = Watchdog(None, None, stall_seconds=15.0).steps_at_once
     _, second, *_ = take(a_job("ddp"), {"training": Side(log, batches())}, log, step_seconds=known)
     later = log.steps_between_notes()[-second.steps :]
     assert max(later) == 2, "three times two steps of 2.5 s are 15 s"
@@ -140,7 +140,7 @@ def test_a_phased_block_in_pieces_has_the_phases_of_all_its_steps():
 
 
 def a_group(log, waits):
-    """Note, at every barrier, how many steps are done, and how long the guard lets a rank wait."""
+    """Note, at every barrier, how many steps are done, and how long the watchdog lets a rank wait."""
     return SimpleNamespace(
         device=GROUP.device, barrier=lambda: waits.append((log.told.count("step"), log.expected[-1]))
     )
@@ -199,8 +199,8 @@ def test_collectives_are_noted_whenever_the_ranks_begin_anew(nbytes):
 def test_so_many_steps_go_by_between_notes_that_three_times_their_time_is_within_the_stall(
     step_seconds, steps
 ):
-    guard = Guard(None, None, stall_seconds=15.0)
-    assert guard.steps_at_once(step_seconds) == steps
+    watchdog = Watchdog(None, None, stall_seconds=15.0)
+    assert watchdog.steps_at_once(step_seconds) == steps
 
 
 @pytest.mark.parametrize(("expected", "patience"), [(0.0, 15.0), (4.0, 15.0), (6.0, 18.0)])
@@ -212,10 +212,10 @@ def test_what_should_take_long_is_waited_for_three_times_as_long_or_else_the_sta
     monkeypatch.setattr("compare.worker.watchdog.faulthandler", watchdog)
     file = SimpleNamespace(open=lambda *_, **_how: notes)
     files = SimpleNamespace(progress=lambda _: file)
-    Guard(files, SimpleNamespace(rank=1), stall_seconds=15.0).note("train", 7, expected_seconds=expected)
+    Watchdog(files, 1, stall_seconds=15.0).note("train", 7, expected_seconds=expected)
     assert armed == [(patience, {"exit": True})]
     noted = json.loads(notes.getvalue())
-    assert (noted["stage"], noted["step"], noted["patience_seconds"]) == ("train", 7, patience)
+    assert (noted["stage"], noted["step"], noted["limit_seconds"]) == ("train", 7, patience)
 
 
 def test_the_reference_takes_as_many_passes_a_step_as_the_arm():

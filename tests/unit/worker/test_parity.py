@@ -204,8 +204,8 @@ def test_even_the_fewest_steps_show_what_an_arm_compresses_from_a_later_step_on(
     monkeypatch.setattr(oracle, "_LARGE", 1000)
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
     job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
-    guard = SimpleNamespace(note=lambda *_, **__: None)
-    (taken,) = rank._prove(job, rank._Joined(DDPReplica, alone, data), guard)
+    watchdog = SimpleNamespace(note=lambda *_, **__: None)
+    (taken,) = rank._prove(job, rank._Joined(DDPReplica, alone, data), watchdog)
     assert taken.steps == 5
     assert max(taken.differences[:2]) <= LIMITS["float64"]
     assert min(taken.differences[2:]) > 1e-3

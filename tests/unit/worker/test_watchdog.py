@@ -1,4 +1,4 @@
-"""What a rank leaves behind when its launcher tells it to end."""
+"""A rank that is ended writes where it stood."""
 
 import signal
 import subprocess
@@ -7,43 +7,38 @@ import time
 
 import pytest
 
-from compare.launch.failures import Evidence, find_cause, find_unseen, main_stack
+from compare.launch.failures import Evidence, main_stack
 from compare.schema.job import read_progress
 from compare.schema.launch_files import LaunchFiles
 
-# Named as the process on a rank is, by which its main thread is known.
+# The path of the script is how the main thread of a rank is known.
 WORKER = """
 import ctypes, sys, time
 from pathlib import Path
-from backends.base import Placement
-from compare.worker.watchdog import Guard
+from compare.worker.watchdog import Watchdog
 from compare.schema.launch_files import LaunchFiles
 
-files = LaunchFiles(Path(sys.argv[1]))
-placement = Placement(rank=0, local_rank=0, world_size=2, local_world_size=2, host="here")
-Guard(files, placement, 60.0).start(patience_seconds=60.0)
+Watchdog(LaunchFiles(Path(sys.argv[1])), 0, float(sys.argv[3])).start(limit_seconds=0)
 print("ready", flush=True)
 wait = ctypes.PyDLL(None).sleep if sys.argv[2] == "holds the interpreter" else time.sleep
 wait(60)
 """
-
-
-LEFT_NOTHING = {"host": "here", "has_result": False, "failure": None, "log": "", "logged_at": 0.0}
+HOW = ("waits", "holds the interpreter")
+"""MPI holds the interpreter until all ranks have joined."""
 
 
 @pytest.fixture
 def start(tmp_path):
     files = LaunchFiles(tmp_path / "01-mpi")
     files.directory.mkdir()
-    files.lease.touch()
     script = tmp_path / "compare" / "worker" / "__main__.py"
     script.parent.mkdir(parents=True)
     script.write_text(WORKER)
     started = []
 
-    def begin(how):
+    def begin(how, stall_seconds=60.0):
         process = subprocess.Popen(
-            [sys.executable, str(script), str(files.directory), how],
+            [sys.executable, str(script), str(files.directory), how, str(stall_seconds)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -58,38 +53,38 @@ def start(tmp_path):
         process.communicate()
 
 
-def evidence(files, **known):
-    found = {"stacks": files.stacks(0).read_text(), "progress": read_progress(files, 0)} | known
-    return Evidence(**({"rank": 0, "died_at": None} | found), **LEFT_NOTHING)
+def main_stack_of(log="", stacks=""):
+    nothing = {"failure": None, "exit": None, "progress": None}
+    rank = Evidence(rank=0, host="here", has_result=False, started=True, log=log, stacks=stacks, **nothing)
+    return main_stack(rank)
 
 
-def test_a_rank_that_is_told_to_end_says_where_it_stood_even_where_a_library_holds_the_interpreter(start):
-    """As MPI does until all have joined; a second later its launcher kills it."""
-    files, process = start("holds the interpreter")
-    time.sleep(0.3)  # until it does
+def assert_it_stood_in_the_last_line(stack):
+    assert stack[0][0].endswith(f"compare/worker/__main__.py:{len(WORKER.splitlines())}")
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_sigterm_writes_the_stacks_and_ends_the_rank(start, how):
+    files, process = start(how)
+    time.sleep(0.3)  # until it waits
     process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + 10
-    while "worker/__main__.py" not in files.stacks(0).read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    assert not files.failure(0).exists(), "nobody let it say that it was ended"
-    killed, unseen = evidence(files, died_at=1.0), evidence(files, rank=1, stacks="", progress=None)
-    assert main_stack(killed)[0][0].endswith(f"compare/worker/__main__.py:{len(WORKER.splitlines())}")
-    assert find_cause([killed, unseen]) is None
-    assert find_unseen([killed, unseen]) == unseen
+    process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGTERM
+    assert_it_stood_in_the_last_line(main_stack_of(stacks=files.stacks(0).read_text()))
 
 
-def test_a_rank_that_is_told_to_end_does_and_prints_where_it_stood(start):
-    files, process = start("waits")
-    process.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize("how", HOW)
+def test_watchdog_writes_the_stacks_and_ends_the_rank_after_the_stall(start, how):
+    files, process = start(how, stall_seconds=0.7)
     _, log = process.communicate(timeout=10)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "compare/worker/__main__.py" in log
-    assert "This rank was ended by its launcher." in log
-    assert files.failure(0).exists()
+    assert process.returncode == 1
+    assert log.startswith("Timeout (0:00:00.700000)!\n")
+    assert_it_stood_in_the_last_line(main_stack_of(log=log))
+    assert files.stacks(0).read_text() == ""
 
 
-def test_nothing_is_left_where_nobody_was_told_to_end(start):
+def test_watchdog_records_the_first_progress_as_it_starts(start):
     files, _ = start("waits")
+    first = read_progress(files, 0)
+    assert (first.stage, first.step, first.limit_seconds) == ("start", 0, 60.0)
     assert files.stacks(0).read_text() == ""

@@ -1,0 +1,74 @@
+"""Do a rank's job, and leave a result or a failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from compare.errors import OutputError
+from compare.schema.environment import EXPORTED
+from compare.schema.files import read_json, write_json
+from compare.schema.job import Job, RankFailure
+from compare.worker.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from backends.base import Placement
+    from compare.schema.launch_files import LaunchFiles
+
+
+def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
+    """Do the job and exit.
+
+    A library that does not load is a failure like any other.
+    """
+    job = read_json(files.job, Job)
+    if exported := os.environ.pop(EXPORTED, ""):
+        os.environ.update(read_json(Path(exported), dict[str, str]))
+    _redirect_output(files.log(placement.rank))
+    watchdog = Watchdog(files, placement.rank, job.config.stall_seconds)
+    try:
+        # Importing torch may take minutes from a cold network drive.
+        watchdog.start(limit_seconds=job.config.launch_timeout_seconds)
+        from compare.worker.rank import run  # imports torch, under the watchdog
+
+        write_json(files.result(placement.rank), run(job, placement, watchdog))
+        status = 0
+    except BaseException as error:  # noqa: BLE001 -- an exit is an outcome too
+        status = 1
+        failure = _describe(error, placement)
+        traceback.print_exc()
+        with suppress(OutputError):  # the parent finds the full disk by itself
+            write_json(files.failure(placement.rank), failure)
+    _exit(status)
+
+
+def _redirect_output(log: Path) -> None:
+    """Send stdout and stderr to the rank's log, for libraries as well."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, sys.stdout.fileno())
+    os.dup2(handle, sys.stderr.fileno())
+    os.close(handle)
+
+
+def _exit(status: int) -> NoReturn:
+    """Exit without any teardown, in which a library may wait for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _describe(error: BaseException, placement: Placement) -> RankFailure:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return RankFailure(
+        rank=placement.rank,
+        host=placement.host,
+        at=time.time(),
+        message=f"{type(error).__name__}: {error}",
+        where=f"{last.filename}:{last.lineno}",
+        traceback=traceback.format_exc(),
+    )

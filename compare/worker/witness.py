@@ -1,0 +1,211 @@
+"""Record how a rank exits, by a small parent process: its witness.
+
+The launcher's child is the witness, and the witness's child is the rank. Launchers ignore a rank that exits
+with status 0. Their exit code shows neither the time of an exit nor the first of several.
+
+The witness forks before any library is loaded, so it stays small. It imports the standard library alone.
+It waits for signals in its only thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from compare.schema.environment import SCRATCH
+from compare.schema.launch_files import LEASE_SECONDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from compare.schema.launch_files import LaunchFiles
+
+KILL_SECONDS = 2.0
+"""Maximum time for a rank to exit after a signal.
+
+Launchers and the parent wait one second longer, so the witness is still there to record the exit.
+"""
+
+_CHECK_SECONDS = 1.0
+"""Time between two checks of the lease."""
+_SAME_MOMENT_SECONDS = 0.1
+"""Maximum time between SIGTERM to a rank and SIGTERM to its witness."""
+_ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+_AWAITED = _ENDING | _FORWARDED | {signal.SIGCHLD}
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+
+
+def fork_witness(files: LaunchFiles, rank: int) -> None:
+    """Fork, and return in the child, which is the rank.
+
+    The parent is its witness and never returns. Call this from the only thread, before any library is loaded.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where a launcher ignores it, no child can be awaited
+    # Blocked before the fork: a signal to the witness waits until the witness asks for it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    witness = os.getpid()
+    rank_pid = os.fork()
+    if rank_pid:
+        _Witness(files, rank, rank_pid).run()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != witness:  # it died before the kernel knew
+        os._exit(128 + signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Witness:
+    def __init__(self, files: LaunchFiles, rank: int, rank_pid: int) -> None:
+        self._files = files
+        self._rank = rank
+        self._pid = rank_pid
+        self._lease = Lease(files)
+        self._ended_by = ""
+        self._stopped = False
+        self._kill_at: float | None = None
+
+    def run(self) -> NoReturn:
+        """Wait until the rank exits, record how, and exit alike."""
+        try:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            _write(self._files.witness(self._rank), str(os.getpid()))
+            status = self._wait()
+            self._record(status)
+            if self._ended_by == "lease":
+                _remove_scratch()
+            _exit_alike(status)
+        finally:  # an error here must not return into the rank's program
+            os._exit(1)
+
+    def _wait(self) -> int:
+        """Forward signals and check the lease until the rank exits.
+
+        Returns:
+            The wait status of the rank.
+        """
+        while True:
+            received = signal.sigtimedwait(_AWAITED, self._timeout_seconds())
+            status = self._status()
+            number = signal.Signals(received.si_signo) if received else None
+            if status is not None:
+                self._ended_by = self._ended_by or ("signal" if number in _ENDING else "")
+                return status
+            if number in _ENDING:
+                self._end("signal", number)
+            elif number in _FORWARDED:
+                self._send(number)
+            if not self._ended_by and self._lease.has_expired():
+                self._end("lease", signal.SIGTERM)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _timeout_seconds(self) -> float:
+        if self._kill_at is None:
+            return _CHECK_SECONDS
+        return max(0.0, min(_CHECK_SECONDS, self._kill_at - time.monotonic()))
+
+    def _status(self) -> int | None:
+        """Return the wait status of a rank that has exited, else None.
+
+        On the way, note whether the rank is stopped.
+        """
+        while True:
+            pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if pid == 0:
+                return None
+            if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+                return status
+            if not self._ended_by:
+                self._stopped = os.WIFSTOPPED(status)
+
+    def _end(self, ended_by: str, number: signal.Signals) -> None:
+        self._ended_by = self._ended_by or ended_by
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + KILL_SECONDS
+        self._send(number)
+        self._send(signal.SIGCONT)  # a stopped process receives nothing else
+
+    def _send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+    def _record(self, status: int) -> None:
+        at = time.time()
+        code = os.waitstatus_to_exitcode(status)
+        # A launcher sends SIGTERM to both, and the rank may be first to receive it.
+        if (
+            code == -signal.SIGTERM
+            and not self._ended_by
+            and signal.sigtimedwait(_ENDING, _SAME_MOMENT_SECONDS)
+        ):
+            self._ended_by = "signal"
+        record = {
+            "pid": self._pid,
+            "time": at,
+            "status": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "ended_by": self._ended_by,
+            "stopped": self._stopped,
+        }
+        _write(self._files.exit(self._rank), json.dumps(record))
+
+
+class Lease:
+    """A file that the parent touches while it lives.
+
+    Only changes count, so clocks may differ.
+    """
+
+    def __init__(self, files: LaunchFiles) -> None:
+        self._file = files.lease
+        self._modified_ns = 0
+        self._changed_at = time.monotonic()
+
+    def has_expired(self) -> bool:
+        """Return whether the parent has not renewed it for ``LEASE_SECONDS``."""
+        # The folder may be gone, and the parent with it.
+        with suppress(OSError):
+            modified_ns = self._file.stat().st_mtime_ns
+            if modified_ns != self._modified_ns:
+                self._modified_ns, self._changed_at = modified_ns, time.monotonic()
+        return time.monotonic() - self._changed_at > LEASE_SECONDS
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    The parent reports a full disk or a missing folder by itself.
+    """
+    temporary = file.with_name(f".{file.name}")
+    with suppress(OSError):
+        temporary.write_text(text)
+        temporary.replace(file)
+
+
+def _remove_scratch() -> None:
+    """Remove the folders that the parent would have removed."""
+    for folder in filter(None, os.environ.get(SCRATCH, "").split(os.pathsep)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _exit_alike(status: int) -> NoReturn:
+    """Exit with the rank's status or signal, without a core file."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        os._exit(code)
+    _prctl(_PR_SET_DUMPABLE, 0)
+    with suppress(OSError):  # the action of SIGKILL cannot be set, and need not be
+        signal.signal(-code, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+    os.kill(os.getpid(), -code)
+    os._exit(128 - code)  # the first process of a container survives its own signals
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0)

@@ -1,0 +1,282 @@
+"""The witness of a rank, with real processes."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from compare.schema.launch_files import LaunchFiles
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from compare.schema.launch_files import LaunchFiles
+from compare.worker import witness
+{before}
+files = LaunchFiles(Path(sys.argv[1]))
+witness.fork_witness(files, 3)
+(files.directory / "ready").write_text(str(os.getpid()))
+{rank}
+"""
+SLEEP = "time.sleep(60)"
+SIGNALS = {
+    "segfault": signal.SIGSEGV,
+    "abort": signal.SIGABRT,
+    "kill": signal.SIGKILL,
+    "user": signal.SIGUSR1,
+}
+
+
+class Started:
+    """A witness and its rank."""
+
+    def __init__(self, folder, rank, before=""):
+        self.files = LaunchFiles(folder)
+        self.files.lease.touch()
+        code = PROGRAM.format(rank=rank, before=before)
+        self.process = subprocess.Popen([sys.executable, "-c", code, str(folder)])
+        wait_until(lambda: self.ready.exists() and self.ready.read_text())
+        self.rank_pid = int(self.ready.read_text())
+
+    @property
+    def rank(self):
+        return psutil.Process(self.rank_pid)
+
+    @property
+    def ready(self):
+        return self.files.directory / "ready"
+
+    def record(self):
+        """Return the exit code of the witness, and its record."""
+        code = self.process.wait(10)
+        return code, json.loads(self.files.exit(3).read_text())
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def begin(rank=SLEEP, **more):
+        started.append(Started(tmp_path, rank, **more))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+def wait_until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.01)
+
+
+def is_gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 255])
+def test_witness_of_a_rank_that_exits_records_its_status(start, status):
+    began = time.time()
+    code, record = start(f"os._exit({status})").record()
+    assert code == status
+    assert (record["status"], record["signal"]) == (status, None)
+    assert (record["ended_by"], record["stopped"]) == ("", False)
+    assert began < record["time"] < time.time()
+
+
+@pytest.mark.parametrize("number", SIGNALS.values(), ids=SIGNALS)
+def test_witness_of_a_rank_that_is_killed_records_the_signal(start, number):
+    started = start(f"os.kill(os.getpid(), {int(number)})")
+    code, record = started.record()
+    assert code == -number
+    assert (record["status"], record["signal"]) == (None, number)
+    assert record["ended_by"] == ""
+    assert record["pid"] == started.rank_pid
+
+
+def test_witness_of_a_rank_that_dumps_core_dumps_none_itself(start, tmp_path):
+    """The limit of the rank decides on its own core file alone."""
+    unlimited = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)); os.chdir(sys.argv[1])"
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] != resource.RLIM_INFINITY:
+        pytest.skip("core files may not be written here")
+    without = "resource.setrlimit(resource.RLIMIT_CORE, (0, -1)); os.kill(os.getpid(), signal.SIGSEGV)"
+    code, _ = start(without, before=unlimited).record()
+    assert code == -signal.SIGSEGV
+    assert [path.name for path in tmp_path.glob("*core*")] == []
+
+
+def test_witness_writes_its_own_pid_at_the_start(start):
+    started = start()
+    wait_until(started.files.witness(3).exists)
+    assert int(started.files.witness(3).read_text()) == started.process.pid
+    assert started.rank.ppid() == started.process.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_witness_forwards_a_signal_that_ends_and_records_that(start, number):
+    started = start(f"signal.signal({int(number)}, signal.SIG_DFL); {SLEEP}")
+    time.sleep(0.1)
+    started.process.send_signal(number)
+    code, record = started.record()
+    assert (code, record["signal"], record["ended_by"]) == (-number, number, "signal")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_witness_forwards_a_signal_that_a_rank_handles(start, number):
+    """The rank goes on, and its later death is its own."""
+    handler = f"signal.signal({int(number)}, lambda *_: (files.directory / 'got').touch())"
+    started = start(f"{handler}\nwhile True: {SLEEP}")
+    time.sleep(0.2)
+    started.process.send_signal(number)
+    wait_until((started.files.directory / "got").exists)
+    assert started.process.poll() is None
+    started.rank.kill()
+    assert started.record()[1]["ended_by"] == ""
+
+
+def test_witness_kills_a_rank_that_ignores_sigterm(start):
+    started = start(f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
+    time.sleep(0.2)
+    began = time.monotonic()
+    started.process.terminate()
+    code, record = started.record()
+    assert (code, record["signal"], record["ended_by"]) == (-signal.SIGKILL, signal.SIGKILL, "signal")
+    assert 2 <= time.monotonic() - began < 3
+
+
+def test_witness_wakes_a_stopped_rank_and_records_that_it_was_stopped(start):
+    started = start()
+    started.rank.suspend()
+    wait_until(lambda: started.rank.status() == psutil.STATUS_STOPPED)
+    time.sleep(0.1)
+    began = time.monotonic()
+    started.process.terminate()
+    code, record = started.record()
+    assert (code, record["signal"], record["stopped"]) == (-signal.SIGTERM, signal.SIGTERM, True)
+    assert time.monotonic() - began < 1.5
+
+
+def test_witness_of_a_rank_that_was_stopped_and_continued_records_no_stop(start):
+    started = start()
+    started.rank.suspend()
+    wait_until(lambda: started.rank.status() == psutil.STATUS_STOPPED)
+    started.rank.resume()
+    time.sleep(0.1)
+    started.process.terminate()
+    assert not started.record()[1]["stopped"]
+
+
+def test_rank_dies_with_its_witness(start):
+    started = start()
+    wait_until(started.files.witness(3).exists)
+    started.process.kill()
+    started.process.wait()
+    wait_until(lambda: is_gone(started.rank_pid), 2)
+    assert not started.files.exit(3).exists()
+
+
+def test_rank_and_witness_die_with_the_launcher(tmp_path):
+    """The kernel sends the witness SIGTERM, and the witness forwards it."""
+    program = PROGRAM.format(rank=SLEEP, before="")
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}, sys.argv[1]])"
+    files = LaunchFiles(tmp_path)
+    files.lease.touch()
+    process = subprocess.Popen([sys.executable, "-c", launcher, str(tmp_path)])
+    wait_until(lambda: files.witness(3).exists() and (tmp_path / "ready").exists())
+    process.kill()
+    process.wait()
+    wait_until(files.exit(3).exists, 3)
+    assert json.loads(files.exit(3).read_text())["ended_by"] == "signal"
+
+
+def test_sigterm_to_the_rank_just_before_its_witness_is_one_end(start):
+    """The parent sends SIGTERM to all processes, in any order."""
+    started = start()
+    started.rank.terminate()
+    time.sleep(0.02)
+    started.process.terminate()
+    assert started.record()[1]["ended_by"] == "signal"
+
+
+def test_sigterm_to_the_rank_alone_is_its_own_death(start):
+    started = start()
+    started.rank.terminate()
+    code, record = started.record()
+    assert (code, record["ended_by"]) == (-signal.SIGTERM, "")
+
+
+def test_witness_whose_lease_expires_ends_the_rank_and_removes_scratch(start, tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    settings = "witness.LEASE_SECONDS = 0.5; os.environ['RINGSIDE_SCRATCH'] = sys.argv[1] + '/scratch'"
+    began = time.monotonic()
+    code, record = start(before=settings).record()
+    assert (code, record["ended_by"]) == (-signal.SIGTERM, "lease")
+    assert 0.5 <= time.monotonic() - began < 4
+    assert not scratch.exists()
+
+
+def test_witness_whose_lease_expires_ends_a_rank_that_waits_in_c(start):
+    """No thread of Python could check the lease there."""
+    holds = "import ctypes; ctypes.PyDLL(None).sleep(60)"
+    code, record = start(holds, before="witness.LEASE_SECONDS = 0.5").record()
+    assert (code, record["ended_by"]) == (-signal.SIGTERM, "lease")
+
+
+def test_witness_of_a_renewed_lease_ends_nothing(start):
+    started = start(before="witness.LEASE_SECONDS = 1.5")
+    until = time.monotonic() + 3.5
+    while time.monotonic() < until:
+        started.files.lease.touch()
+        time.sleep(0.1)
+    assert started.process.poll() is None
+
+
+def test_witness_whose_folder_is_gone_exits_alike(start, tmp_path):
+    started = start("time.sleep(0.5); os.rename(sys.argv[1], sys.argv[1] + '-gone'); os._exit(5)")
+    assert started.process.wait(10) == 5
+    Path(f"{tmp_path}-gone").rename(tmp_path)
+
+
+def test_witness_where_sigchld_is_ignored_records_the_exit(start):
+    """A parent may have ignored it, and a program inherits that."""
+    code, record = start("os._exit(4)", before="signal.signal(signal.SIGCHLD, signal.SIG_IGN)").record()
+    assert (code, record["status"]) == (4, 4)
+
+
+def test_rank_has_the_signal_mask_of_its_launcher(start):
+    masks = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})"
+    rank = "(files.directory / 'mask').write_text(repr(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    started = start(rank, before=masks)
+    started.record()
+    mask = (started.files.directory / "mask").read_text()
+    assert "SIGUSR1" in mask
+    assert "SIGTERM" not in mask
+
+
+def test_witness_imports_no_library():
+    code = (
+        "import sys; import compare.worker.witness, compare.schema.launch_files, backends.launchers; "
+        "print(*{name.partition('.')[0] for name in sys.modules} & {'msgspec', 'numpy', 'torch', 'psutil'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_witness_is_small(start):
+    """It shares most of its memory with its rank."""
+    started = start()
+    wait_until(started.files.witness(3).exists)
+    assert psutil.Process(started.process.pid).memory_full_info().uss < 8 << 20
