@@ -205,10 +205,31 @@ ALSO_UNLIKE = {"few cores", "GPUs hidden from torch"}
 """Defects that also make a host differ from the others."""
 
 
-@pytest.mark.parametrize("case", DEFECTS)
+def mpirun(output):
+    mpi4py = Library(facts={"version": f"4 on {' '.join(mpi_flavour(output))}"})
+    return {"mpirun": Mpirun("/usr/bin/mpirun", output)} | libraries(mpi4py=mpi4py)
+
+
+# The same for the only host.
+ALONE = {
+    "old python": ({"python": "3.9.2"}, "problem python", "too old. 3.9.2", "3.11 or later"),
+    "Open MPI 5": (mpirun(OPEN_MPI_5), "warning mpi", "Open MPI 5: horovod:controller=mpi", "Open MPI 4.1.8"),
+    "MPICH": (mpirun(MPICH), "warning mpi", "not of Open MPI", "Open MPI 4.1.8"),
+    "broken mpirun": (
+        mpirun("mpirun: error while loading shared libraries: libhwloc.so.15\n"),
+        *(
+            "warning mpi",
+            "/usr/bin/mpirun prints: mpirun: error while loading shared libraries: libhwloc.so.15.",
+        ),
+        "Open MPI 4.1.8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*DEFECTS, *ALONE])
 def test_diagnose_one_defect_finds_it_alone_with_its_fix(case):
-    changed, outlined, found, fix = DEFECTS[case]
-    findings = diagnose(group(**changed), HERE)
+    changed, outlined, found, fix = (DEFECTS | ALONE)[case]
+    findings = diagnose(group(**changed) if case in DEFECTS else [well(3, **changed)], HERE)
     (finding,) = [f for f in findings if f"{f.level} {f.topic}" == outlined]
     assert finding.host == "n3"
     assert found in f"{finding.what} {finding.found}"
@@ -265,12 +286,6 @@ def test_diagnose_group_gives_exactly_these_findings(case):
     assert not [finding.fix for finding in diagnose(hosts, HERE) if "{" in finding.fix]
 
 
-def test_diagnose_python_too_old_names_the_oldest():
-    (finding,) = diagnose(group(1, at=1, python="3.9.2"), HERE)
-    assert (finding.level, finding.topic) == ("problem", "python")
-    assert "3.11 or later" in finding.fix
-
-
 @pytest.mark.parametrize(
     ("text", "flavour"),
     [
@@ -285,24 +300,6 @@ def test_diagnose_python_too_old_names_the_oldest():
 )
 def test_mpi_flavour_reads_name_and_version(text, flavour):
     assert mpi_flavour(text) == flavour
-
-
-@pytest.mark.parametrize(
-    ("output", "what"), [(OPEN_MPI_5, "Open MPI 5: horovod:controller=mpi"), (MPICH, "not of Open MPI")]
-)
-def test_diagnose_unsuited_mpirun_is_a_warning(output, what):
-    mpi4py = Library(facts={"version": f"4 on {' '.join(mpi_flavour(output))}"})
-    hosts = group(1, at=1, mpirun=Mpirun("/usr/bin/mpirun", output), **libraries(mpi4py=mpi4py))
-    (finding,) = diagnose(hosts, HERE)
-    assert (finding.level, finding.topic) == ("warning", "mpi")
-    assert what in finding.what
-    assert "Open MPI 4.1.8" in finding.fix
-
-
-def test_diagnose_broken_mpirun_quotes_its_output():
-    broken = Mpirun("/usr/bin/mpirun", "mpirun: error while loading shared libraries: libhwloc.so.15\n")
-    (finding,) = diagnose(group(1, at=1, mpirun=broken, libraries={}), HERE)
-    assert finding.found == f"/usr/bin/mpirun prints: {broken.output.strip()}."
 
 
 def test_diagnose_two_mpiruns_in_one_launch_are_a_problem():
