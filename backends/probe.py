@@ -43,7 +43,7 @@ def probe_torch() -> Facts:
 
 
 def probe_torch_build() -> Facts:
-    """Return what a build against torch must know: CUDA, its toolkit, and NCCL."""
+    """Return what a build against torch needs: CUDA, its toolkit, NCCL."""
     import torch
 
     facts: Facts = {"version": str(torch.__version__), "cuda": torch.version.cuda}
