@@ -11,7 +11,7 @@ The limits leave room for rounding alone. Right strategies were found at 4e-16 a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from compare.errors import ParityError
 from compare.schema.job import PASSES, Proof
@@ -30,6 +30,8 @@ IN_SHARDS = "held in shards; proven by the reference alone"
 """Reason why the hashes of an arm's ranks may differ."""
 ANOTHER_TRAINING = "another training by declaration"
 """Reason why an arm need not train what a single process trains."""
+_WORTHLESS = "the speed of this arm means nothing."
+_Name: TypeAlias = Literal["ranks", "float64", "float32"]
 _CLOSE = 0.01
 """Largest distance of an update's share from one with a meaning."""
 _ROUNDED = 0.05
@@ -71,67 +73,58 @@ def pass_of(rank: RankResult, kind: PassKind) -> ParityPass | None:
     return next((taken for taken in rank.parity if taken.kind == kind), None)
 
 
+def _failed(name: _Name, what: str, found: str, reason: str, **figures: float | None) -> Gate:
+    return Gate(
+        name=name, outcome="failed", what=what, found=found, remedy=f"Fix the strategy: {reason}", **figures
+    )
+
+
 # ---- the ranks ----
 
 
 def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
     if len({r.initial_hash for r in ranks}) > 1:
-        what = f"{arm.label}: the ranks started from different models."
-        return _different(what, _hashes(ranks, "initial_hash"))
+        return _different(arm, ranks, "initial_hash")
     for result in ranks:
         if result.final_hash == result.initial_hash:
-            return Gate(
-                name="ranks",
-                outcome="failed",
-                what=f"{arm.label}: rank {result.rank} on {result.host} never trained.",
-                found="Its parameters at the end are those of the start, bit for bit.",
-                remedy="Fix the strategy: its step does not change the parameters.",
-            )
+            what = f"{arm.label}: rank {result.rank} on {result.host} never trained."
+            found = "Its parameters at the end are those of the start, bit for bit."
+            return _failed("ranks", what, found, "its step does not change the parameters.")
     if not arm.synchronises:
         return Gate(name="ranks", outcome="exempt")
     if arm.in_shards and len(ranks) > 1:
         # Every rank gathers the same shards, so equal hashes are no evidence.
         return Gate(name="ranks", outcome="exempt", what=IN_SHARDS)
     if len({r.final_hash for r in ranks}) > 1:
-        what = f"{arm.label}: the ranks ended with different models."
-        return _different(what, _hashes(ranks, "final_hash"))
+        return _different(arm, ranks, "final_hash")
     return Gate(name="ranks", outcome="passed")
 
 
-def _different(what: str, found: str) -> Gate:
-    return Gate(
-        name="ranks",
-        outcome="failed",
-        what=what,
-        found=found,
-        remedy="Fix the strategy: its gradients are not the mean over all ranks.",
+def _different(arm: Arm, ranks: list[RankResult], when: Literal["initial_hash", "final_hash"]) -> Gate:
+    verb = "started from" if when == "initial_hash" else "ended with"
+    each = ", ".join(f"rank {r.rank} {getattr(r, when)[:12]}" for r in ranks)
+    return _failed(
+        "ranks",
+        f"{arm.label}: the ranks {verb} different models.",
+        f"SHA-256 of the parameters: {each}.",
+        "its gradients are not the mean over all ranks.",
     )
-
-
-def _hashes(ranks: list[RankResult], name: str) -> str:
-    each = ", ".join(f"rank {r.rank} {getattr(r, name)[:12]}" for r in ranks)
-    return f"SHA-256 of the parameters: {each}."
 
 
 # ---- a pass beside a single process ----
 
 
 def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
-    name: Literal["float64", "float32"] = "float64" if kind == "float64" else "float32"
+    name: _Name = "float64" if kind == "float64" else "float32"
     if not arm.synchronises:
         return Gate(name=name, outcome="exempt")
     limit = LIMITS[kind]
     passes = {r.rank: taken for r in ranks if (taken := pass_of(r, kind))}
     if len(passes) < len(ranks):
         missing = next(r for r in ranks if r.rank not in passes)
-        return Gate(
-            name=name,
-            outcome="failed",
-            limit=limit,
-            what=f"{arm.label}: rank {missing.rank} on {missing.host} has no {kind} pass.",
-            found="Without it, the training of this arm is not proven.",
-            remedy="Fix the strategy: every rank must take the parity steps.",
-        )
+        what = f"{arm.label}: rank {missing.rank} on {missing.host} has no {kind} pass."
+        found = "Without it, the training of this arm is not proven."
+        return _failed(name, what, found, "every rank must take the parity steps.", limit=limit)
     figure = passes[0].differences[-1]
     if arm.another_training:
         return Gate(name=name, outcome="exempt", figure=figure, what=ANOTHER_TRAINING)
@@ -141,19 +134,18 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     if arm.exact and figure is not None and figure <= limit and same:
         return Gate(name=name, outcome="passed", figure=figure, limit=limit)
     allowed = f"{limit:g}" if arm.exact else f"{_ROUNDED:g} of the first update, for rounding"
-    return Gate(
-        name=name,
-        outcome="failed",
+    return _failed(
+        name,
+        f"{arm.label} does not train what a single process trains on the same samples.",
+        f"Relative difference of rank 0 after {passes[0].steps} {kind} steps: {_size(figure)}. "
+        f"Allowed: {allowed}. " + diagnose(list(passes.items()), limit),
+        _WORTHLESS,
         figure=figure,
         limit=limit,
-        what=f"{arm.label} does not train what a single process trains on the same samples.",
-        found=f"Relative difference of rank 0 after {passes[0].steps} {kind} steps: {_size(figure)}. "
-        f"Allowed: {allowed}. " + diagnose(list(passes.items()), limit),
-        remedy="Fix the strategy: the speed of this arm means nothing.",
     )
 
 
-def _check_end_of_lossy(arm: Arm, first: ParityPass, name: Literal["float64", "float32"]) -> Gate:
+def _check_end_of_lossy(arm: Arm, first: ParityPass, name: _Name) -> Gate:
     """Check an arm that rounds or compresses after its first update.
 
     The first update is right. The difference is reported, and must only be smaller than without any training.
@@ -162,16 +154,15 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: Literal["float64", "f
     if _is_within(error, _AS_FAR_AS_UNTRAINED):
         return Gate(name=name, outcome="exempt", figure=figure)
     size = "no number" if error is None else f"{error:.2g} times the size of that update"
-    return Gate(
-        name=name,
-        outcome="failed",
-        figure=figure,
-        what=f"{arm.label}: rounding or compression cannot explain its difference from a single process.",
-        found=f"Difference of the update after {first.steps} {name} steps: {size}. "
+    return _failed(
+        name,
+        f"{arm.label}: rounding or compression cannot explain its difference from a single process.",
+        f"Difference of the update after {first.steps} {name} steps: {size}. "
         f"Allowed: {_AS_FAR_AS_UNTRAINED:g}, the difference without any training. "
         "The first update is right on every rank. Either something is left over from the step before, or the "
         "compression error is lost.",
-        remedy="Fix the strategy: the speed of this arm means nothing.",
+        _WORTHLESS,
+        figure=figure,
     )
 
 
