@@ -38,7 +38,7 @@ PROBE_SECONDS: Final = 5.0
 FILE_SECONDS: Final = 120.0
 """Maximum time to download one file from one mirror, retries included."""
 RETRIES: Final = 1
-"""Attempts after the first, for each file and mirror."""
+"""Attempts after a network error, for each file and mirror."""
 
 # One dead address, such as IPv6 without a route, must not use up the probe.
 _PROBE_CONNECT_SECONDS: Final = 2.0
@@ -67,8 +67,8 @@ class MnistNotFoundError(DataError):
         self.reason = reason
 
 
-class _MirrorError(ValueError):
-    """A mirror failed to serve a file. pooch retries after a ValueError."""
+class _MirrorError(Exception):
+    """A mirror serves wrong content, or is too slow."""
 
 
 def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
@@ -162,7 +162,7 @@ def _in_thread(call: Callable[[], _Answer]) -> Future[_Answer]:
     def run() -> None:
         try:
             future.set_result(call())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, _MirrorError) as error:
             future.set_exception(error.with_traceback(None))  # frees the frames that hold the connection
 
     threading.Thread(target=run, daemon=True).start()
@@ -203,14 +203,16 @@ def _download(root: Path, name: str, mirrors: list[str], tell: Callable[[str], N
 
     A mirror that fails becomes the last of ``mirrors``.
     """
+    import requests
+
     problems: dict[str, str] = {}
     for mirror in tuple(mirrors):
         tell(f"{name}: downloading from {_host(mirror)}")
         try:
             _fetch(mnist_directory(root), name, mirror, tell)
-        except _MirrorError as error:
-            problems[mirror] = str(error)
-            tell(f"{name}: {_host(mirror)} failed: {error}")
+        except (_MirrorError, requests.RequestException, ValueError) as error:
+            problems[mirror] = _reason(error)
+            tell(f"{name}: {_host(mirror)} failed: {problems[mirror]}")
             mirrors.remove(mirror)
             mirrors.append(mirror)
         else:
@@ -268,8 +270,6 @@ def _downloaded(url: str, deadline: float, report: Callable[[int], None]) -> byt
         sink.close()  # ends the thread at its next chunk
         message = f"not complete after {FILE_SECONDS:g} s"
         raise _MirrorError(message) from error
-    except (OSError, ValueError) as error:  # the sink is memory, so an OSError comes from the network
-        raise _MirrorError(_reason(error)) from error
     return sink.getvalue()
 
 

@@ -412,7 +412,8 @@ def test_fetch_downloads_only_the_missing_files(small, tmp_path, mirror):
     assert mirror.gets == []
 
 
-def test_fetch_skips_a_bad_mirror_and_then_tries_it_last(small, tmp_path, serve):
+def test_fetch_skips_a_bad_mirror_and_then_tries_it_last(small, tmp_path, serve, monkeypatch):
+    monkeypatch.setattr(mnist, "RETRIES", 1)  # only after a network error
     wrong = {name: content[:-1] + bytes([content[-1] ^ 1]) for name, content in small.items()}
     bad, good = serve(wrong), serve(small)
     lines = []
@@ -479,6 +480,7 @@ def test_fetch_leaves_a_mirror_that_drips_for_the_next(small, tmp_path, serve, m
     """Each byte renews the timeout of a read; only a deadline helps."""
     slow, good = serve(small), serve(small)
     drip(slow)
+    monkeypatch.setattr(mnist, "RETRIES", 1)  # only after a network error
     monkeypatch.setattr(mnist, "FILE_SECONDS", 3.0)
     directory = data.fetch_mnist(tmp_path)
     assert (len(slow.gets), len(good.gets)) == (1, len(FILES))
