@@ -1,7 +1,7 @@
-"""What the kernel says of this process: which ways to other processes it really holds open.
+"""Find a process's real transports in the kernel's tables.
 
-Libraries are configured to use a transport and sometimes take another. The kernel's tables of sockets
-and mappings are independent of what any library says of itself.
+A library may use another transport than its settings ask for. The kernel's tables of sockets and memory
+maps show which connections are really open.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 ONE_RANK = "none (one rank)"
 
-_SEGMENT = re.compile(r"/dev/shm/(\S+)")  # noqa: S108 -- looked for, not written
+_SEGMENT = re.compile(r"/dev/shm/(\S+)")  # noqa: S108 -- only read
 
 
 def socket_interfaces(*, except_ports: tuple[int, ...] = ()) -> list[str]:
-    """Name the network interfaces over which this process holds established TCP connections.
+    """Return the network interfaces of this process's open TCP connections.
 
     Connections to or from ``except_ports`` do not count: a rendezvous store is no transport.
     """
@@ -38,22 +38,22 @@ def socket_interfaces(*, except_ports: tuple[int, ...] = ()) -> list[str]:
 
 
 def shared_segments() -> list[str]:
-    """Name the POSIX shared-memory segments that this process has mapped."""
+    """Return the POSIX shared-memory segments that this process maps."""
     return sorted(set(_SEGMENT.findall(Path("/proc/self/maps").read_text())))
 
 
 def tcp_transport(world_size: int, *, except_ports: tuple[int, ...] = ()) -> str:
-    """Say over which interfaces the messages of a library that speaks TCP travel."""
+    """Return the interfaces that a TCP library's messages use."""
     if world_size == 1:
         return ONE_RANK
     return _named(f"TCP over {name}" for name in socket_interfaces(except_ports=except_ports))
 
 
 def mpi_transport(world_size: int) -> str:
-    """Say how MPI's messages travel from this process.
+    """Return the transport of MPI's messages from this process.
 
-    Open MPI keeps one connection to its daemon on this host, which carries no messages; it goes over
-    the loopback interface, so that one counts only where nothing else is open.
+    Open MPI keeps one connection to its daemon on this host, which carries no messages. It uses the
+    loopback interface. So loopback counts only if nothing else is open.
     """
     if world_size == 1:
         return ONE_RANK

@@ -1,7 +1,7 @@
-"""Load one library in a process of its own and say what it is: ``python -m backends.probe LIBRARY``.
+"""Load one library in a separate process: ``python -m backends.probe LIBRARY``.
 
-The answer is printed, in JSON and a line of its own. Libraries that were built for another torch raise, or
-take the process with them; either is an answer, too.
+It prints the library's facts as one line of JSON. A library that was built for another torch raises an
+error or crashes the process. Both are results, too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def probe_torch() -> Facts:
-    """Say which process groups and devices torch has, and whether its ranks could share memory."""
+    """Return torch's process groups and devices, and whether ranks can share memory."""
     import torch
     import torch.distributed as dist
 
-    from backends.strategies.shared_memory.sum import problem_here
+    from backends.strategies.shared_memory.memory import problem_here
 
     gpus = torch.cuda.device_count()
     return {
@@ -62,11 +62,11 @@ def probe_torch_build() -> Facts:
 
 
 def probe_horovod() -> Facts:
-    """Say which controllers and operations Horovod was built with."""
+    """Return the controllers and operations that Horovod was built with."""
     import horovod
     import horovod.torch as hvd
 
-    # A library built for another torch makes horovod.torch only warn; importing it raises.
+    # With a library for another torch, horovod.torch only warns. This import raises.
     import horovod.torch.mpi_lib_v2
 
     built = {"gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(), "nccl": bool(hvd.nccl_built())}
@@ -81,7 +81,7 @@ def probe_horovod() -> Facts:
 
 
 def probe_mpi4py() -> Facts:
-    """Say which MPI mpi4py has loaded, without initialising it."""
+    """Return the MPI that mpi4py has loaded, without initialising it."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -100,18 +100,18 @@ PROBES = {
 
 
 def end_with_parent() -> None:
-    """Be ended by the system when the other end of standard input is closed: whoever asked is gone then.
+    """Exit when the parent closes the other end of standard input.
 
-    Nothing is done where that is no pipe; one that several processes share tells only one of them.
-    By a signal, and not by a thread that reads: a library that hangs while it loads may let no other thread
-    run. ``SIGIO`` ends whoever does not handle it.
+    If standard input is no pipe, this does nothing. The system sends ``SIGIO``, which ends the process. A
+    reading thread would not do: a library that hangs while it loads may block all threads. If several
+    processes share the pipe, only one of them gets the signal.
     """
     if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         return
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(sys.stdin, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sys.stdin, fcntl.F_SETFL, fcntl.fcntl(sys.stdin, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([sys.stdin], [], [], 0)[0]:  # gone before anybody listened
+    if select.select([sys.stdin], [], [], 0)[0]:  # the parent ended before the signal was set up
         sys.exit("left alone")
 
 

@@ -1,1 +1,1 @@
-"""Who is here and how bytes move: one module per library, each a Group."""
+"""Join ranks and move bytes: each module has one library's Group."""

@@ -1,4 +1,4 @@
-"""Horovod: a background thread negotiates over a controller and reduces over Gloo, MPI or NCCL."""
+"""Join Horovod, whose background thread reduces over Gloo, MPI or NCCL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AS_STRTOF = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 class HorovodWork(Work):
-    """A tensor in the hands of the background thread."""
+    """A tensor that the background thread reduces."""
 
     def __init__(self, handle: int, number: int, in_flight: set[int]) -> None:
         self._handle = handle
@@ -46,21 +46,21 @@ class HorovodGroup(Group):
     def join(
         cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
     ) -> Self:
-        del timeout_seconds  # Horovod only warns of a stall: the rank's watchdog ends it
+        del timeout_seconds  # Horovod only warns of a stall; the rank's watchdog ends it
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        # hvd.init reads the environment once; what stands there now is what the library takes.
+        # hvd.init reads the environment once, so these are the settings that the library uses.
         settings = _settings()
         hvd.init()
         if (hvd.rank(), hvd.size()) != (placement.rank, placement.world_size):
             raise BackendError(
-                f"Horovod says rank {hvd.rank()} of {hvd.size()}, the launcher said {placement.rank} of "
-                f"{placement.world_size}: horovodrun belongs to another installation"
+                f"Horovod has rank {hvd.rank()} of {hvd.size()}, but the launcher has {placement.rank} of "
+                f"{placement.world_size}. horovodrun belongs to another installation."
             )
         if _controller() != options["controller"]:
             raise BackendError(
-                f"the arm asks for the {options['controller']} controller, Horovod runs the {_controller()} "
-                "one: was HOROVOD_CONTROLLER set in the environment?"
+                f"the arm needs the {options['controller']} controller, but Horovod runs {_controller()}. "
+                "Perhaps HOROVOD_CONTROLLER is set in the environment."
             )
         return cls(placement, device, settings)
 
@@ -76,8 +76,8 @@ class HorovodGroup(Group):
         self.all_reduce_start_(tensor).wait()
 
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
-        # Horovod remembers by name what was negotiated, and a tensor without one gets a new one every time:
-        # 0.5 ms more a call on two ranks. Ranks start and wait in one order: a number means the same on all.
+        # Horovod caches negotiations by name. A tensor without a name gets a new one every time, which
+        # costs 0.5 ms a call on two ranks. Ranks start and wait in one order, so numbers agree on all ranks.
         number = next(n for n in count() if n not in self._in_flight)
         self._in_flight.add(number)
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"ringside.{number}.{tensor.numel()}")
@@ -107,13 +107,13 @@ class HorovodGroup(Group):
         return evidence.tcp_transport(self.world_size)
 
     def _observe_cycle(self) -> float:
-        """Measure the pace of the background thread: a lone tiny tensor takes one cycle."""
+        """Measure the background thread's cycle: a single small tensor takes one."""
         tensor = torch.zeros(1, device=self.device)
         paces = []
         for _ in range(_PROBES):
-            begun = time.perf_counter_ns()
+            started = time.perf_counter_ns()
             hvd.allreduce_(tensor, op=hvd.Sum, name="ringside.cycle")
-            paces.append(time.perf_counter_ns() - begun)
+            paces.append(time.perf_counter_ns() - started)
         return round(statistics.median(paces) / 1e6, 3)
 
 
@@ -122,7 +122,7 @@ def _controller() -> str:
 
 
 def _settings() -> Facts:
-    """Read what Horovod is about to read, as it does; the defaults are its own (operations.cc, 0.28)."""
+    """Read the variables as Horovod does, with its defaults (operations.cc, 0.28)."""
     return {
         "fusion_bytes": int(_number("HOROVOD_FUSION_THRESHOLD", 128 << 20, _AS_STRTOL)),
         "cycle_milliseconds": _number("HOROVOD_CYCLE_TIME", 1.0, _AS_STRTOF),
@@ -131,7 +131,7 @@ def _settings() -> Facts:
 
 
 def _number(name: str, default: float, form: re.Pattern[str]) -> float:
-    """Read the number that a variable begins with; one that begins with none counts as 0."""
+    """Read the number at the start of a variable; without one, 0."""
     text = os.environ.get(name)
     if text is None:
         return default

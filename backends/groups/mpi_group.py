@@ -1,4 +1,4 @@
-"""MPI through mpi4py, on tensors in host memory."""
+"""Join MPI through mpi4py, for tensors in host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MPIWork(Work):
-    """A non-blocking collective; the tensor is kept alive until it is done."""
+    """A non-blocking collective that keeps its tensor alive."""
 
     def __init__(self, request: MPI.Request, tensor: torch.Tensor) -> None:
         self._request = request
@@ -27,7 +27,7 @@ class MPIWork(Work):
 
 
 class MPIGroup(Group):
-    """MPI's world. The launcher's word on rank and size is checked against MPI's own."""
+    """MPI's world, checked against the launcher's rank and size."""
 
     name: ClassVar[str] = "mpi"
 
@@ -35,16 +35,16 @@ class MPIGroup(Group):
     def join(
         cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
     ) -> Self:
-        del options, timeout_seconds  # MPI has no time-out: the rank's watchdog is the only one
+        del options, timeout_seconds  # MPI has no timeout, so only the rank's watchdog ends a wait
         if device.type != "cpu":
             raise BackendError(
-                "mpi averages tensors in host memory: run it with --device cpu, or leave it out"
+                "mpi averages tensors in host memory. Run it with --device cpu, or leave it out."
             )
         world = MPI.COMM_WORLD
         if (world.rank, world.size) != (placement.rank, placement.world_size):
             raise BackendError(
-                f"MPI says rank {world.rank} of {world.size}, the launcher said {placement.rank} of "
-                f"{placement.world_size}: mpi4py runs on another MPI than the mpirun that started it"
+                f"MPI has rank {world.rank} of {world.size}, but the launcher has {placement.rank} of "
+                f"{placement.world_size}. mpi4py uses another MPI than the mpirun that started it."
             )
         return cls(placement, device)
 

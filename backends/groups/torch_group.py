@@ -1,4 +1,4 @@
-"""torch.distributed: NCCL between GPUs, Gloo between CPUs."""
+"""Join torch.distributed: NCCL between GPUs, Gloo between CPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TorchWork(Work):
 
 
 class TorchGroup(Group):
-    """The default process group, met through the environment that torchrun sets."""
+    """The default process group, from the environment that torchrun sets."""
 
     name: ClassVar[str] = "torch.distributed"
 
@@ -41,7 +41,7 @@ class TorchGroup(Group):
             rank=placement.rank,
             world_size=placement.world_size,
             timeout=timedelta(seconds=timeout_seconds),
-            # Binding NCCL to its device at once makes a wrong placement fail here, not in the first step.
+            # With NCCL bound to its device, a wrong placement fails here, not in the first step.
             device_id=device if backend == "nccl" else None,
         )
         return cls(placement, device)
@@ -55,7 +55,7 @@ class TorchGroup(Group):
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
         work = dist.all_reduce(tensor, async_op=True)
         if work is None:
-            raise BackendError("this process is not a member of its own process group")
+            raise BackendError("this process is not a member of its process group")
         return TorchWork(work)
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
@@ -73,20 +73,24 @@ class TorchGroup(Group):
         }
 
     def leave(self) -> None:
-        # Without it a Gloo program aborts at exit.
+        # Without this a Gloo program aborts at exit.
         dist.destroy_process_group()
 
 
 def _choose(asked: str, device: torch.device) -> str:
-    """Name the process group's backend, or say why it cannot be had; never another in its stead."""
+    """Choose the process group's backend; never substitute another one.
+
+    Raises:
+        BackendError: the backend cannot be used here.
+    """
     backend = asked if asked != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type != "cuda":
         raise BackendError(
-            "NCCL needs CUDA tensors, but this run is on the CPU: use process_group=gloo or --device cuda"
+            "NCCL needs CUDA tensors, but this run is on the CPU. Use process_group=gloo or --device cuda."
         )
     if backend == "nccl" and not dist.is_nccl_available():
         raise BackendError(
-            "this build of torch has no NCCL: install a CUDA build, or ask for process_group=gloo"
+            "this build of torch has no NCCL. Install a CUDA build, or use process_group=gloo."
         )
     return backend
 

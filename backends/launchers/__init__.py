@@ -1,7 +1,7 @@
-"""Launchers: one module each, two pure functions each.
+"""Write launchers' commands and read their environment, one module each.
 
-``commands(request)`` says what to execute, as data; ``placement(environ)`` reads in a rank what that
-launcher told it. Nothing here starts anything: that is ``supervise``'s work.
+``commands(request)`` returns the commands as data. ``placement(environ)`` reads a rank's place from the
+launcher's variables. Nothing here starts a process.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class Launcher(Protocol):
-    """What a launcher's module offers."""
+    """The interface of a launcher's module."""
 
     EXECUTABLE: str
-    """The program that must be there."""
+    """The program that must be installed."""
     REMEDY: str
-    """What brings it back where it is not."""
+    """The command that installs it."""
 
     def commands(self, request: Request) -> list[Command]:
-        """Say what to execute to start every rank of ``request``."""
+        """Return the commands that start every rank of ``request``."""
 
     def placement(self, environ: Mapping[str, str]) -> Placement:
-        """Read where this rank stands, from the environment that the launcher gave it.
+        """Read this rank's placement from the launcher's environment variables.
 
         Raises:
-            KeyError: the variable that is missing; the process was not started by this launcher.
+            KeyError: a variable is missing, so another launcher started the process.
         """
 
 
@@ -49,12 +49,15 @@ def environment_bin() -> Path:
 
 
 def where_it_is_not(launcher: str) -> str:
-    """Say where a launcher was looked for that ``find_launcher`` does not find."""
+    """State where ``find_launcher`` looked for a launcher without success."""
     return f"{launcher} is neither beside {sys.executable} nor on PATH"
 
 
 def find_launcher(name: str) -> Path | None:
-    """Find a launcher beside this interpreter, which is the one that matches its libraries, or on PATH."""
+    """Find a launcher beside this interpreter or on PATH.
+
+    The one beside the interpreter matches its libraries.
+    """
     executable = LAUNCHERS[name].EXECUTABLE
     found = shutil.which(
         executable, path=os.pathsep.join([str(environment_bin()), os.environ.get("PATH", "")])

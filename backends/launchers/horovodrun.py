@@ -1,4 +1,4 @@
-"""horovodrun, with either of its controllers."""
+"""Write horovodrun's command, for either of its controllers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def commands(request: Request) -> list[Command]:
     argv = (
         str(request.executable),
         f"--{controller}",
-        # It would remember in the home folder which hosts and interfaces once answered.
+        # The cache in the home folder keeps hosts and interfaces that answered earlier.
         "--disable-cache",
         "-np",
         str(request.ranks),
@@ -41,13 +41,13 @@ def commands(request: Request) -> list[Command]:
 
 
 def _mpi_flags(request: Request) -> tuple[str, ...]:
-    """Pass on to the mpirun underneath what our own mpirun arms get."""
+    """Pass to the mpirun underneath the flags of the mpirun arms."""
     flags = (
         "--allow-run-as-root",
         *mpirun.mca("mpi_yield_when_idle", "1"),
         *mpirun.mca("oob_tcp_if_include", request.network or request.interface),
         *(("--prefix", shlex.quote(str(request.mpi_prefix))) if request.network else ()),
-        # horovodrun hands them to a shell.
+        # horovodrun passes them to a shell.
         *(
             flag
             for name, value in mpirun.remote_parameters(request)

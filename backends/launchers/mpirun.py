@@ -1,4 +1,4 @@
-"""mpirun of Open MPI."""
+"""Write the command of Open MPI's mpirun."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def commands(request: Request) -> list[Command]:
         str(request.ranks),
         "-host",
         hosts_argument(request.hosts),
-        # Open MPI would bind each rank to one core; threads and affinity are set alike for every arm.
+        # Open MPI would bind each rank to one core, but all arms must have the same affinity.
         "--bind-to",
         "none",
-        # Ranks that wait give the core away, so that oversubscription is slow but not a standstill.
+        # Ranks that wait yield the core, so that oversubscription is slow but makes progress.
         *mca("mpi_yield_when_idle", "1"),
         # mpirun's own daemons would listen on every address of the machine.
         *mca("oob_tcp_if_include", request.network or request.interface),
         *mca("btl_tcp_if_include", request.network or request.interface),
         *(("--prefix", str(request.mpi_prefix), "--map-by", "slot") if request.network else ()),
         *(flag for name, value in remote_parameters(request) for flag in mca(name, value)),
-        # By name: the value is in mpirun's own environment, and on no command line.
+        # Only the name: the value is in mpirun's environment, and on no command line.
         *(flag for name in _exported(request) for flag in ("-x", name)),
-        # An uncaught exception in plain mpi4py leaves the other ranks waiting for ever; under this
-        # runner it aborts the job.
+        # After an uncaught exception in plain mpi4py the other ranks wait for ever. This runner aborts
+        # the job.
         str(request.python),
         "-m",
         "mpi4py",
@@ -49,15 +49,15 @@ def commands(request: Request) -> list[Command]:
 
 
 def remote_parameters(request: Request) -> list[tuple[str, str]]:
-    """Say what Open MPI must be told where it starts daemons on other hosts."""
+    """Return Open MPI's parameters for starting daemons on other hosts."""
     if not request.network:
         return []
     return [
-        # The daemons bear the launch's mark, so that whoever ends the launch finds them.
+        # The daemons have the launch's mark, so that they are found when the launch is ended.
         ("orte_launch_agent", f"env {MARKER}={request.mark} orted"),
-        # All of them are started from here: hosts need not let each other in.
+        # All daemons start from here, so hosts need no ssh to each other.
         ("plm_rsh_no_tree_spawn", "1"),
-        # Behind a link that went down they would wait for ever.
+        # Without keepalive, daemons behind a dead link would wait for ever.
         ("oob_tcp_keepalive_time", "3"),
         ("oob_tcp_keepalive_intvl", "2"),
         ("oob_tcp_keepalive_probes", "3"),
@@ -66,12 +66,12 @@ def remote_parameters(request: Request) -> list[tuple[str, str]]:
 
 
 def _exported(request: Request) -> list[str]:
-    """Name what ranks on other hosts would not find in their environment."""
+    """Return variables that ranks on other hosts would otherwise lack."""
     return [MARKER, *request.environment] if request.network else list(request.exported)
 
 
 def mca(name: str, value: str) -> tuple[str, str, str]:
-    """Spell one of Open MPI's parameters."""
+    """Return the flags for one of Open MPI's parameters."""
     return ("--mca", name, value)
 
 

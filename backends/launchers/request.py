@@ -1,4 +1,4 @@
-"""What a launcher is asked for, and what it answers: plain data, compared to the letter in tests."""
+"""Define a launcher's request and its commands, as plain data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 MARKER = "RINGSIDE_LAUNCH"
-"""Environment variable that names the launch in every process of it."""
+"""Environment variable that holds the launch's name in all its processes."""
 
 
 class Host(Protocol):
-    """What a launcher must know of a host."""
+    """The facts of a host that a launcher needs."""
 
     @property
     def name(self) -> str:
@@ -20,48 +20,48 @@ class Host(Protocol):
 
     @property
     def slots(self) -> int:
-        """Number of ranks that it gets."""
+        """Number of its ranks."""
 
 
 def hosts_argument(hosts: Iterable[Host]) -> str:
     """Return the value of a launcher's ``-H``: ``a:2,b:2``.
 
-    mpirun 4.1 and horovodrun take names and IPv4 addresses alone: ``user@host:N`` and ``[::1]:N`` fail.
+    mpirun 4.1 and horovodrun take only names and IPv4 addresses: ``user@host:N`` and ``[::1]:N`` fail.
     """
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One launch of one arm: so many ranks of one program on these hosts."""
+    """One launch of one arm: ranks of one program on these hosts."""
 
     executable: Path
-    """The launcher, by its whole path: a bare name would fail on other hosts."""
+    """Full path of the launcher: a bare name fails on other hosts."""
     python: Path
     """The interpreter that every rank runs."""
     hosts: tuple[Host, ...]
-    """Each with the number of ranks that it gets as its slots."""
+    """The hosts; ``slots`` is the number of ranks on each."""
     module: str
     """Python module that every rank runs."""
     arguments: tuple[str, ...]
     port: int
-    """A port that was free on the first host a moment ago, for launchers that do not find their own."""
+    """A free port on the first host, for launchers that choose none."""
     environment: Mapping[str, str]
-    """Set for every rank, over what it inherits."""
+    """Variables for every rank, over its inherited ones."""
     interface: str
-    """Network interface for all arms alike."""
+    """Network interface of all arms."""
     options: Mapping[str, bool | float | str] = field(default_factory=dict)
-    """The arm's options: a launcher reads those that are flags of its own."""
+    """The arm's options; a launcher reads those that are its flags."""
     exported: tuple[str, ...] = ()
-    """Names in ``environment`` that are the arm's own, for launchers that must be told what to pass on."""
+    """Names of the arm's own variables, for launchers that must list them."""
     address: str = "127.0.0.1"
-    """Of the first host on the interface of all arms."""
+    """Address of the first host on the interface."""
     network: str = ""
-    """The network that all hosts share on that interface, as 10.0.0.0/24; empty on one machine."""
+    """The network of all hosts, as 10.0.0.0/24; empty on one machine."""
     mpi_prefix: Path | None = None
-    """Where Open MPI is installed, here as on every host; a remote shell's PATH need not know it."""
+    """Open MPI's folder on every host, which a remote PATH may lack."""
     mark: str = ""
-    """The launch's name, for what a launcher starts on other hosts and nobody else would mark."""
+    """The launch's name, for daemons that a launcher starts on other hosts."""
 
     @property
     def ranks(self) -> int:
@@ -75,6 +75,6 @@ class Command:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """Over the allow-listed environment of the caller."""
+    """Variables over the caller's allow-listed environment."""
     host: Host | None = None
-    """Where it is executed; None for wherever the launch is started from."""
+    """The host that executes it; None for the starting machine."""

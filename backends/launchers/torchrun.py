@@ -1,4 +1,4 @@
-"""torchrun: one elastic agent on every host, with a static rendezvous at the first."""
+"""Write torchrun's commands: one agent per host, with a static rendezvous."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ REMEDY = "pip install --force-reinstall torch"
 
 
 def commands(request: Request) -> list[Command]:
-    """Start one agent on every host; torchrun has no hostfile, and the agents find each other by address."""
+    """Start one agent on every host.
+
+    torchrun has no hostfile; the agents find each other by address.
+    """
     return [_command(request, number, host) for number, host in enumerate(request.hosts)]
 
 
@@ -30,7 +33,7 @@ def _command(request: Request, number: int, host: Host) -> Command:
         f"--node_rank={number}",
         f"--master_addr={request.address}",
         f"--master_port={request.port}",
-        # A rank that fails has failed: restarting it would hide that and change what is measured.
+        # A restart would hide a failed rank and change the measurement.
         "--max_restarts=0",
         "--module",
         request.module,

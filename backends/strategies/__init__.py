@@ -1,1 +1,1 @@
-"""How gradients become the mean: one module per strategy, each a Replica."""
+"""Turn gradients into their mean: each module has one strategy, a Replica."""

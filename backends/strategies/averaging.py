@@ -1,6 +1,7 @@
-"""Averaging by hand over any group: one all-reduce per parameter, one for all, or during backward.
+"""Average gradients by hand over any group.
 
-Or, between ranks of one host, in memory that they share.
+There is one all-reduce per parameter, one for all, or one per bucket during backward. Ranks of one host can
+also average in memory that they share.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MIB = 1 << 20
 
 
 class AveragingReplica(LocalReplica):
-    """Averages gradients over the group; the option ``mode`` chooses in how many pieces and when."""
+    """A replica that averages gradients over the group, as ``mode`` chooses."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -44,7 +45,7 @@ class AveragingReplica(LocalReplica):
         self.reducer.expect(passes)
 
     def backward(self, loss: torch.Tensor) -> None:
-        # Gradients come out as this rank's share of the mean, with no pass over memory to divide them.
+        # Gradients are then this rank's share of the mean, without another pass over memory.
         if self._share is None:
             self._share = torch.full_like(loss, 1 / self.reducer.group.world_size)
         loss.backward(self._share)
@@ -66,7 +67,7 @@ class AveragingReplica(LocalReplica):
 
 
 class Reducer(ABC):
-    """Replaces every gradient by the sum of all ranks'."""
+    """Replace every gradient by the sum over all ranks."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         del options
@@ -74,19 +75,19 @@ class Reducer(ABC):
         self.group = group
 
     def expect(self, passes: int) -> None:
-        """Hear how many backward passes there are before ``reduce``."""
+        """Set the number of backward passes before each ``reduce``."""
         del passes
 
     @abstractmethod
     def reduce(self) -> None:
-        """Sum up, over the ranks, the gradients that have added up since the last time."""
+        """Sum, over the ranks, the gradients since the last call."""
 
     @abstractmethod
     def message_bytes(self) -> list[int]:
-        """Size of each all-reduce of one step."""
+        """Return the size of each all-reduce of one step."""
 
     def alone(self) -> Callable[[], None]:
-        """Return what runs one step's all-reduces on buffers of their own, one after the other."""
+        """Return a function that runs one step's all-reduces on separate buffers."""
         first = self.parameters[0]
         buffers = [
             torch.zeros(size // first.element_size(), dtype=first.dtype, device=first.device)
@@ -100,15 +101,18 @@ class Reducer(ABC):
         return run
 
     def attest(self) -> Facts:
-        """Say what else is true of this mode alone.
+        """Return further facts of this mode.
 
-        Its ``transport`` stands in the place of the group's.
+        Its ``transport`` replaces the group's.
         """
         return {}
 
 
 class PerParameterReducer(Reducer):
-    """One blocking all-reduce per parameter: what tutorials show (but divide after), and latency punishes."""
+    """One blocking all-reduce per parameter, as in tutorials.
+
+    Tutorials divide after the sum. Latency makes this mode slow.
+    """
 
     def reduce(self) -> None:
         for gradient in _gradients(self.parameters):
@@ -134,7 +138,10 @@ class FlatReducer(Reducer):
 
 
 class OverlapReducer(Reducer):
-    """Buckets whose all-reduce begins as soon as backward has filled them, last layer first."""
+    """Buckets whose all-reduce starts when backward has filled them.
+
+    The last layer comes first.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
@@ -153,7 +160,7 @@ class OverlapReducer(Reducer):
 
     def reduce(self) -> None:
         if len(self.started) < len(self.buckets):
-            _gradients(self.parameters)  # names the one that is missing
+            _gradients(self.parameters)  # raises an error that names the missing one
         for work in self.started:
             work.wait()
         self.started.clear()
@@ -183,7 +190,10 @@ class OverlapReducer(Reducer):
 
 
 class SharedMemoryReducer(Reducer):
-    """All gradients in one, in memory that all ranks have mapped: the group only introduces them."""
+    """One sum of all gradients in memory that all ranks map.
+
+    The group is used only for the set-up.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
@@ -206,10 +216,10 @@ class SharedMemoryReducer(Reducer):
 
 
 class Bucket:
-    """One persistent buffer that holds the gradients of some parameters, end to end.
+    """One persistent buffer for the gradients of some parameters, end to end.
 
-    Collecting costs one pass over memory; nothing is copied out, because the parameters take the
-    buffer's views as their gradients, until the step forgets them.
+    Collecting costs one pass over memory. Nothing is copied back: the parameters use the buffer's views as
+    their gradients, until the step forgets them.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -227,7 +237,7 @@ class Bucket:
         return self.flat.numel() * self.flat.element_size()
 
     def collect(self) -> None:
-        """Copy the gradients in, and let the parameters' gradients be the buffer's views."""
+        """Copy the gradients in, and use the buffer's views as gradients."""
         torch._foreach_copy_(self.views, _gradients(self.parameters))
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
@@ -246,14 +256,17 @@ def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     if len(gradients) < len(parameters):
         index = next(i for i, p in enumerate(parameters) if p.grad is None)
         raise BackendError(
-            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient, so it "
-            "cannot be averaged; every parameter must take part in the loss"
+            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient. Without one "
+            "it cannot be averaged. Every parameter must take part in the loss."
         )
     return gradients
 
 
 def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
-    """Group parameters, in the order given, into buckets of at most ``cap_bytes`` (or one parameter)."""
+    """Group parameters, in order, into buckets of at most ``cap_bytes``.
+
+    A larger parameter has its own bucket.
+    """
     filled: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:

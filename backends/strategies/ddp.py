@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel: buckets all-reduced while backward still runs."""
+"""Train through torch's DistributedDataParallel: buckets are all-reduced during backward."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 DEFAULT_CAP_MB = 25
 _HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
-"""What DDP calls its hooks, and what the option does."""
+"""DDP's names of hooks, and the option's names."""
 
 
 class DDPReplica(LocalReplica):
-    """Backward and communication are one phase: DDP offers no seam between them."""
+    """A replica in DDP, where backward and communication are one phase."""
 
     phases = ("forward", "backward", "step")
 
@@ -36,7 +36,7 @@ class DDPReplica(LocalReplica):
         self.wrapped = DistributedDataParallel(
             model,
             device_ids=[group.device] if group.device.type == "cuda" else None,
-            # torch's own default is 25 too, but asked for by number it loses its small first bucket.
+            # torch's default is 25 too, but with the number given there is no small first bucket.
             bucket_cap_mb=None if options["bucket_cap_mb"] == DEFAULT_CAP_MB else options["bucket_cap_mb"],
             gradient_as_bucket_view=bool(options["gradient_as_bucket_view"]),
             static_graph=bool(options["static_graph"]),
@@ -49,10 +49,8 @@ class DDPReplica(LocalReplica):
 
     def accumulate(self, passes: int) -> None:
         if passes > 1 and self._static_graph:
-            # torch 2.13 fails an assertion of its own in the first step.
-            raise BackendError(
-                "DDP cannot accumulate gradients with static_graph=true: leave out one of them"
-            )
+            # torch 2.13 fails one of its assertions in the first step.
+            raise BackendError("DDP cannot accumulate with static_graph=true. Leave one of them out.")
         super().accumulate(passes)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -65,12 +63,15 @@ class DDPReplica(LocalReplica):
         self._passes_done += 1
 
     def _in_pass(self) -> AbstractContextManager[None]:
-        """Keep DDP from communicating in every pass of a step but the last; forward must know, too."""
+        """Let DDP communicate only in the last pass of a step.
+
+        This covers forward as well as backward.
+        """
         last = (self._passes_done + 1) % self.passes_per_step == 0
         return nullcontext() if last else self.wrapped.no_sync()
 
     def attest(self) -> Facts:
-        seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- the only place where DDP tells its buckets
+        seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- DDP shows its buckets nowhere else
         hook = str(seen.get("comm_hook") or "none")
         return {
             "reduce_op": "mean",
@@ -78,7 +79,7 @@ class DDPReplica(LocalReplica):
             "bucket_cap_bytes": seen["bucket_cap_bytes"],
             "bucket_bytes": _sizes(seen.get("rebuilt_bucket_sizes") or seen["bucket_sizes"]),
             "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
-            # The logger names it only where it is set.
+            # The logger has it only if it is set.
             "static_graph": bool(seen.get("static_graph")),
             "comm_hook": _HOOKS.get(hook, hook),
             **(_attest_power(self._power) if self._power else {}),
@@ -86,7 +87,7 @@ class DDPReplica(LocalReplica):
 
     def collectives(self) -> Collectives | None:
         if self.attest()["comm_hook"] != "none":
-            return None  # what travels then is the hook's affair, and smaller than the buckets
+            return None  # the hook decides what travels, and that is smaller than the buckets
         parameter = next(self.model.parameters())
         sizes = tuple(self.attest()["bucket_bytes"])
         buckets = [
@@ -103,10 +104,10 @@ class DDPReplica(LocalReplica):
 
 
 def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerSGDState | None:
-    """Put another message in the place of the gradients, as the arm asks.
+    """Register the arm's hook, which sends other data than gradients.
 
     Raises:
-        BackendError: torch refuses it here.
+        BackendError: torch refuses the hook here.
     """
     kind = options["comm_hook"]
     if kind == "none":
@@ -124,7 +125,7 @@ def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerS
     try:
         wrapped.register_comm_hook(None, getattr(default_hooks, f"{kind}_compress_hook"))
     except TypeError as error:
-        raise BackendError(f"torch refuses comm_hook={kind} here: {error}; use another choice") from None
+        raise BackendError(f"torch refuses comm_hook={kind} here: {error}. Use another choice.") from None
     return None
 
 

@@ -1,4 +1,7 @@
-"""Horovod's DistributedOptimizer: hooks hand gradients to a background thread that fuses and reduces them."""
+"""Train through Horovod's DistributedOptimizer.
+
+Its hooks pass gradients to a background thread, which fuses and reduces them.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,18 @@ if TYPE_CHECKING:
 
 
 class HorovodReplica(LocalReplica):
-    """Waits for the background thread in ``sync``, so that waiting can be told from stepping."""
+    """A replica that waits for the background thread in ``sync``.
+
+    So waiting and stepping are timed separately.
+    """
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         super().__init__(model, make_optimizer, group, options)
-        # The optimizer is fresh on every rank, so its state is the same already. Horovod's
-        # broadcast_optimizer_state would take a step with zero gradients and move Adam's trajectory.
+        # The optimizer is new on every rank, so its state is the same. Horovod's broadcast_optimizer_state
+        # would take a step with zero gradients and change Adam's trajectory.
         self.distributed = hvd.DistributedOptimizer(
             self.optimizer,
             named_parameters=model.named_parameters(),
@@ -36,7 +42,7 @@ class HorovodReplica(LocalReplica):
 
     def accumulate(self, passes: int) -> None:
         super().accumulate(passes)
-        # It adds up gradients and divides by ranks, not by passes: as the seam has it.
+        # It adds gradients and divides by ranks, not by passes, as Replica defines it.
         self.distributed.set_backward_passes_per_step(passes)
 
     def sync(self) -> None:
@@ -49,7 +55,7 @@ class HorovodReplica(LocalReplica):
 
     def attest(self) -> Facts:
         names = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
-        compression = self.distributed._compression.__name__  # noqa: SLF001 -- read back, not assumed
+        compression = self.distributed._compression.__name__  # noqa: SLF001 -- there is no public name
         return {
             "mode": "optimizer",
             "reduce_op": names.get(self.distributed.op, str(self.distributed.op)),
@@ -59,11 +65,11 @@ class HorovodReplica(LocalReplica):
 
     def collectives(self) -> Collectives | None:
         if self.attest()["compression"] != "none":
-            return None  # what travels then is smaller than the gradients, and made in the optimizer's hooks
+            return None  # the optimizer's hooks make smaller tensors, which cannot be sent alone
         gradients = [torch.zeros_like(p) for p in self.model.parameters()]
 
         def run() -> None:
-            # One request a parameter, as its hooks make them; what is fused with what is Horovod's affair.
+            # One request a parameter, as its hooks make them. Horovod decides which of them it fuses.
             handles = [
                 hvd.allreduce_async_(gradient, name=f"alone.{index}", op=hvd.Average)
                 for index, gradient in enumerate(gradients)

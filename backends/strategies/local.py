@@ -1,4 +1,4 @@
-"""No synchronisation: the control's strategy, and the reference replica inside every other arm."""
+"""Train without synchronisation: the control, and the reference beside other arms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LocalReplica(Replica):
-    """Trains alone on its own shard. Other strategies start from it and add what they do to gradients."""
+    """A replica that trains alone on its shard; other strategies extend it."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -39,7 +39,10 @@ class LocalReplica(Replica):
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Do what ``zero_grad`` does, without its bookkeeping: that takes two percent of the MLP's step."""
+        """Drop all gradients, without the cost of ``zero_grad``.
+
+        Its bookkeeping takes two percent of the MLP's step.
+        """
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -1,4 +1,4 @@
-"""What is attested is what runs, also where the environment says something else than the arm."""
+"""Test that attestation states what runs, also in a contradicting environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def launch_of(launcher: str, arm: str) -> Launch:
 
 @pytest.fixture(scope="module", params=["gloo", "mpi"])
 def contradicted(request, carry_out):
-    """Horovod with either controller, in a shell that was set up for the other one and tuned for neither."""
+    """Run Horovod in a shell set up for the other controller."""
     controller = request.param
     other = {"gloo": "mpi", "mpi": "gloo"}[controller]
     arm = f"horovod:controller={controller}"
@@ -61,8 +61,8 @@ def test_horovod_refuses_what_it_does_not_run(contradicted):
     _, outcome = contradicted
     for rank in outcome.ranks:
         assert set(rank.refusals) == {"another rank", "another controller"}
-        assert rank.refusals["another rank"].startswith("BackendError: Horovod says rank")
-        assert rank.refusals["another controller"].startswith("BackendError: the arm asks for the")
+        assert rank.refusals["another rank"].startswith("BackendError: Horovod has rank")
+        assert rank.refusals["another controller"].startswith("BackendError: the arm needs the")
 
 
 def test_mpi_attests_the_transport_that_the_environment_leaves_it(carry_out):
@@ -74,7 +74,7 @@ def test_mpi_attests_the_transport_that_the_environment_leaves_it(carry_out):
         assert rank.group_attestation["transport"] == "TCP over lo"
     for rank in outcome.ranks:
         assert set(rank.refusals) == {"another rank", "a GPU"}
-        assert rank.refusals["another rank"].startswith("BackendError: MPI says rank")
+        assert rank.refusals["another rank"].startswith("BackendError: MPI has rank")
         assert rank.refusals["a GPU"].startswith("BackendError: mpi averages tensors in host memory")
     for promise in promises.OF_A_REPLICA:
         promise(outcome.replicas(arm))

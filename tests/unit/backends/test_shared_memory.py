@@ -1,8 +1,7 @@
-"""Averaging in shared memory: real processes, at 1, 2 and 3 ranks, and what it refuses.
+"""Test averaging in shared memory with 1, 2 and 3 real processes.
 
-Run as ``python -m tests.unit.backends.test_shared_memory RANK WORLD FOLDER`` this file is one of the
-ranks: it writes
-down what it saw, and the tests judge.
+``python -m tests.unit.backends.test_shared_memory RANK WORLD FOLDER`` runs this file as a rank. It writes
+what it saw, and the tests check that.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ from backends.base import BackendError, Placement
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import REDUCERS, AveragingReplica
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.shared_memory import sum as shared_memory
-from backends.strategies.shared_memory.sum import RESULTS, Layout, SharedSum
+from backends.strategies.shared_memory import memory
+from backends.strategies.shared_memory.layout import RESULTS, Layout
+from backends.strategies.shared_memory.sum import SharedSum
 from compare.analysis.summary import summarise
 from compare.worker.loop import train
 from tests.unit.factories import a_launch, a_rank, a_run
@@ -67,17 +67,17 @@ def launch(world, folder):
         for rank in range(world)
     ]
     try:
-        said = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+        printed = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(printed)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """What the ranks of a launch of so many saw; launched once, when the first test asks."""
+    """Launch so many ranks, once, and return what each of them saw."""
     return cache(lambda world: launch(world, tmp_path_factory.mktemp("ranks")))
 
 
@@ -91,40 +91,40 @@ def refused(launched):
     return [rank["refused"] for rank in launched(3)]
 
 
-# ---- it adds up ----
+# ---- the sum ----
 
 
-def test_the_result_is_the_sum_of_all_ranks_gradients(seen):
-    """To the last bit where there is but one order, else to the rounding of two additions."""
+def test_shared_sum_is_the_sum_of_all_ranks_gradients(seen):
+    """Compare bitwise for two ranks, otherwise within the rounding of two additions."""
     for rank in seen:
         assert len(rank["sums"]) == len(SHAPES) * len(DTYPES)
         assert [case for case, found in rank["sums"].items() if not found["right"]] == []
 
 
-def test_the_result_is_bitwise_the_same_on_every_rank(seen):
+def test_shared_sum_is_bitwise_equal_on_every_rank(seen):
     for rank in seen:
         assert rank["sums"] == seen[0]["sums"]
 
 
-def test_gradients_of_any_layout_land_in_the_right_elements(seen):
+def test_shared_sum_accepts_gradients_of_any_memory_layout(seen):
     for rank in seen:
         assert rank["strided"]
 
 
-def test_nothing_is_torn_however_late_a_rank_is(seen):
-    """Late with its gradients, late with its part of the reduction, or late with reading the result."""
+def test_shared_sum_with_late_ranks_is_never_torn(seen):
+    """Delay a rank's gradients, its reduction, or its reading."""
     for rank in seen:
         assert rank["wrong_steps"] == 0
 
 
-def test_without_either_meeting_something_would_be_torn(seen):
+def test_shared_sum_without_either_meeting_is_torn(seen):
     if len(seen) > 1:
         assert sum(rank["wrong_steps_without_first_meeting"] for rank in seen) > 0
         assert sum(rank["wrong_steps_without_second_meeting"] for rank in seen) > 0
 
 
-def test_at_two_ranks_it_trains_bitwise_as_the_flat_mode_and_as_ddp(seen):
-    """At three Gloo adds in another order."""
+def test_shared_memory_trains_bitwise_as_flat_and_ddp_on_two_ranks(seen):
+    """Compare up to two ranks: with three, Gloo adds in another order."""
     for rank in seen:
         hashes = rank["trained"]
         assert hashes["shared_memory"] == seen[0]["trained"]["shared_memory"] != hashes["untrained"]
@@ -132,34 +132,34 @@ def test_at_two_ranks_it_trains_bitwise_as_the_flat_mode_and_as_ddp(seen):
             assert hashes["shared_memory"] == hashes["flat"] == hashes["ddp"]
 
 
-def test_gradients_written_to_are_noticed(seen):
+def test_shared_memory_reports_gradients_written_to(seen):
     for rank in seen:
         assert set(rank["written_to"]) == {"clipped", "zeroed in place", "accumulated"}
-        for said in rank["written_to"].values():
-            assert said.startswith("averaged gradients were written to")
+        for message in rank["written_to"].values():
+            assert message.startswith("averaged gradients were written to")
 
 
-def test_a_parameter_without_a_gradient_is_named(seen):
+def test_shared_memory_names_a_parameter_without_a_gradient(seen):
     for rank in seen:
         assert rank["missing"].startswith("parameter 1 of shape (3,) received no gradient")
 
 
-# ---- it leaves nothing, and says what it did ----
+# ---- traces and attestation ----
 
 
-def test_the_memory_has_no_name_in_any_file_system(seen):
+def test_shared_memory_has_no_name_in_any_file_system(seen):
     for rank in seen:
         assert rank["named_files"] == []
 
 
-def test_the_memory_goes_when_the_last_gradient_does_and_after_a_refusal(seen):
+def test_shared_memory_ends_with_the_last_gradient_and_after_errors(seen):
     for rank in seen:
         assert rank["mapped_while_it_lives"] >= rank["attestation"]["message_bytes"][0]
         assert rank["mapped_after"] == 0
         assert rank["descriptors_after"] == []
 
 
-def test_it_attests_how_gradients_travelled(seen):
+def test_shared_memory_attests_its_transport(seen):
     for rank in seen:
         assert rank["attestation"] == {
             "reduce_op": "divided by the number of ranks in backward, then summed",
@@ -171,7 +171,7 @@ def test_it_attests_how_gradients_travelled(seen):
         }
 
 
-def test_the_table_shows_the_transport_of_the_strategy_before_that_of_the_group():
+def test_summary_shows_the_strategys_transport_before_the_groups():
     group = {"group": {"transport": "TCP over lo"}}
     for replica, shown in (
         ({"replica": {"transport": "shared memory"}}, "shared memory"),
@@ -182,26 +182,26 @@ def test_the_table_shows_the_transport_of_the_strategy_before_that_of_the_group(
         assert [arm.transport for arm in summarise(run).arms] == [shown]
 
 
-# ---- it refuses ----
+# ---- errors ----
 
 
-def test_ranks_of_another_host_are_named_by_every_rank(refused):
+def test_shared_memory_names_ranks_of_another_host_on_every_rank(refused):
     for rank in refused:
         assert rank["another host"].startswith(
-            "mode=shared_memory averages in the memory of one host, but rank 2 and rank 0 are on different "
-            "ones: put all ranks on one host, or use mode=flat"
+            "mode=shared_memory needs all ranks on one host, but rank 2 and rank 0 are on different hosts. "
+            "Put all ranks on one host, or use mode=flat."
         )
 
 
-def test_ranks_that_cannot_open_the_memory_are_named_by_every_rank(refused):
+def test_shared_memory_names_ranks_that_cannot_open_it_on_every_rank(refused):
     for rank in refused:
         assert rank["another container"].startswith(
-            "mode=shared_memory: ranks 1, 2 cannot open the memory of rank 0, though on the same host: "
+            "mode=shared_memory: ranks 1, 2 cannot open the memory of rank 0 on the same host. "
         )
     assert refused[2]["another container"].endswith(" (its process number means another process here)")
 
 
-def test_a_lack_of_room_is_told_with_its_size_before_anything_is_written(refused):
+def test_shared_memory_without_room_reports_its_size_before_writing(refused):
     for rank in refused:
         assert rank["no room"].startswith(
             "mode=shared_memory needs 12.0 MB of memory on this host, and ranks 0, 1, 2 could not reserve "
@@ -209,7 +209,7 @@ def test_a_lack_of_room_is_told_with_its_size_before_anything_is_written(refused
         assert rank["no room"].endswith(" (File too large)")
 
 
-def test_gpus_and_mixed_dtypes_are_refused():
+def test_shared_memory_refuses_gpus_and_mixed_dtypes():
     alone = Placement(0, 0, 1, 1, "here")
     with pytest.raises(BackendError, match="averages in host memory, but the gradients are on cuda"):
         SharedSum([nn.Parameter(torch.ones(2))], TorchGroup(alone, torch.device("cuda", 0)))
@@ -224,11 +224,11 @@ def test_gpus_and_mixed_dtypes_are_refused():
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("elements", [1, 1023, 1024, 1025, 203_530])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_element_has_one_rank_that_reduces_it_and_a_place_for_every_other_share(world, elements, size):
+def test_layout_gives_every_element_one_owner_and_places_for_all_shares(world, elements, size):
     layout = Layout(world, elements, size)
     chunks = [layout.chunk_of(rank) for rank in range(world)]
     assert [element for chunk in chunks for element in chunk] == list(range(elements))
-    planes_of_shares = range(layout.planes - RESULTS + 1)  # each result with the same further planes
+    planes_of_shares = range(layout.planes - RESULTS + 1)  # each result uses the same further planes
     for owner, chunk in enumerate(chunks):
         for element in {chunk.start, chunk.stop - 1} if chunk else ():
             planes = [layout.plane_for(rank, element) for rank in range(world)]
@@ -239,7 +239,7 @@ def test_every_element_has_one_rank_that_reduces_it_and_a_place_for_every_other_
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("elements", [1, 1024, 203_530])
-def test_every_page_is_reserved_by_one_rank(world, elements):
+def test_layout_pages_are_each_reserved_by_one_rank(world, elements):
     layout = Layout(world, elements, 4)
     reserved = sorted(part for rank in range(world) for part in layout.reserved_by(rank))
     assert all(offset % 4096 == 0 for offset, _ in reserved)
@@ -253,7 +253,7 @@ def test_every_page_is_reserved_by_one_rank(world, elements):
                 assert any(offset <= at < offset + length for offset, length in layout.reserved_by(rank))
 
 
-# --------------------------------------------------------------------------------- what a rank does
+# ---- the code of a rank ----
 
 
 def what_a_rank_sees(group):
@@ -272,22 +272,20 @@ def what_a_rank_sees(group):
 
 
 def _refused(group):
-    """Everything that ought to be refused, each on another rank's account."""
+    """Return the errors of everything that must be refused."""
     # A million elements of four bytes: two results, and a plane for the third rank's shares.
     parameters = [nn.Parameter(torch.ones(1_000_000))]
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         if group.rank == 2:
-            patch.setattr(shared_memory, "_boot_identity", lambda: "another")
+            patch.setattr(memory, "_boot_identity", lambda: "another")
         found["another host"] = _refusal(lambda: SharedSum(parameters, group))
     with pytest.MonkeyPatch.context() as patch:
-        if group.rank > 0:  # as where process numbers mean others: this one is not rank 0, though it is there
-            true_open = shared_memory._open
-            patch.setattr(
-                shared_memory, "_open", lambda path, name: true_open(f"/proc/{os.getpid()}/fd/0", name)
-            )
+        if group.rank > 0:  # as in another process namespace, where the number is another process's
+            true_open = memory._open
+            patch.setattr(memory, "_open", lambda path, name: true_open(f"/proc/{os.getpid()}/fd/0", name))
         found["another container"] = _refusal(lambda: SharedSum(parameters, group))
-    # Of every rank, for it is the first one that makes the memory as large as it must be.
+    # The limit is set for every rank, because any rank may be the first to enlarge the memory.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     found["no room"] = _refusal(lambda: SharedSum(parameters, group))
@@ -296,12 +294,12 @@ def _refused(group):
 
 
 def _gradients(shapes, dtype, *seed):
-    generator = torch.Generator().manual_seed(hash(seed))  # numbers alone: hashed alike by every rank
+    generator = torch.Generator().manual_seed(hash(seed))  # every rank hashes numbers to the same seed
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
 def _expected(gradients):
-    """The sum of all ranks' gradients; ``gradients`` by rank, each a list."""
+    """Return the sum of all ranks' gradients; each rank's are a list."""
     sums = []
     for same in zip(*gradients, strict=True):
         total = same[0].clone()
@@ -331,7 +329,7 @@ def _all_close(found, everyones):
     expected = _expected(everyones)
     if len(everyones) <= 2:
         return _all_equal(found, expected)
-    # Against the sizes of what is added, which may cancel out: every operation rounds, on both sides.
+    # Compare with the sizes of the summands, which may cancel out: every operation rounds.
     rounding = torch.finfo(found[0].dtype).eps / 2
     sizes = _expected([[g.abs() for g in gradients] for gradients in everyones])
     return all(
@@ -354,10 +352,10 @@ def _strided(group):
 
 
 def _wrong_steps(group, forgotten=None):
-    """Count the steps whose result was not the sum, or did not stay so until the next call.
+    """Count the steps whose result was not the sum until the end.
 
-    Ranks are late with their gradients, late with reducing them, and late with reading the result: all at
-    random, or rank 0 always, where a meeting is left out that ought to have waited for it.
+    Ranks are late with their gradients, with reducing them, and with reading the result. This is random,
+    or, if a meeting is left out, rank 0 is always late.
     """
     shapes = [(3000,), (40, 100)]
     shared = SharedSum([nn.Parameter(torch.empty(shape)) for shape in shapes], group)
@@ -384,7 +382,7 @@ def _wrong_steps(group, forgotten=None):
 
 
 def _hinder(meeting, pause, forgotten):
-    """Pause after every meeting, and leave out the first or the second one of every step."""
+    """Pause after every meeting, and leave out one meeting of every step."""
     true_meet, numbers = meeting.meet, cycle((1, 2))
 
     def meet():
@@ -401,7 +399,7 @@ def _options(**given):
 
 
 class _Descent:
-    """Plain gradient descent: torch's own optimizers import for a second or more."""
+    """Plain gradient descent; torch's own optimizers need a second to import."""
 
     def __init__(self, parameters):
         self.parameters = list(parameters)
@@ -431,12 +429,12 @@ def _trained(group, name):
 
 
 def _written_to(group):
-    """What follows on gradients that were changed between one call and the next."""
+    """Return the errors after gradients were changed between two calls."""
 
     def accumulate(parameter):
         parameter.square().sum().backward()
 
-    said = {}
+    messages = {}
     for name, write in {
         "clipped": lambda parameter: nn.utils.clip_grad_norm_([parameter], 0.01),
         "zeroed in place": lambda parameter: parameter.grad.zero_(),
@@ -449,8 +447,8 @@ def _written_to(group):
         group.barrier()
         write(parameter)
         group.barrier()
-        said[name] = _refusal(reducer.reduce)
-    return said
+        messages[name] = _refusal(reducer.reduce)
+    return messages
 
 
 def _missing(group):
@@ -464,24 +462,24 @@ def _traces(group):
     named = [path.name for path in Path("/dev/shm").iterdir() if "ringside-gradients" in path.name]  # noqa: S108 -- looked into
     train(replica, [(torch.ones(2, 5), torch.zeros(2, dtype=torch.int64))], 1)
     attestation = replica.attest()
-    mapped = shared_memory._mapped_bytes("ringside-gradients-")
+    mapped = memory.mapped_bytes("ringside-gradients-")
     del replica
     return {
         "named_files": named,
         "attestation": attestation,
         "mapped_while_it_lives": mapped,
-        "mapped_after": shared_memory._mapped_bytes("ringside-gradients-"),
+        "mapped_after": memory.mapped_bytes("ringside-gradients-"),
         "descriptors_after": _descriptors(),
     }
 
 
 def _descriptors():
-    """The open descriptors that are of shared memory."""
+    """List the open descriptors of shared memory."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         try:
             target = str(path.readlink())
-        except OSError:  # the one by which the folder is read
+        except OSError:  # the descriptor that reads the folder
             continue
         if "memfd:ringside-gradients-" in target:
             found.append(target)
