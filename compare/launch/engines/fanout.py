@@ -75,111 +75,89 @@ def execute(
 async def _execute(
     commands: Iterable[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
 ) -> list[Outcome]:
+    loop = asyncio.get_running_loop()
     free = asyncio.Semaphore(at_once)
     processes: list[_Process] = []
-    tasks: list[asyncio.Task[Outcome]] = []
     try:
         # One after the other, so that an interrupt comes between two starts.
         for command in commands:
             await free.acquire()
-            processes.append(await _start(command, stdin))
-            tasks.append(asyncio.create_task(processes[-1].finish(timeout_seconds)))
-            tasks[-1].add_done_callback(lambda _: free.release())
-        return await asyncio.gather(*tasks)
-    except BaseException:
+            # A session of its own: Ctrl-C reaches us alone, and a process ends together with its children.
+            _, process = await loop.subprocess_exec(
+                lambda: _Process(stdin, timeout_seconds), *command, start_new_session=True
+            )
+            process.outcome.add_done_callback(lambda _: free.release())
+            processes.append(process)
+        return await asyncio.gather(*(process.outcome for process in processes))
+    finally:
         for process in processes:
-            process.kill()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        raise
-
-
-async def _start(command: Sequence[str], stdin: bytes) -> _Process:
-    # A session of its own: Ctrl-C reaches us alone, and a process ends together with its children.
-    _, process = await asyncio.get_running_loop().subprocess_exec(
-        lambda: _Process(stdin), *command, start_new_session=True
-    )
-    return process
+            process.end()
+        if processes:
+            await asyncio.wait([process.exited for process in processes], timeout=_EXIT_SECONDS)
+            await asyncio.sleep(0)  # their pipes close in the loop's next turn
 
 
 class _Process(asyncio.SubprocessProtocol):
     """One process: feeds its input, and keeps what it sends."""
 
-    def __init__(self, stdin: bytes) -> None:
+    def __init__(self, stdin: bytes, timeout_seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self.exited: asyncio.Future[None] = self._loop.create_future()
+        self._timeout_seconds = timeout_seconds
         self._unsent = memoryview(stdin)
+        self._may_write = True
         self._sent = {number: bytearray() for number in _STREAMS}
         self._flooded = ""
-        self._over = asyncio.Event()
-        self._exited = asyncio.Event()
         self._started = (time.monotonic(), time.time())
-        self._seconds = 0.0
-        self._may_write = True
+        self._seconds: float | None = None
 
-    async def finish(self, timeout_seconds: float) -> Outcome:
-        """Wait for the exit; kill the process at its time-out or limit."""
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), timeout_seconds)
-            status = None if self._flooded else self._transport.get_returncode()
-            seconds = self._seconds or time.monotonic() - self._started[0]
-        finally:
-            self.kill()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exited.wait(), _EXIT_SECONDS)
+    def end(self) -> None:
+        """Kill the process and its children where they run; then close the pipes."""
+        if self.exited.done():
             self._transport.close()
-            await asyncio.sleep(0)  # its pipes close in the loop's next turn
-        return Outcome(
-            status,
-            bytes(self._sent[1][:STREAM_BYTES]),
-            bytes(self._sent[2][:STREAM_BYTES]),
-            seconds,
-            self._started[1],
-            self._flooded,
-        )
-
-    def kill(self) -> None:
-        """Kill the process and its children, where it has not exited."""
-        if self._transport.get_returncode() is None:
+        else:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and send the input."""
+        """Send the input, and start the time-out."""
         self._transport = cast("asyncio.SubprocessTransport", transport)
+        self._loop.call_later(self._timeout_seconds, self._finish)
         self._write()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Keep what came, up to the limit."""
         sent = self._sent[fd]
-        if len(sent) <= STREAM_BYTES:
-            sent += data
-        if len(sent) > STREAM_BYTES and not self._flooded:
-            self._flooded = _STREAMS[fd]
-            self._over.set()
-            self.kill()
+        sent += data[: STREAM_BYTES + 1 - len(sent)]
+        if len(sent) > STREAM_BYTES:
+            self._flooded = self._flooded or _STREAMS[fd]
+            self._finish()
 
     def process_exited(self) -> None:
         """Note the time, and wait for the end of the output."""
+        self.exited.set_result(None)
+        if self.outcome.done():
+            # Not earlier: closing reaps the process, and asyncio would log that it is gone.
+            self._transport.close()
+            return
         self._seconds = time.monotonic() - self._started[0]
-        self._exited.set()
-        asyncio.get_running_loop().call_later(_EOF_SECONDS, self._over.set)
+        self._loop.call_later(_EOF_SECONDS, self._finish)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the process has exited and its pipes are closed."""
+        """Finish: the process has exited, and its pipes are closed."""
         del exc
-        self._over.set()
+        self._finish()
 
     def pause_writing(self) -> None:
-        """Stop to write: the pipe is full."""
+        """Stop writing: the pipe is full."""
         self._may_write = False
 
     def resume_writing(self) -> None:
-        """Write on."""
+        """Continue to write."""
         self._may_write = True
         # Not at once: asyncio calls this while it writes, and would close the pipe twice.
-        asyncio.get_running_loop().call_soon(self._write)
+        self._loop.call_soon(self._write)
 
     def _write(self) -> None:
         # In pieces: the transport would keep a copy of the whole input for every host.
@@ -189,3 +167,12 @@ class _Process(asyncio.SubprocessProtocol):
             self._unsent = self._unsent[_PIECE_BYTES:]
         if not self._unsent:
             pipe.close()
+
+    def _finish(self) -> None:
+        if self.outcome.done():
+            return
+        seconds = time.monotonic() - self._started[0] if self._seconds is None else self._seconds
+        out, err = (bytes(sent[:STREAM_BYTES]) for sent in self._sent.values())
+        status = None if self._flooded else self._transport.get_returncode()
+        self.outcome.set_result(Outcome(status, out, err, seconds, self._started[1], self._flooded))
+        self.end()
