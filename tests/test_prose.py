@@ -9,7 +9,6 @@ from tests import prose
 OPEN = (
     "backends/",
     "compare/launch/",
-    "compare/schema/launch_files.py",
     "compare/worker/",
     "tests/contract/",
     "tests/faults/",
