@@ -48,11 +48,11 @@ def contradicted(tmp_path_factory, mnist_dir, every_backend):
     return done, read_run(folder), folder
 
 
-def test_strict_with_unlike_arms_saves_the_results_and_exits_with_10(contradicted):
+def test_strict_with_different_conditions_saves_the_results_and_exits_with_10(contradicted):
     done, run, _ = contradicted
     assert done.returncode == ConditionsError.exit_code, done.stderr
     assert run.complete
-    assert "not measured alike" in done.stderr
+    assert "ran under different conditions" in done.stderr
     assert "HOROVOD_FUSION_THRESHOLD (none –; ddp –; horovod 0; mpi –)" in done.stderr
     assert "CONDITIONS DIFFER: HOROVOD_FUSION_THRESHOLD" in done.stdout
 
@@ -87,7 +87,7 @@ def test_results_record_no_secret_of_the_shell(contradicted):
     assert b"hunter2hunter2" not in msgspec.json.encode(contradicted[1])
 
 
-def test_strict_without_unlike_arms_exits_with_0(tmp_path, mnist_dir):
+def test_strict_with_the_same_conditions_exits_with_0(tmp_path, mnist_dir):
     done = compare_run(
         mnist_dir, tmp_path / "run", "--max-reruns", "0", "--backend", "ddp,manual", "--strict"
     )
