@@ -48,7 +48,7 @@ def contradicted(tmp_path_factory, mnist_dir, every_backend):
     return done, read_run(folder), folder
 
 
-def test_strict_with_different_conditions_saves_the_results_and_exits_with_10(contradicted):
+def test_strict_with_different_conditions_keeps_results_and_exits_10(contradicted):
     done, run, _ = contradicted
     assert done.returncode == ConditionsError.exit_code, done.stderr
     assert run.complete
