@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare.errors import HostError, RingsideError
-from compare.launch.agent.connection import START_SECONDS, attend, linked
+from compare.launch.agent.connection import START_SECONDS, attend, connected
 from compare.launch.engines.commands import join_errors, python_command
 from compare.launch.engines.local import Local
 from compare.launch.lookup import addresses_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from backends.launchers import request
     from compare.data import DatasetSource
-    from compare.launch.agent.connection import Link
+    from compare.launch.agent.connection import Connection
     from compare.launch.engines import Carrier
     from compare.schema.hosts import Host, Network
     from compare.schema.job import Job
@@ -66,8 +66,8 @@ def open_cluster(
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     with (
-        linked(hosts, python=python, carrier=carrier) as agents,
-        linked(beside, python=python, carrier=Local()) as own,
+        connected(hosts, python=python, carrier=carrier) as agents,
+        connected(beside, python=python, carrier=Local()) as own,
     ):
         _require_ready([*agents, *own], len(hosts))
         yield Cluster(
@@ -94,8 +94,8 @@ class Cluster:
 
     def __init__(
         self,
-        agents: Sequence[Link],
-        here: Link,
+        agents: Sequence[Connection],
+        here: Connection,
         *,
         network: Network,
         exported: Mapping[str, str],
@@ -172,7 +172,7 @@ class Cluster:
         self._launches += 1
         return LaunchPlace(self, f"{self._name}-{self._launches}", files)
 
-    def agent_for(self, host: request.Host | None) -> Link:
+    def agent_for(self, host: request.Host | None) -> Connection:
         """Return the connection to a host's agent; None stands for this machine."""
         if host is None:
             return self.here
@@ -182,7 +182,7 @@ class Cluster:
         """Exchange messages until a condition holds, at most for ``seconds``."""
         return attend(list(dict.fromkeys([*self.agents, self.here])), until, seconds)
 
-    def wait(self, until: Callable[[], bool], agents: Sequence[Link]) -> None:
+    def wait(self, until: Callable[[], bool], agents: Sequence[Connection]) -> None:
         """Exchange messages until a condition holds that these agents bring about.
 
         Raises:
@@ -198,7 +198,7 @@ class Cluster:
                 f"--exclude {name}.",
             )
 
-    def job_for(self, agent: Link, job: Job) -> Job:
+    def job_for(self, agent: Connection, job: Job) -> Job:
         """Return the job for one host: its CPUs, data set and clock."""
         number = list(self.agents).index(agent)
         return msgspec.structs.replace(
@@ -218,11 +218,11 @@ class Cluster:
         return [shlex.join(self._carrier.argv(host, agent)) for host in self.hosts if not is_local(host)]
 
 
-def _require_ready(links: Sequence[Link], hosts: int) -> None:
+def _require_ready(agents: Sequence[Connection], hosts: int) -> None:
     """Wait for all agents, so that one error names every failed host."""
-    lost: dict[Link, RingsideError] = {}
+    lost: dict[Connection, RingsideError] = {}
     # Each connection has a time limit of its own, after which it is lost.
-    attend(links, lambda: all(link.ready or link in lost for link in links), math.inf, lost=lost)
+    attend(agents, lambda: all(agent.ready or agent in lost for agent in agents), math.inf, lost=lost)
     troubles = [error for error in lost.values() if isinstance(error, HostError)]
     if troubles:
         raise join_errors(troubles, of=hosts)
@@ -230,9 +230,9 @@ def _require_ready(links: Sequence[Link], hosts: int) -> None:
         raise error
 
 
-def _network(links: Sequence[Link], interface: str | None) -> Network:
-    hosts = [link.host for link in links]
-    addresses = {link.host.name: link.ready.addresses for link in links if link.ready}
+def _network(agents: Sequence[Connection], interface: str | None) -> Network:
+    hosts = [agent.host for agent in agents]
+    addresses = {agent.host.name: agent.ready.addresses for agent in agents if agent.ready}
     if all(map(is_local, hosts)):
         return network_of_one(addresses[hosts[0].name], asked=interface)
     return choose_network(addresses, asked=interface, reached_at=addresses_of([host.name for host in hosts]))

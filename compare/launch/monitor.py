@@ -1,4 +1,4 @@
-"""Monitor a launch through its files, and report the root cause of a failure."""
+"""Monitor a launch, and report the root cause of a failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Monitor:
         self._done_at: float | None = None
 
     def tick(self) -> bool:
-        """Read the files of the ranks; return whether the launch may go on."""
+        """Read the files of the ranks; return whether to go on."""
         self._checked_at = time.time()
         return not (
             any(map(self._has_failed, self._ranks))
@@ -73,8 +73,9 @@ class Monitor:
         if missing:
             self._require_space()
         cause = find_cause([self._evidence(rank) for rank in self._ranks])
-        # A failure during the end of a launch that took too long is not its cause.
-        if cause is not None and missing and not (ending.timed_out and cause.at > self._checked_at):
+        # A failure while a launch is ended for its length, or for a suspended parent, is not its cause.
+        too_late = ending.abandoned or (ending.timed_out and cause and cause.at > self._checked_at)
+        if cause is not None and missing and not too_late:
             raise self._root_cause(where, cause)
         raise self._without_cause(where, ending, missing)
 
@@ -183,13 +184,20 @@ class Monitor:
         )
 
     def _where_to_read(self, log: Path) -> str:
-        """Name the log of a rank, or the folder if it has none."""
+        """Name the log of a rank, or else the folder."""
         if log.exists():
             return f"Its traceback and output are in {log}."
         return f"It has no log; the launcher's output is in {self._files.directory}."
 
     def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
         remedy = f"The output of the launcher and the ranks is in {self._files.directory}."
+        records = [self._exit(rank) for rank in missing]
+        if ending.abandoned or any(record and record.ended_by == "lease" for record in records):
+            return LaunchError(
+                f"{where}: its ranks were ended, because this program sent no messages.",
+                found=self._how_far(),
+                remedy="Was it suspended (Ctrl-Z), or the machine? Run again, and let it run.",
+            )
         if ending.timed_out:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",
@@ -201,13 +209,6 @@ class Monitor:
                 "the launch stopped moving" if missing else "its ranks are done, but its launcher did not end"
             )
             return StalledError(f"{where}: {what}.", found=self._how_far(), remedy=remedy)
-        records = [self._exit(rank) for rank in missing]
-        if any(record and record.ended_by == "lease" for record in records):
-            return LaunchError(
-                f"{where}: its ranks ended themselves, because this program gave no sign of life.",
-                found=self._how_far(),
-                remedy="Was it suspended (Ctrl-Z), or the machine? Run again, and let it run.",
-            )
         if ending.status < 0:
             return LaunchError(
                 f"{where}: the launcher was killed (signal {-ending.status}).",

@@ -22,7 +22,7 @@ import msgspec
 
 from compare.errors import HostError, RingsideError
 from compare.launch.agent.connection import attend
-from compare.launch.agent.protocol import Begin
+from compare.launch.agent.protocol import Start
 from compare.launch.processes import Ending, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, library_settings
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from backends.launchers.request import Command
-    from compare.launch.agent.connection import Link
+    from compare.launch.agent.connection import Connection
     from compare.launch.cluster import Cluster
     from compare.schema.job import Job
     from compare.schema.launch_files import LaunchFiles
@@ -156,15 +156,21 @@ class LaunchPlace:
         return self._agent_of[rank].clock_ahead_seconds
 
     def _begin(
-        self, agents: Sequence[Link], own: Mapping[Link, Command], job: Job, deadline_seconds: float
+        self,
+        agents: Sequence[Connection],
+        own: Mapping[Connection, Command],
+        job: Job,
+        deadline_seconds: float,
     ) -> None:
-        """Begin the launch on some hosts, and wait for their folders."""
+        """Start the launch on some hosts, and wait for their folders."""
         mirrored = None if self.cluster.is_this_machine else self.files
         for agent in agents:
-            agent.begin(self._message(agent, own.get(agent), job, deadline_seconds), mirrored)
-        self.cluster.wait(lambda: all(agent.begun for agent in agents), agents)
+            agent.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored)
+        self.cluster.wait(lambda: all(agent.started for agent in agents), agents)
 
-    def _message(self, agent: Link, command: Command | None, job: Job, deadline_seconds: float) -> Begin:
+    def _message(
+        self, agent: Connection, command: Command | None, job: Job, deadline_seconds: float
+    ) -> Start:
         cluster = self.cluster
         files = {str(self._exported): msgspec.json.encode(cluster.exported)}
         if agent in cluster.agents and not cluster.is_this_machine:
@@ -173,7 +179,7 @@ class LaunchPlace:
         programs: Mapping[str, str] = {}
         if command and command.host is None and (programs := cluster.remote_shell(self._temporary)):
             environment["PATH"] = f"{self._temporary / 'bin'}{os.pathsep}{environment['PATH']}"
-        return Begin(
+        return Start(
             directory=self.mark,
             in_place=cluster.is_this_machine,
             files=files,
@@ -186,7 +192,7 @@ class LaunchPlace:
         )
 
     def _watch(
-        self, starters: Sequence[Link], deadline_seconds: float, on_tick: Callable[[], bool]
+        self, starters: Sequence[Connection], deadline_seconds: float, on_tick: Callable[[], bool]
     ) -> Ending:
         """Wait for the launchers until one fails or ``on_tick`` gives up."""
         began = time.monotonic()
@@ -197,30 +203,32 @@ class LaunchPlace:
             # Before the statuses are read: it must see the last files of the ranks.
             goes_on = on_tick()
             ended = _statuses(starters)
+            if any(agent.exited and agent.exited.abandoned for agent in starters):
+                return Ending(None, seconds, abandoned=True)
             failed = next((status for status in ended if status != 0), 0)
             if failed != 0 or len(ended) == len(starters):
                 return Ending(failed, seconds)
             if not goes_on or seconds > deadline_seconds:
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
 
-    def _end(self, used: Sequence[Link]) -> HostError | None:
+    def _end(self, used: Sequence[Connection]) -> HostError | None:
         """End the launch everywhere; return the error of a lost host."""
-        lost: dict[Link, RingsideError] = {}
+        lost: dict[Connection, RingsideError] = {}
         for agent in used:
-            if not agent.ended:
+            if not agent.exited:
                 agent.end()
         try:
             attend(
                 used,
-                lambda: all(agent.ended or agent in lost for agent in used),
+                lambda: all(agent.exited or agent in lost for agent in used),
                 _END_SECONDS,
                 lost=lost,
             )
         finally:
-            if self.cluster.here in used and not self.cluster.here.ended:
+            if self.cluster.here in used and not self.cluster.here.exited:
                 self._end_here()
         hosts = [error for error in lost.values() if isinstance(error, HostError)]
-        silent = [agent for agent in used if not (agent.ended or agent in lost)]
+        silent = [agent for agent in used if not (agent.exited or agent in lost)]
         if not hosts and silent:
             return HostError(
                 f"Host {silent[0].host.name} did not end the launch within {_END_SECONDS:g} s.",
@@ -240,9 +248,9 @@ class LaunchPlace:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _have_more_ended(agents: Sequence[Link], than: int) -> bool:
+def _have_more_ended(agents: Sequence[Connection], than: int) -> bool:
     return len(_statuses(agents)) > than
 
 
-def _statuses(agents: Sequence[Link]) -> list[int | None]:
-    return [agent.ended.status for agent in agents if agent.ended]
+def _statuses(agents: Sequence[Connection]) -> list[int | None]:
+    return [agent.exited.status for agent in agents if agent.exited]

@@ -37,6 +37,8 @@ class Ending(NamedTuple):
     """The exit status of the launcher; None where it was ended."""
     seconds: float
     timed_out: bool = False
+    abandoned: bool = False
+    """Whether agents ended it, because the parent sent no messages."""
 
 
 def supervise(

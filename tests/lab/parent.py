@@ -1,7 +1,7 @@
-"""Stands in for a launch on many hosts: ``parent.py JSON``, executed at the login of a lab.
+"""Start ranks on many hosts as a launch does: ``parent.py JSON``.
 
-The JSON names ``hosts`` (a hostfile's text), ``mark``, ``mirrored`` (a folder here), and for every host
-what its rank is to do. Prints a line of JSON for everything that happens.
+The JSON names ``hosts`` (a hostfile's text), ``mark``, ``mirrored`` (a folder here), and what a rank does.
+It prints a line of JSON for every event.
 """
 
 import json
@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from compare.errors import HostError
-from compare.launch.agent.connection import linked
-from compare.launch.agent.protocol import Begin
+from compare.launch.agent.connection import connected
+from compare.launch.agent.protocol import Start
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hostfile import parse_hostfile
 from compare.schema.launch_files import LaunchFiles
@@ -28,20 +28,20 @@ def main(text):
     hosts = parse_hostfile(asked["hosts"], "hosts.txt")
     files = LaunchFiles(Path(asked["mirrored"]))
     files.directory.mkdir(parents=True)
-    with linked(hosts, python=asked.get("python", sys.executable), carrier=Ssh()) as links:
-        begin(links, asked, files)
+    with connected(hosts, python=asked.get("python", sys.executable), carrier=Ssh()) as agents:
+        begin(agents, asked, files)
         try:
-            watch(links)
+            watch(agents)
         except HostError as error:
             say(error=str(error))
     say(closed=True)
 
 
-def begin(links, asked, files):
-    for number, link in enumerate(links):
+def begin(agents, asked, files):
+    for number, agent in enumerate(agents):
         directory = asked["mark"]
-        link.begin(
-            Begin(
+        agent.start(
+            Start(
                 directory=directory,
                 files={"job.json": b"{}"},
                 argv=(sys.executable, str(RANK), directory, str(number), *asked["rank"]),
@@ -52,18 +52,18 @@ def begin(links, asked, files):
         )
 
 
-def watch(links):
+def watch(agents):
     told = set()
-    while not all(link.ended for link in links):
-        for link in links:
-            link.tick()
-            name = link.host.name
-            if link.ready and ("ready", name) not in told:
+    while not all(agent.exited for agent in agents):
+        for agent in agents:
+            agent.tick()
+            name = agent.host.name
+            if agent.ready and ("ready", name) not in told:
                 told.add(("ready", name))
-                say(ready=link.ready.hostname)
-            if link.ended and ("ended", name) not in told:
+                say(ready=agent.ready.hostname)
+            if agent.exited and ("ended", name) not in told:
                 told.add(("ended", name))
-                say(ended=name, status=link.ended.status)
+                say(ended=name, status=agent.exited.status)
         time.sleep(0.02)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from compare.data import DatasetSource
-from compare.launch.agent.protocol import Ended, Ready
+from compare.launch.agent.protocol import Exited, Ready
 from compare.launch.cluster import Cluster
 from compare.launch.engines.local import Local
 from compare.schema.arms import parse_arms
@@ -50,8 +50,8 @@ class AnAgent:
         self.ready = Ready(hostname="here", python="", version="", cpus=list(cpus))
         self.launches: list[Any] = []
         self.port: int | None = None
-        self.begun = False
-        self.ended: Ended | None = None
+        self.started = False
+        self.exited: Exited | None = None
         self.clock_ahead_seconds = 0.0
         self.told_to_end = False
         self.on_begin = self.launches.append
@@ -62,15 +62,15 @@ class AnAgent:
     def exit_at_once(self, status: int) -> None:
         self._status = status
 
-    def exit(self, status: int | None) -> None:
-        self.ended = Ended(status=status, seconds=0.0)
+    def exit(self, status: int | None, *, abandoned: bool = False) -> None:
+        self.exited = Exited(status=status, abandoned=abandoned)
 
     def lose(self, error: Exception, *, after_ticks: int) -> None:
         self._error, self._ticks_left = error, after_ticks
 
-    def begin(self, message: Any, _files: Any) -> None:
+    def start(self, message: Any, _files: Any) -> None:
         self.on_begin(message)
-        self.begun = True
+        self.started = True
         if self._status is not None:
             self.exit(self._status)
 
@@ -84,7 +84,7 @@ class AnAgent:
     def tick(self) -> None:
         self._ticks_left -= 1
         if self._error and self._ticks_left <= 0:
-            self.ended = None
+            self.exited = None
             raise self._error
 
     def waits_for(self) -> list[tuple[int, int]]:

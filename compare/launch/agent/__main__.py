@@ -18,7 +18,7 @@ import sys
 
 from compare.launch.agent.launch import carry_out
 from compare.launch.agent.machine import describe, free_port
-from compare.launch.agent.protocol import ALIVE_SECONDS, Begin, Channel, FindPort, Port
+from compare.launch.agent.protocol import ALIVE_SECONDS, FindPort, MessagePipe, Port, Start
 from compare.launch.processes import end_all
 from compare.schema.launch_files import LEASE_SECONDS
 
@@ -29,24 +29,24 @@ The data set may have to be fetched and copied first. When the parent exits, the
 """
 
 
-def main(channel: Channel) -> None:
+def main(pipe: MessagePipe) -> None:
     """Carry out one launch after the other until the parent is gone."""
-    channel.send(describe())
-    while not channel.closed and channel.silent_seconds < IDLE_SECONDS:
-        for message in channel.receive():
+    pipe.send(describe())
+    while not pipe.closed and pipe.silent_seconds < IDLE_SECONDS:
+        for message in pipe.receive():
             if isinstance(message, FindPort):
-                channel.send(Port(free_port()))
-            if isinstance(message, Begin):
-                channel.send(carry_out(message, channel))
-                if channel.silent_seconds > LEASE_SECONDS:
+                pipe.send(Port(free_port()))
+            if isinstance(message, Start):
+                pipe.send(carry_out(message, pipe))
+                if pipe.silent_seconds > LEASE_SECONDS:
                     return  # the parent is lost, and starts no further launch
                 break
         else:
-            channel.keep_alive()
-            channel.wait(ALIVE_SECONDS)
+            pipe.keep_alive()
+            pipe.wait(ALIVE_SECONDS)
 
 
-def _own_pipes() -> Channel:
+def _own_pipes() -> MessagePipe:
     """Reserve standard input and output for messages.
 
     What a library prints goes to standard error.
@@ -54,7 +54,7 @@ def _own_pipes() -> Channel:
     read, write = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    return Channel(read, write)
+    return MessagePipe(read, write)
 
 
 if __name__ == "__main__":

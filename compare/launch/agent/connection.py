@@ -1,7 +1,7 @@
-"""The parent's end of the connection to one host: starts the agent there and mirrors what it sends.
+"""Connect to the agent of a host, and mirror its files.
 
-A link is kept for a whole run; launches follow each other on it. Nothing here waits: call ``tick`` often,
-for every host in turn, and look at what has become of it.
+A connection lasts as long as a run; launches follow each other on it. No method blocks: ``attend`` calls
+``tick`` for every host that sent something, and the attributes show what has changed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from compare.errors import HostError, OutputError, RingsideError, UnavailableErr
 from compare.launch.agent.protocol import (
     ALIVE_SECONDS,
     Alive,
-    Begin,
-    Begun,
-    Channel,
-    ChannelError,
     End,
-    Ended,
+    Exited,
+    FileChunk,
+    FileContent,
     FindPort,
-    Piece,
+    MessagePipe,
     Port,
+    ProtocolError,
     Ready,
     Refused,
-    Whole,
+    Start,
+    Started,
 )
 from compare.launch.engines import Answer
 from compare.launch.engines.commands import enough_files, host_error, python_command
@@ -41,7 +41,6 @@ from compare.schema.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Self
 
     from compare.launch.agent.protocol import Message
     from compare.launch.engines import Carrier
@@ -61,12 +60,13 @@ The carrier gives up a dead link earlier, because its error says why.
 """
 
 _CLOSE_SECONDS = 3.0
+"""Maximum time for all connections to close after a run."""
 _STDERR_BYTES = 1 << 16
 _STDERR_READS = 8
 
 
-class Link:
-    """The connection to the agent on one host; a context manager.
+class Connection:
+    """The connection to the agent on one host.
 
     Args:
         host: where the agent runs.
@@ -77,19 +77,19 @@ class Link:
     def __init__(self, host: Host, *, python: str, carrier: Carrier) -> None:
         self.host = host
         self.ready: Ready | None = None
-        """What the agent is; None until it has said its first word."""
-        self.begun = False
-        """Whether the files of the launch are there, so that its ranks may start."""
+        """The agent's first message."""
+        self.started = False
+        """Whether the files and folders of the launch are there."""
         self.port: int | None = None
         """The answer to ``find_port``."""
-        self.ended: Ended | None = None
-        """How the launch ended here; None while it has not."""
+        self.exited: Exited | None = None
+        """How the launch ended on this host; None before its end."""
         self._refused: RingsideError | None = None
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
         self._carrier = carrier
         self._stderr = bytearray()
-        # A session of its own: Ctrl-C reaches us alone, and we end the launch in good order.
+        # A session of its own: Ctrl-C reaches this program alone, which ends the launch in order.
         self._process = subprocess.Popen(
             carrier.argv(host, python_command(python, "compare.launch.agent")),
             stdin=subprocess.PIPE,
@@ -101,70 +101,64 @@ class Link:
         assert self._process.stdout is not None  # noqa: S101
         assert self._process.stderr is not None  # noqa: S101
         os.set_blocking(self._process.stderr.fileno(), False)
-        self._channel = Channel(self._process.stdout.fileno(), self._process.stdin.fileno())
-
-    def __enter__(self) -> Self:
-        """Nothing more is needed: the agent was started when this was made."""
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        """End it."""
-        self.close()
+        self._pipe = MessagePipe(self._process.stdout.fileno(), self._process.stdin.fileno())
 
     @property
     def clock_ahead_seconds(self) -> float:
-        """How far the host's clock is ahead of this one, less the time that the quickest message took."""
+        """How far the host's clock is ahead, by its fastest message."""
         return self._ahead_seconds or 0.0
 
-    def begin(self, launch: Begin, files: LaunchFiles | None) -> None:
-        """Begin a launch on the host.
+    def start(self, launch: Start, files: LaunchFiles | None) -> None:
+        """Start a launch on the host.
 
         Args:
-            launch: what to do there.
-            files: where its files are mirrored here; None where the agent works in the run's own folder.
-                The launcher's log takes the host's name, because every host has one.
+            launch: the launch.
+            files: where its files are mirrored; None where the agent works in the run's own folder. The
+                host's name is added to that of the launcher's log, because every host has one.
         """
-        self.ended, self._refused, self._files = None, None, files
-        self.begun = False
-        self._channel.send(launch)
+        self.exited, self._refused, self._files = None, None, files
+        self.started = False
+        self._pipe.send(launch)
 
     def find_port(self) -> None:
-        """Ask for a port that is free on the host; ``port`` tells it."""
+        """Ask for a free port on the host; the answer is ``port``."""
         self.port = None
-        self._channel.send(FindPort())
+        self._pipe.send(FindPort())
 
     def end(self) -> None:
-        """Ask for the launch to be ended; ``ended`` tells when it has been."""
-        self._channel.send(End())
+        """Ask for the end of the launch; the answer is ``exited``."""
+        self._pipe.send(End())
 
     def tick(self) -> None:
-        """Take what has come, and give a sign of life.
+        """Take the messages that arrived, and send a keep-alive message.
 
         Raises:
-            HostError: the host cannot be reached, is silent, or could not begin.
-            OutputError: what it sent cannot be written here.
+            HostError: the host is lost, or could not start the launch.
+            OutputError: a file that it sent cannot be written, or it lost the run's folder.
+            UnavailableError: the agent of this machine could not execute the launcher.
         """
         try:
-            for message in self._channel.receive():
+            for message in self._pipe.receive():
                 self._take(message)
-        except ChannelError as error:
+        except ProtocolError as error:
             raise HostError(
-                f"Host {self.host.name} does not speak as an agent does.",
+                f"Host {self.host.name}: what it sent is not from Ringside's agent.",
                 found=str(error),
-                remedy="Is Ringside there in the same version, and is the login shell quiet?",
+                remedy="Is Ringside there in the same version? Does the login shell print something?",
             ) from None
-        self._channel.keep_alive()
+        self._pipe.keep_alive()
         self._read_stderr()
         if self._refused:
             raise self._refused
-        self._require_alive()
+        if not (self.exited and self.exited.abandoned):
+            self._require_alive()
 
     def waits_for(self) -> list[tuple[int, int]]:
-        """Return the descriptors, each with its event of ``poll``, on which ``tick`` has something to do."""
-        return self._channel.waits_for()
+        """Return the descriptors to poll, each with its event."""
+        return self._pipe.waits_for()
 
     def hang_up(self) -> None:
-        """Close the connection; the agent then ends what still runs there, and itself."""
+        """Close the pipes; the agent then ends its launch and exits."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -176,12 +170,8 @@ class Link:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Close the connection and wait for its process; see ``close_all`` for many."""
-        close_all([self])
-
     def wait_closed(self, seconds: float) -> None:
-        """Wait for the process of the connection, and kill it after so long."""
+        """Wait for the process of the connection; kill it after a time."""
         try:
             self._process.wait(timeout=max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -202,36 +192,36 @@ class Link:
                     )
             case Alive(at):
                 ahead = at - time.time()
-                # The message that was quickest on its way tells most.
+                # The fastest message shows the difference best.
                 self._ahead_seconds = max(
                     ahead, ahead if self._ahead_seconds is None else self._ahead_seconds
                 )
-            case Piece() | Whole():
+            case FileChunk() | FileContent():
                 self._write(message)
-            case Begun():
-                self.begun = True
+            case Started():
+                self.started = True
             case Port(number):
                 self.port = number
-            case Ended():
-                self.ended = message
+            case Exited():
+                self.exited = message
             case Refused():
                 self._refused = self._error_of(message)
             case _:
-                raise ChannelError(f"unexpected: {type(message).__name__}")
+                raise ProtocolError(f"unexpected: {type(message).__name__}")
 
     def _error_of(self, refused: Refused) -> RingsideError:
-        """Return an agent's error: on this machine as it is, elsewhere as the host's."""
+        """Return the error of an agent, or of its host elsewhere."""
         own = {kind.__name__: kind for kind in (OutputError, UnavailableError)}.get(refused.kind)
         if own and self._files is None:
             return own(refused.what, found=refused.found, remedy=refused.remedy)
         return HostError(f"Host {self.host.name}: {refused.what}", found=refused.found, remedy=refused.remedy)
 
-    def _write(self, message: Piece | Whole) -> None:
-        # Whatever the host sends, it is written nowhere else.
+    def _write(self, message: FileChunk | FileContent) -> None:
+        # A host can write no file outside the folder of the launch.
         if self._files is None or Path(message.name).name != message.name or message.name[:1] in {"", "."}:
-            raise ChannelError(f"unexpected file: {message.name}")
+            raise ProtocolError(f"unexpected file: {message.name}")
         path = self._files.directory / self._name_here(message.name, self._files)
-        if isinstance(message, Whole):
+        if isinstance(message, FileContent):
             write_text(path, message.data.decode())
         else:
             _write_at(path, message.offset, message.data)
@@ -241,17 +231,17 @@ class Link:
         return f"{log.stem}-{self.host.name}{log.suffix}" if name == log.name else name
 
     def _require_alive(self) -> None:
-        if self._channel.closed:
+        if self._pipe.closed:
             # Its status follows at once, unless the process was stopped.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_CLOSE_SECONDS)
             raise self._lost(self._process.returncode)
         patience = SILENT_SECONDS if self.ready else START_SECONDS
-        if self._channel.silent_seconds > patience:
+        if self._pipe.silent_seconds > patience:
             raise self._lost(None)
 
     def _read_stderr(self) -> None:
-        """Keep the end of what the host prints; one that floods waits for the next turn."""
+        """Keep the end of the agent's standard error."""
         assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
         with contextlib.suppress(BlockingIOError):
             for _ in range(_STDERR_READS):
@@ -262,98 +252,97 @@ class Link:
                 del self._stderr[:-_STDERR_BYTES]
 
     def _lost(self, status: int | None) -> HostError:
-        """Return why the connection is lost; ``status`` is its process's, where it has exited."""
+        """Return why the connection is lost, from its process's exit status."""
         self._read_stderr()
         stderr = bytes(self._stderr)
-        silent = self._channel.silent_seconds
+        silent = self._pipe.silent_seconds
         error = host_error(Answer(self.host, status, b"", stderr, silent), self._carrier)
         return error or HostError(
-            f"Host {self.host.name}: the agent ended by itself.",
+            f"Host {self.host.name}: the agent exited.",
             found=stderr.decode(errors="replace").strip(),
-            remedy="Was this program suspended (Ctrl-Z), or the machine? Run again, and let it run.",
+            remedy="Was it or this machine suspended? Run again, and let it run.",
         )
 
 
 @contextmanager
-def linked(hosts: Sequence[Host], *, python: str, carrier: Carrier) -> Iterator[list[Link]]:
-    """Link to all hosts at once for as long as the block lasts; a host that fails is told by ``tick``."""
+def connected(hosts: Sequence[Host], *, python: str, carrier: Carrier) -> Iterator[list[Connection]]:
+    """Connect to all hosts at once, and disconnect after the block."""
     with enough_files(len(hosts)):
-        links: list[Link] = []
+        agents: list[Connection] = []
         try:
             for host in hosts:
-                with postponed_interrupts():  # or a process just started would be left
-                    links.append(Link(host, python=python, carrier=carrier))
-            yield links
+                with postponed_interrupts():  # an interrupt would leave a process that just started
+                    agents.append(Connection(host, python=python, carrier=carrier))
+            yield agents
         finally:
-            close_all(links)
+            close_all(agents)
 
 
 def attend(
-    links: Sequence[Link],
+    agents: Sequence[Connection],
     until: Callable[[], bool],
     seconds: float,
     *,
-    lost: dict[Link, RingsideError] | None = None,
+    lost: dict[Connection, RingsideError] | None = None,
 ) -> bool:
-    """Exchange messages with all agents until a condition holds, at most for ``seconds``.
+    """Exchange messages with agents until a condition holds.
 
     Args:
-        links: to the agents.
-        until: the condition; checked after every message.
+        agents: the connections to them.
+        until: the condition, checked after every message.
         seconds: maximum time.
-        lost: where given, an agent's error is put here, and the others are attended to further.
+        lost: receives the error of an agent, if given; otherwise the error is raised.
 
     Returns:
         Whether the condition holds.
 
     Raises:
-        HostError: a host is lost, or could not begin; not where ``lost`` is given.
-        OutputError: what a host sent cannot be written here; likewise.
+        RingsideError: see ``Connection.tick``.
     """
     deadline = time.monotonic() + seconds
     lost, raises = ({}, True) if lost is None else (lost, False)
     attended_at = -ALIVE_SECONDS
-    ready: Sequence[Link] = ()
+    ready: Sequence[Connection] = ()
     while True:
         now = time.monotonic()
         if now - attended_at >= ALIVE_SECONDS:
-            attended_at, ready = now, links
-        for link in [link for link in ready if link not in lost]:
+            attended_at, ready = now, agents
+        for agent in [agent for agent in ready if agent not in lost]:
             try:
-                link.tick()
+                agent.tick()
             except RingsideError as error:
                 if raises:
                     raise
-                lost[link] = error
+                lost[agent] = error
         if until():
             return True
         if now >= deadline:
             return False
         wait = min(deadline, attended_at + ALIVE_SECONDS) - time.monotonic()
-        ready = _readable([link for link in links if link not in lost], max(0.0, wait))
+        ready = _readable([agent for agent in agents if agent not in lost], max(0.0, wait))
 
 
-def _readable(links: Sequence[Link], seconds: float) -> list[Link]:
-    """Wait until an agent sends something, or takes what is still to be sent; return those that do."""
-    # Not select(): it takes no descriptor above 1023, and five hundred hosts need more.
+def _readable(agents: Sequence[Connection], seconds: float) -> list[Connection]:
+    """Wait until there is something to do for agents, and return them."""
+    # Not select(): it takes no descriptor above 1023, and 500 hosts need more.
     poll, by_descriptor = select.poll(), {}
-    for link in links:
-        for descriptor, event in link.waits_for():
-            by_descriptor[descriptor] = link
+    for agent in agents:
+        for descriptor, event in agent.waits_for():
+            by_descriptor[descriptor] = agent
             poll.register(descriptor, event)
     return [by_descriptor[descriptor] for descriptor, _ in poll.poll(seconds * 1000)]
 
 
-def close_all(links: Sequence[Link]) -> None:
-    """Hang up on all hosts, then wait for all: behind dead links together no longer than behind one."""
-    for link in links:
-        link.hang_up()
-    for link in links:
-        if link.ready is None:
-            link.kill()  # nothing runs there yet, and a host that does not answer would be waited for
+def close_all(agents: Sequence[Connection]) -> None:
+    """Close all connections, then wait for all of their processes."""
+    for agent in agents:
+        agent.hang_up()
+    for agent in agents:
+        if agent.ready is None:
+            agent.kill()  # no launch started there, and a host may never answer
     deadline = time.monotonic() + _CLOSE_SECONDS
-    for link in links:
-        link.wait_closed(deadline - time.monotonic())
+    for agent in agents:
+        agent.wait_closed(deadline - time.monotonic())
 
 
 def _write_at(path: Path, offset: int, data: bytes) -> None:

@@ -15,31 +15,31 @@ from typing import TYPE_CHECKING
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
 from compare.launch.agent.mirror import Mirror
-from compare.launch.agent.protocol import Begun, End, Ended, Refused
+from compare.launch.agent.protocol import End, Exited, Refused, Started
 from compare.launch.processes import supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 if TYPE_CHECKING:
-    from compare.launch.agent.protocol import Begin, Channel
+    from compare.launch.agent.protocol import MessagePipe, Start
 
 _PUSH_SECONDS = 0.05
 """Maximum time to wait for a full pipe between two ticks."""
 
 
-def carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
+def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
     """Carry out a launch, and leave nothing of it on this host."""
     made: list[Path] = []
     try:
-        _make_folders(begin, made)
-        launch = _Launch(begin, channel)
-        channel.send(Begun())
+        _make_folders(start, made)
+        launch = _Launch(start, pipe)
+        pipe.send(Started())
         ending = supervise(
-            Command(begin.argv, begin.environment) if begin.argv else None,
-            name=begin.directory,
+            Command(start.argv, start.environment) if start.argv else None,
+            name=start.directory,
             log=launch.files.launcher_log,
-            deadline_seconds=begin.deadline_seconds,
+            deadline_seconds=start.deadline_seconds,
             on_tick=launch.tick,
-            wake=channel.fileno(),
+            wake=pipe.fileno(),
         )
         launch.send_the_rest()
     except RingsideError as error:
@@ -47,12 +47,12 @@ def carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
     except OSError as error:
         return Refused(
             kind=OutputError.__name__,
-            what=f"{begin.directory} could not be used.",
+            what=f"{start.directory} could not be used.",
             found=str(error),
             remedy="Is this machine among the hosts twice, or its disk full? `compare doctor` tells.",
         )
     else:
-        return Ended(status=ending.status, seconds=ending.seconds, timed_out=ending.timed_out)
+        return Exited(status=ending.status, abandoned=ending.status is None and launch.is_abandoned())
     finally:
         for folder in made:
             shutil.rmtree(folder, ignore_errors=True)
@@ -61,40 +61,41 @@ def carry_out(begin: Begin, channel: Channel) -> Ended | Refused:
 class _Launch:
     """A launch that runs on this host."""
 
-    def __init__(self, begin: Begin, channel: Channel) -> None:
-        self.files = LaunchFiles(Path(begin.directory))
-        self._channel = channel
-        known = {*begin.files, self.files.lease.name}
-        self._mirror = None if begin.in_place else Mirror(self.files.directory, known)
+    def __init__(self, start: Start, pipe: MessagePipe) -> None:
+        self.files = LaunchFiles(Path(start.directory))
+        self._pipe = pipe
+        known = {*start.files, self.files.lease.name}
+        self._mirror = None if start.in_place else Mirror(self.files.directory, known)
         self._renewed_at = 0.0
 
     def tick(self) -> bool:
         """Exchange messages and renew the lease; return whether to go on."""
-        ordered_to_end = any([isinstance(message, End) for message in self._channel.receive()])  # noqa: C419
+        ordered_to_end = any([isinstance(message, End) for message in self._pipe.receive()])  # noqa: C419
         self._renew_lease()
         if self._mirror:
-            self._mirror.send(self._channel)
-        self._channel.push(_PUSH_SECONDS)
-        self._channel.keep_alive()
-        return not (ordered_to_end or self._is_abandoned())
+            self._mirror.send(self._pipe)
+        self._pipe.push(_PUSH_SECONDS)
+        self._pipe.keep_alive()
+        return not (ordered_to_end or self.is_abandoned())
 
     def send_the_rest(self) -> None:
         """Send all files to their end, as long as the parent reads."""
-        while (self._mirror and not self._mirror.send(self._channel)) or self._channel.backlog_bytes:
-            for _ in self._channel.receive():
+        while (self._mirror and not self._mirror.send(self._pipe)) or self._pipe.backlog_bytes:
+            for _ in self._pipe.receive():
                 pass
-            if self._is_abandoned():
+            if self.is_abandoned():
                 return
-            self._channel.push(_PUSH_SECONDS)
+            self._pipe.push(_PUSH_SECONDS)
 
-    def _is_abandoned(self) -> bool:
-        return self._channel.closed or self._channel.silent_seconds > LEASE_SECONDS
+    def is_abandoned(self) -> bool:
+        """Return whether the parent has exited or sends no messages."""
+        return self._pipe.closed or self._pipe.silent_seconds > LEASE_SECONDS
 
     def _renew_lease(self) -> None:
-        # Only a message of the parent renews it, so that ranks and agent give up the parent together.
-        if self._channel.heard_at <= self._renewed_at:
+        # Only messages of the parent renew it, so that ranks and agent give up at the same time.
+        if self._pipe.received_at <= self._renewed_at:
             return
-        self._renewed_at = self._channel.heard_at
+        self._renewed_at = self._pipe.received_at
         try:
             os.utime(self.files.lease)
         except OSError as error:
@@ -105,20 +106,20 @@ class _Launch:
             ) from None
 
 
-def _make_folders(begin: Begin, made: list[Path]) -> None:
-    own = () if begin.in_place else (begin.directory,)
-    for folder in map(Path, (*own, *begin.folders)):
+def _make_folders(start: Start, made: list[Path]) -> None:
+    own = () if start.in_place else (start.directory,)
+    for folder in map(Path, (*own, *start.folders)):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Not exist_ok: two names of one machine in a hostfile must not pass for two hosts.
         folder.mkdir(mode=0o700)
         made.append(folder)
-    for name, content in begin.files.items():
+    for name, content in start.files.items():
         # A name may be a whole path, of a file in one of the other folders.
-        _write(Path(begin.directory) / name, content, 0o600)
-    for name, content in begin.programs.items():
+        _write(Path(start.directory) / name, content, 0o600)
+    for name, content in start.programs.items():
         Path(name).parent.mkdir(exist_ok=True)
         _write(Path(name), content, 0o700)
-    LaunchFiles(Path(begin.directory)).lease.touch()
+    LaunchFiles(Path(start.directory)).lease.touch()
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -6,20 +6,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compare.launch.agent.protocol import BACKLOG_BYTES, Piece, Whole
+from compare.launch.agent.protocol import BACKLOG_BYTES, FileChunk, FileContent
 from compare.schema.launch_files import LaunchFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from compare.launch.agent.protocol import Channel
+    from compare.launch.agent.protocol import MessagePipe
 
 _CHUNK_BYTES = 1 << 16
 _RECORD = LaunchFiles(Path()).exit(0).suffix
 
 
 class Mirror:
-    """Sends new content of a folder: JSON and exit records whole, others in chunks.
+    """Sends new content: JSON and exit records whole, others in chunks.
 
     The exit record of a rank comes last, after everything that the rank wrote.
 
@@ -33,19 +33,19 @@ class Mirror:
         self._known = known
         self._sent: dict[str, tuple[int, int]] = {}
 
-    def send(self, channel: Channel) -> bool:
+    def send(self, pipe: MessagePipe) -> bool:
         """Send new content until the pipe is full; return whether it fitted."""
         # Records are listed before the other files: their ranks write nothing more.
         records = [path for path in self._files() if path.suffix == _RECORD]
         others = [path for path in self._files() if path.suffix != _RECORD]
-        return self._send_all(others, channel) and self._send_all(records, channel)
+        return self._send_all(others, pipe) and self._send_all(records, pipe)
 
-    def _send_all(self, paths: list[Path], channel: Channel) -> bool:
+    def _send_all(self, paths: list[Path], pipe: MessagePipe) -> bool:
         complete = True
         for path in paths:
-            while channel.backlog_bytes < BACKLOG_BYTES and self._send_some(path, channel):
+            while pipe.backlog_bytes < BACKLOG_BYTES and self._send_some(path, pipe):
                 pass
-            complete = complete and channel.backlog_bytes < BACKLOG_BYTES
+            complete = complete and pipe.backlog_bytes < BACKLOG_BYTES
         return complete
 
     def _files(self) -> Iterator[Path]:
@@ -58,13 +58,13 @@ class Mirror:
             if entry.name not in self._known and not entry.name.startswith("."):
                 yield Path(entry.path)
 
-    def _send_some(self, path: Path, channel: Channel) -> bool:
+    def _send_some(self, path: Path, pipe: MessagePipe) -> bool:
         """Send a file or its next chunk; return whether another may follow."""
         if path.suffix in {".json", _RECORD}:
             found = path.stat()
             state = (found.st_ino, found.st_mtime_ns)
             if self._sent.get(path.name) != state:
-                channel.send(Whole(path.name, path.read_bytes()))
+                pipe.send(FileContent(path.name, path.read_bytes()))
                 self._sent[path.name] = state
             return False
         _, offset = self._sent.get(path.name, (0, 0))
@@ -72,6 +72,6 @@ class Mirror:
             file.seek(offset)
             data = file.read(_CHUNK_BYTES)
         if data:
-            channel.send(Piece(path.name, offset, data))
+            pipe.send(FileChunk(path.name, offset, data))
             self._sent[path.name] = (0, offset + len(data))
         return len(data) == _CHUNK_BYTES

@@ -1,7 +1,7 @@
-"""What the parent and the agent on a host say to each other, and how: messages over two pipes.
+"""Exchange messages between the parent and an agent over two pipes.
 
-A message is MessagePack, four bytes of its length before it. Neither end ever waits for the other: behind
-a link that went down a pipe fills up, and whoever waited for it could not end what has to be ended.
+Each message is MessagePack, after four bytes with its length. Neither end ever blocks. Behind a failed link
+a pipe fills up, and a process that waited for it could not end a launch.
 """
 
 from __future__ import annotations
@@ -18,109 +18,117 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ALIVE_SECONDS = 0.5
-"""How often either end says that it lives."""
+"""Time between two keep-alive messages of either end."""
 BACKLOG_BYTES = 1 << 20
-"""Beyond this nothing more is read to be sent."""
+"""Size of unsent messages beyond which no more files are read."""
 
-_BEGIN = b"\0RINGSIDE 1\n"
-"""What stands before the first message: a login shell may have said something on the same pipe."""
-_GREETING_BYTES = 1 << 20
+_PREAMBLE = b"\0RINGSIDE 1\n"
+"""Marks the first message: a login shell may print before it."""
+_PREAMBLE_BYTES = 1 << 20
 _MESSAGE_BYTES = 1 << 26
 _READ_BYTES = 1 << 18
 _READS = 16
-"""Maximum number of reads before messages are taken: one end that floods must not fill the other's memory."""
+"""Maximum number of reads at a time, against a flood."""
 
 
-class ChannelError(Exception):
-    """What came is not from an agent of ours."""
+class ProtocolError(Exception):
+    """The other end sent something that is not a message."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The agent's first word."""
+    """The first message of an agent describes its machine."""
 
     hostname: str
     python: str
     version: str
     addresses: dict[str, list[str]] = {}
-    """Of every network interface that is up, its IPv4 addresses with their networks: 10.0.0.2/24."""
+    """By interface that is up: its IPv4 addresses with networks, as 10.0.0.2/24."""
     cpus: list[int] = []
     """CPUs that a launch may use there."""
     gpus: int = 0
-    """NVIDIA GPUs that its driver shows there, or as many of them as CUDA_VISIBLE_DEVICES names."""
+    """Number of NVIDIA GPUs that its driver and CUDA_VISIBLE_DEVICES show."""
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Begin a launch on this host. It travels by standard input, so that it may hold secrets."""
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a launch on this host.
+
+    It travels through a pipe, so that it may hold secrets.
+    """
 
     directory: str
-    """The launch's folder on the host, whose path is also the launch's name: it marks all its processes."""
+    """The launch's folder on the host.
+
+    Its path is the name of the launch, which marks all its processes.
+    """
     in_place: bool = False
-    """Whether the folder is the run's own, on the parent's machine: then no file need be sent back. Any
-    other is made on the host's own disk, and removed after the launch."""
+    """Whether it is the run's own folder, on the parent's machine.
+
+    Then no file is sent back. Any other folder is made on the host's own disk, and removed afterwards.
+    """
     files: dict[str, bytes]
-    """What to write there, or elsewhere if the name is a whole path; readable by its owner alone."""
+    """Private files, by their names in the folder or their whole paths."""
     programs: dict[str, bytes] = {}
-    """More files by their whole paths, which may be executed."""
+    """More files, by their whole paths, that can be executed."""
     folders: tuple[str, ...] = ()
-    """More folders to make and to remove: scratch."""
+    """Scratch folders to make, and to remove after the launch."""
     argv: tuple[str, ...] = ()
-    """What to execute; nothing where a launcher elsewhere starts the ranks of this host."""
+    """The launcher; empty where another host has it."""
     environment: dict[str, str] = {}
-    """Over what a launch may inherit of the host's."""
+    """Set for the launcher, over what it inherits from the host."""
     deadline_seconds: float
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life, from either end."""
+    """Either end is alive."""
 
     at: float
     """Unix time of the sender, whose clock may be wrong."""
 
 
-class Begun(msgspec.Struct, frozen=True, tag=True):
-    """The launch's files and folders are there: its ranks may start."""
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The files and folders of the launch are there."""
 
 
 class FindPort(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a port that is free there now; only between launches."""
+    """Ask for a free port; only between launches."""
 
 
 class Port(msgspec.Struct, frozen=True, tag=True):
-    """A port that was free a moment ago."""
+    """A port that is free on every address."""
 
     number: int
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """End the launch, and tell when it has ended."""
+    """End the launch; the answer is ``Exited``."""
 
 
-class Piece(msgspec.Struct, frozen=True, tag=True):
-    """What was appended to a file of the launch."""
+class FileChunk(msgspec.Struct, frozen=True, tag=True):
+    """Data that was appended to a file of the launch."""
 
     name: str
     offset: int
     data: bytes
 
 
-class Whole(msgspec.Struct, frozen=True, tag=True):
-    """A file of the launch that is written whole or not at all."""
+class FileContent(msgspec.Struct, frozen=True, tag=True):
+    """A file of the launch that is written at once."""
 
     name: str
     data: bytes
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Nothing of the launch runs on this host any more, and all its files have been sent."""
+class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """No process of the launch is left; all its files were sent."""
 
     status: int | None
-    """Of what was executed; None where it was ended, or nothing was to be executed."""
-    seconds: float
-    timed_out: bool = False
+    """Of the launcher; None where it was ended, or there was none."""
+    abandoned: bool = False
+    """Whether the launch was ended because the parent sent no messages."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The launch could not begin on this host, or its folder can no longer be written."""
+    """The launch could not start, or its folder was lost."""
 
     kind: str
     """Name of the error's class."""
@@ -129,30 +137,30 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
 
 
-Message = Ready | Begin | Begun | FindPort | Port | Alive | End | Piece | Whole | Ended | Refused
+Message = Ready | Start | Started | FindPort | Port | Alive | End | FileChunk | FileContent | Exited | Refused
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-class Channel:
-    """One end of it.
+class MessagePipe:
+    """One end of the two pipes.
 
     Args:
-        read: descriptor that the other end's messages come from.
-        write: descriptor that ours go to.
+        read: descriptor of the messages from the other end.
+        write: descriptor of the messages to the other end.
     """
 
     def __init__(self, read: int, write: int) -> None:
         self._read = read
         self._write = write
-        self._came = bytearray()
-        self._greeted = False
-        self._to_send = bytearray(_BEGIN)
+        self._received = bytearray()
+        self._preamble_seen = False
+        self._to_send = bytearray(_PREAMBLE)
         self.closed = False
-        """The other end is gone."""
-        self.heard_at = time.monotonic()
-        """When anything last came."""
-        self._said_alive_at = 0.0
+        """Whether the other end has closed its pipe."""
+        self.received_at = time.monotonic()
+        """Monotonic time of the last data from the other end."""
+        self._alive_sent_at = 0.0
         for descriptor in (read, write):
             os.set_blocking(descriptor, False)
 
@@ -161,33 +169,33 @@ class Channel:
         return self._read
 
     def waits_for(self) -> list[tuple[int, int]]:
-        """Return the descriptors, each with its event of ``poll``, on which there is something to do."""
+        """Return the descriptors to poll, each with its event."""
         return [(self._read, select.POLLIN), *([(self._write, select.POLLOUT)] if self._to_send else [])]
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that the other end has not taken yet."""
+        """Size of the messages that the other end has not read yet."""
         return len(self._to_send)
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing has come."""
-        return time.monotonic() - self.heard_at
+        """Time since the last data from the other end."""
+        return time.monotonic() - self.received_at
 
     def send(self, message: Message) -> None:
-        """Send a message, as soon as the other end takes it."""
+        """Send a message as soon as there is room in the pipe."""
         data = msgspec.msgpack.encode(message)
         self._to_send += len(data).to_bytes(4) + data
         self.flush()
 
     def keep_alive(self) -> None:
-        """Give a sign of life, where one is due and the last ones have gone."""
-        if time.monotonic() - self._said_alive_at >= ALIVE_SECONDS and self.backlog_bytes < BACKLOG_BYTES:
-            self._said_alive_at = time.monotonic()
+        """Send a keep-alive message if one is due."""
+        if time.monotonic() - self._alive_sent_at >= ALIVE_SECONDS and self.backlog_bytes < BACKLOG_BYTES:
+            self._alive_sent_at = time.monotonic()
             self.send(Alive(time.time()))
 
     def flush(self) -> None:
-        """Let go what the other end takes now."""
+        """Write as much as the pipe takes now."""
         try:
             while self._to_send and not self.closed:
                 del self._to_send[: os.write(self._write, self._to_send)]
@@ -197,37 +205,37 @@ class Channel:
             self.closed = True
 
     def push(self, seconds: float) -> None:
-        """Let go what the other end takes within so many seconds: a pipe alone holds little."""
+        """Write as much as the pipe takes within some time."""
         until = time.monotonic() + seconds
         while self._to_send and not self.closed and (left := until - time.monotonic()) > 0:
             _wait(self._write, select.POLLOUT, left)
             self.flush()
 
     def receive(self) -> Iterator[Message]:
-        """Yield what has come.
+        """Yield the messages that have arrived.
 
         Raises:
-            ChannelError: it is no message.
+            ProtocolError: something else arrived.
         """
         self.flush()
         self._fill()
-        if not self._greeted and not self._skip_greeting():
+        if not self._preamble_seen and not self._skip_preamble():
             return
-        while len(self._came) >= 4:  # noqa: PLR2004 -- bytes of a length
-            length = int.from_bytes(self._came[:4])
+        while len(self._received) >= 4:  # noqa: PLR2004 -- bytes of a length
+            length = int.from_bytes(self._received[:4])
             if length > _MESSAGE_BYTES:
-                raise ChannelError(f"a message of {length} bytes was announced")
-            if len(self._came) < 4 + length:
+                raise ProtocolError(f"a message of {length} bytes was announced")
+            if len(self._received) < 4 + length:
                 return
-            data = bytes(self._came[4 : 4 + length])
-            del self._came[: 4 + length]
+            data = bytes(self._received[4 : 4 + length])
+            del self._received[: 4 + length]
             try:
                 yield _DECODER.decode(data)
             except msgspec.MsgspecError as error:
-                raise ChannelError(str(error)) from None
+                raise ProtocolError(str(error)) from None
 
     def wait(self, seconds: float) -> None:
-        """Wait until something comes, but not longer."""
+        """Wait until data arrives, at most for ``seconds``."""
         _wait(self._read, select.POLLIN, seconds)
 
     def _fill(self) -> None:
@@ -237,20 +245,20 @@ class Channel:
                 if not data:
                     self.closed = True
                     return
-                self._came += data
-                self.heard_at = time.monotonic()
+                self._received += data
+                self.received_at = time.monotonic()
 
-    def _skip_greeting(self) -> bool:
-        before, found, after = bytes(self._came).partition(_BEGIN)
+    def _skip_preamble(self) -> bool:
+        before, found, after = bytes(self._received).partition(_PREAMBLE)
         if found:
-            self._came, self._greeted = bytearray(after), True
-        elif len(before) > _GREETING_BYTES:
-            raise ChannelError(f"something else answered: {before[:80].decode(errors='replace')}")
-        return self._greeted
+            self._received, self._preamble_seen = bytearray(after), True
+        elif len(before) > _PREAMBLE_BYTES:
+            raise ProtocolError(f"something else answered: {before[:80].decode(errors='replace')}")
+        return self._preamble_seen
 
 
 def _wait(descriptor: int, event: int, seconds: float) -> None:
-    # Not select(): it takes no descriptor above 1023, and five hundred hosts need more.
+    # Not select(): it takes no descriptor above 1023, and 500 hosts need more.
     poll = select.poll()
     poll.register(descriptor, event)
     poll.poll(seconds * 1000)

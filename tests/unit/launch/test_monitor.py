@@ -216,8 +216,10 @@ def test_rank_that_never_started_is_named_with_the_launchers_output(monitor, fil
 
 
 def test_no_rank_is_named_where_the_parent_was_suspended(monitor, files):
+    with pytest.raises(LaunchError, match="this program sent no messages"):
+        monitor.conclude("ddp, round 1", Ending(None, 1.0, abandoned=True))
     exits(files, 0, **ENDED | {"ended_by": "lease"})
-    with pytest.raises(LaunchError, match="this program gave no sign of life"):
+    with pytest.raises(LaunchError, match="this program sent no messages"):
         monitor.conclude("ddp, round 1", Ending(1, 1.0))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from backends.launchers.request import MARKER, Command
 from compare.errors import HostError
-from compare.launch.agent.protocol import Ended
+from compare.launch.agent.protocol import Exited
 from compare.launch.cluster import Cluster
 from compare.launch.engines.local import Local
 from compare.schema.hosts import Host, Network, local_host
@@ -44,7 +44,6 @@ def a_job():
     return Job(
         config=config,
         arm=config.arms[0],
-        launcher="torchrun",
         dataset=DIGITS,
         affinity=[0],
         number=1,
@@ -113,6 +112,14 @@ def test_carry_out_is_given_up_by_its_tick(hosts, files):
     assert all(agent.told_to_end for agent in hosts.agents)
 
 
+def test_carry_out_abandoned_by_an_agent_is_no_failure_of_a_launcher(files):
+    agent = AnAgent(status=None)
+    place = a_cluster(agent=agent).place(files)
+    command = Command(("torchrun",), {"PATH": ""})
+    ending = carry_out(place, command, on_tick=after(1, lambda: agent.exit(None, abandoned=True)))
+    assert (ending.status, ending.abandoned) == (None, True)
+
+
 def test_carry_out_launcher_here_starts_after_the_folders_of_hosts(hosts, files):
     began = []
     for agent in (*hosts.agents, hosts.here):
@@ -120,7 +127,6 @@ def test_carry_out_launcher_here_starts_after_the_folders_of_hosts(hosts, files)
     hosts.here.exit_at_once(0)
     assert carry_out(hosts.place(files), Command(("mpirun",), {"PATH": "/bin"})).status == 0
     assert [message.argv for message in began] == [(), (), ("mpirun",)]
-    assert [message.ranks for message in began] == [(0,), (1,), ()]
 
 
 def test_carry_out_host_that_is_lost_is_the_cause_of_a_failure(hosts, files):
@@ -152,4 +158,4 @@ def test_carry_out_exited_agent_is_not_told_to_end(files):
     assert carry_out(a_cluster(agent=agent).place(files), Command(("mpirun",), {"PATH": ""})).status == 0
     assert time.monotonic() - began < 5
     assert not agent.told_to_end
-    assert agent.ended == Ended(status=0, seconds=0.0)
+    assert agent.exited == Exited(status=0)
