@@ -113,7 +113,7 @@ class _Process(asyncio.SubprocessProtocol):
         self._seconds: float | None = None
 
     def end(self) -> None:
-        """Kill the process and its children where they run; then close the pipes."""
+        """Kill the process and its children, and close the pipes."""
         if self.exited.done():
             self._transport.close()
         else:
