@@ -1,7 +1,7 @@
-"""The backends: every way of synchronising gradients that can be compared.
+"""Register every way of synchronising gradients that can be compared.
 
-This is the registry and nothing else. It holds strings, so that reading it imports no library; a new
-backend is one entry here, and one file where its group or its strategy is new.
+The registry holds strings, so that reading it imports no library. A new backend is one entry here. Its
+group or strategy is one file, if it is new.
 """
 
 from __future__ import annotations
@@ -29,28 +29,36 @@ class Option:
     least: int = 1
     """The smallest that a ``count`` may be."""
     strategies: Mapping[str, str] = field(default_factory=dict)
-    """Choices that take another strategy than the backend's own: ``module:class`` of the Replica."""
+    """Choices with another strategy than the backend's: ``module:class`` of the Replica."""
     lossy: Mapping[str, float] = field(default_factory=dict)
-    """Choices that change the arithmetic on purpose, each with how far an averaged gradient may be from the
-    mean, relative to the largest number in its tensor."""
+    """Choices that change the arithmetic on purpose, each with its tolerance.
+
+    The tolerance is the distance of an averaged gradient from the mean, over the largest number in its
+    tensor.
+    """
     cuda_only: tuple[str, ...] = ()
     """Choices that the library refuses on the CPU."""
     accumulates: bool = True
-    """False for a switch that, switched on, rules out gradient accumulation."""
+    """False for a switch that rules out gradient accumulation."""
     needs: tuple[str, str] | None = None
-    """It means something only where this other option has this value, and is refused elsewhere."""
+    """Another option and its value that this option needs."""
     offered_in: str = ""
-    """Fact of the backend's library that lists the choices it was built with; empty where it has them all."""
+    """Fact of the library that lists the choices it was built with.
+
+    It is empty if the library always has all choices.
+    """
     rebuild: str = ""
     """The command that installs the library with every choice."""
     while_proven: OptionValue | None = None
-    """What it is set to while an arm is held against a single process, whatever the arm says: that takes
-    few steps, and what an option puts off until later would not be seen in them. None leaves it."""
+    """Its value in the proof of parity; None keeps the arm's value.
+
+    The proof takes few steps, which would not show what an option delays.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A group with a strategy, and what a user needs to know of them before they are imported."""
+    """A group with a strategy, described without importing them."""
 
     name: str
     summary: str
@@ -59,22 +67,22 @@ class Backend:
     strategy: str
     """``module:class`` of the Replica."""
     launcher: str
-    """The launcher by default; an allocation may ask for another."""
+    """The default launcher; an allocation may need another."""
     libraries: tuple[str, ...]
     """Distributions that must be installed beside torch."""
     install: str = ""
     """The command that installs what is missing."""
     options: tuple[Option, ...] = ()
     on_one_host: Mapping[str, OptionValue] = field(default_factory=dict)
-    """Options of a second arm, for ranks that share the CPUs and the memory of one host; empty for none."""
+    """Options of a second default arm, for ranks on one host's CPUs."""
     synchronises: bool = True
-    """False for the control alone: its ranks train apart, so they need not agree."""
+    """False only for the control: its ranks train alone and differ."""
     cuda: bool = True
     """Whether it can average tensors in GPU memory."""
     only_named: bool = False
     """Whether it runs only when it is named."""
     one_process: bool = False
-    """Whether it runs as one process with all threads and the global batch, whatever ``-np`` is."""
+    """Whether it always runs as one process with the global batch."""
     training: Literal["same", "same at period 1", "another"] = "same"
     """Whether it trains what a single process trains.
 
@@ -82,9 +90,9 @@ class Backend:
     have to be read beside its speed.
     """
     shards: Literal["nothing", "optimizer state", "parameters"] = "nothing"
-    """What a rank holds only a part of.
+    """What is divided among the ranks.
 
-    Where it is parameters, equal hashes of the gathered copies prove nothing: the reference alone does.
+    With divided parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
     """
 
 
@@ -98,10 +106,10 @@ _BUCKET_VIEW = Option(
 _BUCKET_MB = Option(
     "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
 )
-# Half precision keeps 11 bits, bfloat16 8: one rounding on the way in and one for every addition.
+# Half precision keeps 11 bits, bfloat16 8. There is one rounding of the input and one for each addition.
 _FP16 = 2.0**-8
 _BF16 = 2.0**-5
-# A low rank keeps the directions that matter most, and adds what it left out to the next step's gradient.
+# A low rank keeps the most important directions, and adds the rest to the next step's gradient.
 _LOW_RANK = 2.0
 _AVERAGING = "backends.strategies.averaging:AveragingReplica"
 
@@ -156,7 +164,7 @@ BACKENDS: dict[str, Backend] = {
                     "count",
                     10,
                     "first step that is compressed; within the warm-up, or both kinds of steps are timed",
-                    least=2,  # DDP settles its buckets in the second step, and PowerSGD remembers them
+                    least=2,  # DDP rebuilds its buckets in the second step, and PowerSGD stores their sizes
                     needs=("comm_hook", "powersgd"),
                     while_proven=2,
                 ),

@@ -1,10 +1,10 @@
-"""The seam: what a backend must offer, and nothing more.
+"""Define the interface of a backend.
 
-A backend is a **group** (who is here and how bytes move) joined with a **strategy** (how gradients
-become the mean). The group is joined once per process; the strategy turns a plain model into a
-``Replica`` that the training loop drives without knowing what stands behind it.
+A backend has a **group** (the ranks, and how bytes move) and a **strategy** (how gradients become the mean).
+A process joins the group once. The strategy turns a plain model into a ``Replica``. The training loop drives
+the replica and does not know the backend.
 
-torch is imported for type checking only: the command line reads the registry without paying for it.
+torch is imported for type checking only, so that the command line starts without it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
-"""What was read back from a running library: JSON-ready, keys in the field's words."""
+"""Facts from a running library, ready for JSON, in the field's terms."""
 
 
 class BackendError(RuntimeError):
-    """A backend cannot do what was asked of it here; the message says why and what to do."""
+    """A request that a backend cannot fulfil here, with a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where this process stands among all, as its launcher told it."""
+    """The rank and host of this process, from its launcher."""
 
     rank: int
     local_rank: int
@@ -49,16 +49,16 @@ class Work(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Return when the result stands in the tensor that was handed over."""
+        """Return when the result is in the tensor."""
 
 
 class Collectives(NamedTuple):
-    """What averages the gradients of one step, apart from any training."""
+    """The collectives of one step, without training."""
 
     message_bytes: tuple[int, ...]
-    """What is handed over, call by call."""
+    """Bytes of each call."""
     run: Callable[[], None]
-    """Run them once, on buffers of their own, the way the strategy runs them; every rank must."""
+    """Run them once on every rank, with separate buffers."""
 
 
 class Group(ABC):
@@ -85,17 +85,16 @@ class Group(ABC):
     def join(
         cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
     ) -> Self:
-        """Meet the other processes.
+        """Connect to the other processes.
 
         Args:
-            placement: where this process stands.
-            device: where its tensors will live.
-            options: the arm's options; a group reads those it knows.
-            timeout_seconds: after which a collective that nobody answers is an error, where the
-                library can tell.
+            placement: the rank of this process.
+            device: the device of its tensors.
+            options: the arm's options; a group reads those that it knows.
+            timeout_seconds: maximum time for a collective, if the library has such a limit.
 
         Raises:
-            BackendError: the library has no way to do this on ``device``.
+            BackendError: the library cannot do this on ``device``.
         """
 
     @abstractmethod
@@ -108,7 +107,7 @@ class Group(ABC):
 
     @abstractmethod
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
-        """Begin ``all_reduce_``; ``tensor`` must be left alone until the work is waited for."""
+        """Start ``all_reduce_``; do not touch ``tensor`` before the work is done."""
 
     @abstractmethod
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
@@ -116,14 +115,14 @@ class Group(ABC):
 
     @abstractmethod
     def attest(self) -> Facts:
-        """Say what really runs, read back from the library: versions, transport, controller.
+        """Return what really runs, read from the library: versions, transport, controller.
 
-        Every rank calls it, at the same point: what a library does not tell may have to be observed.
+        Every rank calls it at the same point, because some facts have to be measured.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """Part from the others in good order; the process may end after it."""
+        """Leave the group in an orderly way; the process may exit then."""
 
 
 class Replica(ABC):
@@ -134,31 +133,34 @@ class Replica(ABC):
     """
 
     model: nn.Module
-    """The module that trains, as the strategy holds it; ``whole`` returns the plain whole model."""
+    """The module that trains; ``whole`` returns the plain whole model."""
     optimizer: torch.optim.Optimizer
-    """The optimizer that applies the update rule to what this rank updates; its settings are attested."""
+    """The optimizer of this rank's part; its settings are attested."""
     shard: tuple[int, int]
     """(index, count) of the data shard this replica trains on.
 
     Ranks that share a model, as in a pipeline, share a shard. Each batch is 1 / count of the global batch.
     """
     phases: tuple[str, ...] = ("forward", "backward", "sync", "step")
-    """The phases that are timed separately. A strategy that fuses forward and backward leaves out forward."""
+    """The phases that are timed separately.
+
+    A strategy that fuses forward and backward leaves out forward.
+    """
     passes_per_step: int = 1
-    """Passes whose gradients add up before they are averaged; set by ``accumulate``."""
+    """Passes whose gradients add up before the average; set by ``accumulate``."""
     cycle: int = 1
-    """Steps after which communication repeats itself; timed blocks are whole multiples of it."""
+    """Steps in a cycle of communication; timed blocks are multiples of it."""
 
     @abstractmethod
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        """Take over ``model``, start every rank from rank 0's parameters, and make the optimizer."""
+        """Take the model, start from rank 0's parameters, and make the optimizer."""
 
     def accumulate(self, passes: int) -> None:
-        """Set the passes of a step; only the last one communicates. Call it before the first step.
+        """Set the passes of a step before the first step.
 
-        Gradients add up: ``learn`` divides the losses by ``passes``.
+        Only the last pass communicates. Gradients add up: ``learn`` divides the losses by ``passes``.
 
         Raises:
             BackendError: the library cannot leave out communication in the other passes.
@@ -195,7 +197,7 @@ class Replica(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients of a scalar loss; a strategy may start to communicate here."""
+        """Compute gradients of a scalar loss; communication may start here."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -206,14 +208,15 @@ class Replica(ABC):
         """Apply the gradients and drop them."""
 
     def whole(self) -> nn.Module:
-        """Return the plain whole model as it is now. Collective: every rank calls it at the same point.
+        """Return the plain whole model as it is now.
 
-        Hashes, the reference and the test use it. It must not change the training.
+        This is collective: every rank calls it at the same point. Hashes, the reference and the test use it.
+        It must not change the training.
         """
         return self.model
 
     def held_bytes(self) -> Facts:
-        """Count the bytes that this rank holds of the parameters and of the optimizer's state."""
+        """Count this rank's bytes of parameters and of optimizer state."""
         state = (value for held in self.optimizer.state.values() for value in held.values())
         return {
             "parameter_bytes": sum(p.numel() * p.element_size() for p in self.model.parameters()),
@@ -224,8 +227,8 @@ class Replica(ABC):
 
     @abstractmethod
     def attest(self) -> Facts:
-        """Return how gradients become the mean: reduce op, buckets, fusion, as the library has them."""
+        """Return how gradients become the mean: reduce op, buckets, fusion."""
 
     @abstractmethod
     def collectives(self) -> Collectives | None:
-        """Return one step's collectives, to be timed alone; None where they cannot be run alone."""
+        """Return one step's collectives; None if they cannot run alone."""

@@ -1,4 +1,4 @@
-"""No group at all: the control. No library is started, no socket opened but to the launcher's own store."""
+"""Give the control its ranks without a communication library."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class NoGroup(Group):
-    """Knows how many ranks there are, and can wait for them through the store of torchrun's agent.
+    """Ranks that wait for each other through the store of torchrun's agent.
 
-    The store costs one socket and no thread, so a step is as fast as if the process were alone.
+    The store needs one socket and no thread, so a step is as fast as in a process alone.
     """
 
     name: ClassVar[str] = "none"

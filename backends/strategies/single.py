@@ -1,4 +1,4 @@
-"""One process trains the global batch: the answer to "should I distribute at all?"."""
+"""Train the global batch in one process, to show what distribution gains."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SingleReplica(LocalReplica):
     ) -> None:
         if group.world_size > 1:
             raise BackendError(
-                f"single: the launcher started {group.world_size} ranks, and it trains in one process: "
-                "start one"
+                f"single: the launcher started {group.world_size} ranks, but it trains in one process. "
+                "Start one rank."
             )
         super().__init__(model, make_optimizer, group, options)
 

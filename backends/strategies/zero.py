@@ -1,4 +1,4 @@
-"""torch's ZeroRedundancyOptimizer over DDP: the optimizer's state is sharded over the ranks."""
+"""Train through DDP with ZeroRedundancyOptimizer, which shards the optimizer's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ZeroReplica(DDPReplica):
-    """DDP averages the gradients; each rank updates its part of the parameters and broadcasts it."""
+    """A replica that updates and broadcasts its rank's part of the parameters."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options

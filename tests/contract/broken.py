@@ -1,4 +1,4 @@
-"""Strategies and groups with one fault each: the suite must notice every one of them."""
+"""Strategies and groups with one fault each, which the suite must find."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class NeverSyncs(LocalReplica):
-    """A wrapper that forgets to communicate at all."""
+    """A wrapper that never communicates."""
 
 
 class Sums(AveragingReplica):
-    """A sum in the place of the mean."""
+    """A sum instead of the mean."""
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
 
 class SkipsAParameter(AveragingReplica):
-    """The last rank takes part for one parameter, and then keeps its own share."""
+    """The last rank keeps its own gradient of one parameter."""
 
     def sync(self) -> None:
         group = self.reducer.group
@@ -42,7 +42,7 @@ class SkipsAParameter(AveragingReplica):
 
 
 class NeverSteps(AveragingReplica):
-    """Gradients are right, and nothing comes of them."""
+    """Gradients are right, but no step uses them."""
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -59,7 +59,7 @@ class Unsharded(AveragingReplica):
 
 
 class SharesOneShard(AveragingReplica):
-    """No fault: ranks that share a model share a shard, here all of them, and see every global batch."""
+    """No fault: all ranks share one shard and see every global batch."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -69,7 +69,7 @@ class SharesOneShard(AveragingReplica):
 
 
 class TakesOneRanksBatch(SharesOneShard):
-    """Trains on one rank's part of the global batch, though its shard is all of it."""
+    """Trains on one rank's batch, although its shard is all data."""
 
     def learn(self, inputs: torch.Tensor, targets: torch.Tensor, *others: Any) -> None:
         world = self.reducer.group.world_size
@@ -77,7 +77,7 @@ class TakesOneRanksBatch(SharesOneShard):
 
 
 class StartsApart(AveragingReplica):
-    """Rank 0's parameters reach nobody."""
+    """Every rank keeps its own initial parameters."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -90,14 +90,14 @@ class StartsApart(AveragingReplica):
 
 
 class Accumulates(AveragingReplica):
-    """A step that leaves the gradients where the next backward adds to them."""
+    """A step that keeps the gradients, so that the next backward adds."""
 
     def step(self) -> None:
         self.optimizer.step()
 
 
 class StepsTheOptimizerFirst(AveragingReplica):
-    """A step with zero gradients before the training: harmless to SGD, not to Adam."""
+    """A step with zero gradients before the training, which changes Adam."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -109,7 +109,7 @@ class StepsTheOptimizerFirst(AveragingReplica):
 
 
 class TakesOnePassOfAll(AveragingReplica):
-    """Averages what the first pass of a step has brought, and lets the others go by."""
+    """Averages only the first pass of a step."""
 
     passes_done = 0
 
@@ -142,7 +142,7 @@ class ReportsAPhaseTooMany(AveragingReplica):
 
 
 class CyclesByRank(AveragingReplica):
-    """Communicates in another rhythm on every rank."""
+    """Communicates in a different cycle on every rank."""
 
     @property
     def cycle(self) -> int:
@@ -150,7 +150,7 @@ class CyclesByRank(AveragingReplica):
 
 
 class ReturnsAnOldModel(AveragingReplica):
-    """Hands out the model that it started with as the whole one."""
+    """Returns the initial model as the whole one."""
 
     def whole(self) -> nn.Module:
         if not hasattr(self, "old"):
@@ -167,19 +167,19 @@ class HoldsMoreThanItSays(AveragingReplica):
 
 
 class HidesItsSync(AveragingReplica):
-    """Communicates in a phase that it does not admit to."""
+    """Communicates in a phase that it does not declare."""
 
     phases = ("forward", "backward", "step")
 
 
 class ReordersItsPhases(AveragingReplica):
-    """Names its phases in an order in which they do not happen."""
+    """Declares its phases in the wrong order."""
 
     phases = ("forward", "sync", "backward", "step")
 
 
 class WrapsItsModel(AveragingReplica):
-    """Hands out a wrapper, whose parameters have other names, in the place of the plain model."""
+    """Returns a wrapper with other parameter names instead of the plain model."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -189,7 +189,7 @@ class WrapsItsModel(AveragingReplica):
 
 
 class IgnoresItsBucketSize(AveragingReplica):
-    """One bucket, however small it was asked to be."""
+    """Makes one bucket for every bucket size."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -205,21 +205,21 @@ class ForgetsAMessage(AveragingReplica):
 
 
 class AttestsObjects(AveragingReplica):
-    """Says what it does in words that no result file can hold."""
+    """Attests an object that JSON cannot hold."""
 
     def attest(self) -> Facts:
         return {"reduce_op": torch.add, "mode": "flat"}
 
 
 class SharesALocalRank(TorchGroup):
-    """Every rank takes itself for the first of its host."""
+    """Every rank is the first of its host."""
 
     def __init__(self, placement: Placement, device: torch.device) -> None:
         super().__init__(replace(placement, local_rank=0), device)
 
 
 class LeaksThroughItsBarrier(TorchGroup):
-    """A barrier at which nobody waits."""
+    """A barrier that returns at once."""
 
     def barrier(self) -> None:
         return
@@ -234,7 +234,7 @@ class RoundsItsSums(TorchGroup):
 
 
 class StartsNothing(TorchGroup):
-    """Collectives that are started and never happen."""
+    """Collectives that start and change nothing."""
 
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
         return super().all_reduce_start_(tensor.clone())

@@ -1,4 +1,4 @@
-"""The launches of the contract suite: each done once, when the first test asks for it."""
+"""Carry out the contract suite's launches, each only once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOPBACK = "lo"
 
 
 class Outcome:
-    """What came of a launch. Asking for a record that is not there fails the test with what was said."""
+    """The records of a launch; a missing one fails the test."""
 
     def __init__(self, directory: Path, world: int, status: int | str) -> None:
         self.directory = directory
@@ -39,20 +39,20 @@ class Outcome:
         ]
 
     def groups(self, name: str) -> list[GroupRecord]:
-        """Every rank's record of a group, in the order of ranks."""
+        """Return every rank's record of a group, in the order of ranks."""
         return self._found(name, [[r for r in rank.groups if r.name == name] for rank in self.ranks])
 
     def replicas(self, name: str) -> list[ReplicaRecord]:
-        """Every rank's record of a replica, in the order of ranks."""
+        """Return every rank's record of a replica, in the order of ranks."""
         return self._found(name, [[r for r in rank.replicas if r.name == name] for rank in self.ranks])
 
     def _found(self, name: str, records: list[list]) -> list:
         if not all(len(found) == 1 for found in records):
-            pytest.fail(f"not every rank has looked at {name}\n{self.said()}", pytrace=False)
+            pytest.fail(f"not every rank has a record of {name}\n{self.logs()}", pytrace=False)
         return [found[0] for found in records]
 
-    def said(self) -> str:
-        """What the ranks and the launcher said, for a failure."""
+    def logs(self) -> str:
+        """Return the ranks' failures and the launcher's log."""
         failures = [
             f"rank {rank}: {record.failure}" for rank, record in enumerate(self.ranks) if record.failure
         ]
@@ -85,7 +85,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
             module="tests.contract.worker",
             arguments=(str(job),),
             port=_free_port(),
-            # torchrun leaves a folder behind; the path of a socket in Open MPI's has to be short.
+            # torchrun leaves a folder here, and Open MPI needs a short path for its socket.
             environment=settings(threads=1, interface=LOOPBACK, executables=environment_bin())
             | {"TMPDIR": short_folder},
             interface=LOOPBACK,
@@ -111,7 +111,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
 
 @pytest.fixture(scope="session")
 def launched(carry_out):
-    """The outcome of a launch of the plan at a world size."""
+    """Return the outcome of a launch at a world size."""
     outcomes: dict[tuple[str, int], Outcome] = {}
 
     def outcome(name: str, world: int) -> Outcome:
@@ -124,7 +124,7 @@ def launched(carry_out):
 
 @pytest.fixture(autouse=True)
 def _nothing_left_running(nothing_left_running):
-    """Every test of this folder starts launches, or may be the first to."""
+    """Check every test of this folder: any of them may start launches."""
 
 
 def _free_port() -> int:

@@ -1,7 +1,7 @@
-"""What the contract suite launches: every arm of the registry, packed into as few launches as may be.
+"""Plan the contract suite: every arm of the registry in few launches.
 
-A launch costs seconds, most of them ``import torch``, so the arms that can share a launch do. Each launch
-joins each of its groups once and trains one replica after another in it.
+A launch costs seconds, mostly for ``import torch``, so arms share launches where possible. Each launch joins
+each of its groups once, and trains one replica after another in it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SMALL_BUCKETS = (
     "horovod:mode=overlap:bucket_mb=0.01",
     "mpi:mode=overlap:bucket_mb=0.01",
 )
-"""With the buckets of the registry's defaults the small model of these tests would fit into one."""
+"""Arms with small buckets: the default buckets hold the whole test model."""
 
 EARLY = ("ddp:comm_hook=powersgd:powersgd_start=2",)
-"""Compressed from the third step on, so that nearly all that is looked at is."""
+"""Arms that compress from the third step, so that most steps do."""
 
 NOT_VARIED = {
     "process_group": "auto means gloo on the CPU, where these tests run; nccl needs a GPU for each rank",
@@ -33,15 +33,15 @@ NOT_VARIED = {
 """Choices that stay at their default, each with its reason."""
 
 SETTLED_BY_THE_LAUNCH = ("controller", "process_group")
-"""Options that the launcher or the group reads: arms that differ in one cannot share a launch."""
+"""Options of launcher or group; arms that differ cannot share launches."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One replica that is looked at."""
+    """One replica that is checked."""
 
     arm: str
     strategy: str = ""
-    """A class of broken.py in the place of the arm's own strategy."""
+    """A class of broken.py instead of the arm's own strategy."""
 
     @property
     def name(self) -> str:
@@ -52,10 +52,10 @@ class Meeting(msgspec.Struct, frozen=True):
     """One group, joined once, and the replicas that train in it."""
 
     arm: str
-    """The group is this arm's; the others' is the same."""
+    """The arm whose group is joined; the members have the same group."""
     members: tuple[Member, ...]
     broken_groups: tuple[str, ...] = ()
-    """Classes of broken.py that are looked at as if they were the group that was joined."""
+    """Classes of broken.py that are checked as if they were this group."""
 
     @property
     def name(self) -> str:
@@ -70,25 +70,25 @@ class Launch(msgspec.Struct, frozen=True):
     launcher: str
     meetings: tuple[Meeting, ...]
     world: int = 1
-    """Ranks of the run, whose batches together are the global one. Arms of one process start one."""
+    """Number of ranks whose batches make the global batch."""
     refusals: bool = False
-    """Whether the ranks also try to join where they must be refused."""
+    """Whether the ranks also try to join in ways that must fail."""
     group_checks: bool = True
-    """Whether the groups are looked at as well as the replicas."""
+    """Whether the groups are checked as well as the replicas."""
 
     @property
     def processes(self) -> int:
-        """Processes that the launcher starts."""
+        """Number of processes: one for an arm of one process."""
         return 1 if parse_arm(self.meetings[0].arm).one_process else self.world
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the launcher is told."""
+        """Options that the launcher reads."""
         return parse_arm(self.meetings[-1].arm).options
 
 
 def arms_of(backend: Backend) -> list[str]:
-    """Every choice and every switch of a backend, one at a time; what comes to the same arm, once."""
+    """List every choice and switch of a backend, one at a time."""
     varied = [option for option in backend.options if option.name not in NOT_VARIED]
     settings = [f"{option.name}={value}" for option in varied for value in _values(option)]
     chosen = any(option.kind == "choice" for option in varied)

@@ -1,4 +1,4 @@
-"""What every backend promises, as assertions over what all ranks of a launch have seen."""
+"""The promises of every backend, as assertions over all ranks' records."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 FLOAT64 = 1e-12
 FLOAT32 = 1e-6
 ROUNDED = 0.03
-"""Adam divides by gradients, small ones too, and 20 steps add up: 0.013 was seen, 0.0003 with SGD."""
+"""Limit for rounding arms after 20 steps: Adam reached 0.013, SGD 0.0003."""
 LOW_RANK = 0.35
-"""At rank 1, a twelfth of the elements travel: 0.26 was seen."""
+"""Limit for PowerSGD of rank 1, which sends a twelfth: 0.26 seen."""
 PHASES = ("forward", "backward", "sync", "step")
 
 
@@ -29,7 +29,7 @@ PHASES = ("forward", "backward", "sync", "step")
 
 
 def shards_are_the_parts_of_the_data(ranks: Replicas) -> None:
-    """Every part is trained on by equally many ranks: those that share a model share a shard."""
+    """Check that equally many ranks train on every part of the data."""
     count = ranks[0].shard[1]
     expected = [(index, count) for index in range(count) for _ in range(len(ranks) // count)]
     assert sorted(r.shard for r in ranks) == expected
@@ -42,7 +42,7 @@ def the_cycle_is_a_number_of_steps(ranks: Replicas) -> None:
 
 
 def bytes_held_are_those_of_the_declaration(ranks: Replicas) -> None:
-    """Parts that are held in shards add up to the whole; every other part is whole on every rank."""
+    """Check that sharded parts add up, and that ranks hold others whole."""
     shards = BACKENDS[parse_arm(ranks[0].arm).backend].shards
     in_shards = {"parameter_bytes": shards == "parameters", "optimizer_state_bytes": shards != "nothing"}
     for part, sharded in in_shards.items():
@@ -102,7 +102,7 @@ def attestation_repeats_the_options_that_were_given(ranks: Replicas) -> None:
 
 
 def messages_hold_every_gradient_once(ranks: Replicas) -> None:
-    """Attested in float64, the dtype of the replica that is asked."""
+    """Check the attested bytes, which are those of a float64 replica."""
     for r in ranks:
         for key in ("message_bytes", "bucket_bytes"):
             if key in r.attestation:
@@ -186,7 +186,7 @@ def twenty_rounded_steps_stay_close_to_a_single_process(ranks: Replicas) -> None
 
 def what_is_called_lossy_is(ranks: Replicas) -> None:
     for r in ranks:
-        if len(ranks) > 1:  # Horovod sends nothing where there is nobody else
+        if len(ranks) > 1:  # Horovod sends nothing if there is only one rank
             assert r.trainings["sgd float64"].error > FLOAT64, f"rank {r.rank}"
 
 
@@ -281,14 +281,14 @@ def ranks_are_numbered_and_placed(ranks: Groups) -> None:
     everyone = list(range(len(ranks)))
     assert [r.rank for r in ranks] == everyone
     assert {r.world_size for r in ranks} == {len(ranks)}
-    # All on this one machine.
+    # All ranks are on this one machine.
     assert sorted(r.placement["local_rank"] for r in ranks) == everyone
     assert {r.placement["local_world_size"] for r in ranks} == {len(ranks)}
     assert len({r.placement["host"] for r in ranks}) == 1
     assert {r.device for r in ranks} == {"cpu"}
 
 
-def nobody_leaves_a_barrier_before_the_last_has_come(ranks: Groups) -> None:
+def no_rank_leaves_a_barrier_before_the_last_has_come(ranks: Groups) -> None:
     for laps in zip(*(r.laps for r in ranks), strict=True):
         came = max(lap.arrived_ns for lap in laps)
         for rank, lap in enumerate(laps):
@@ -348,8 +348,8 @@ def horovod_attests_the_controller_that_was_asked(ranks: Groups) -> None:
 def collectives_are_refused(ranks: Groups) -> None:
     for r in ranks:
         assert set(r.refused) == {"all_reduce_", "all_reduce_start_", "broadcast_"}
-        for said in r.refused.values():
-            assert said.startswith("BackendError: this group has no collectives")
+        for message in r.refused.values():
+            assert message.startswith("BackendError: this group has no collectives")
 
 
 def nothing_is_attested_but_nothing(ranks: Groups) -> None:
@@ -365,7 +365,7 @@ def _require_right(ranks: Groups, operation: str, *, cases: int) -> None:
 
 _EVERY_GROUP: tuple[Callable[[Groups], None], ...] = (
     ranks_are_numbered_and_placed,
-    nobody_leaves_a_barrier_before_the_last_has_come,
+    no_rank_leaves_a_barrier_before_the_last_has_come,
     attestation_is_json_and_names_the_transport,
     versions_are_those_of_what_is_loaded,
 )

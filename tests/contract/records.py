@@ -1,4 +1,7 @@
-"""What a rank has seen, as it writes it down. Judged in ``promises.py``; read without importing torch."""
+"""Define the records that ranks write, without importing torch.
+
+``promises.py`` judges them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import msgspec
 
 
 class Lap(msgspec.Struct):
-    """One barrier to which one rank came late. Clocks are of one machine, so they can be compared."""
+    """One barrier with one late rank; all clocks are of one machine."""
 
     late: int
     arrived_ns: int
@@ -26,26 +29,26 @@ class GroupRecord(msgspec.Struct, kw_only=True):
     device: str
     laps: list[Lap]
     wrong: dict[str, list[str]]
-    """By operation: the dtypes and shapes for which the result was another than the exact one."""
+    """By operation: the dtypes and shapes with a wrong result."""
     checked: dict[str, int]
-    """By operation: for how many it was looked at."""
+    """By operation: the number of checked cases."""
     sum_hash: str
-    """Of a sum that must be rounded."""
+    """Hash of a sum that must be rounded."""
     refused: dict[str, str]
-    """By operation: which exception it raised."""
+    """By operation: the exception that it raised."""
     attestation: dict[str, Any]
     attestation_error: str
 
 
 class Training(msgspec.Struct, kw_only=True):
-    """How twenty steps went, beside the same steps in a single process."""
+    """Twenty steps, compared with the same steps in a single process."""
 
     started: str
     ended: str
     error: float
-    """Largest relative difference of a parameter from the single process on the combined batch."""
+    """Largest relative difference from a single process on the combined batch."""
     error_alone: float
-    """The same from a single process on this rank's shard, from this rank's own start."""
+    """The same for a single process on this rank's shard and start."""
 
 
 class ReplicaRecord(msgspec.Struct, kw_only=True):
@@ -65,14 +68,14 @@ class ReplicaRecord(msgspec.Struct, kw_only=True):
     held_whole: dict[str, int]
     """The same of one process."""
     names: list[str]
-    """Of the parameters of ``replica.model``."""
+    """Names of the parameters of ``replica.model``."""
     plain_names: list[str]
     gradient_bytes: int
     largest_gradient_bytes: int
     built: str
-    """Hash of the parameters that the rank brought along: another on every rank."""
+    """Hash of the parameters before the replica; different on every rank."""
     started: str
-    """Hash of those that the replica starts from."""
+    """Hash of the parameters that the replica starts from."""
     gradients_before_sync: str
     gradients: str
     gradient_error: float
@@ -80,7 +83,7 @@ class ReplicaRecord(msgspec.Struct, kw_only=True):
     gradient_error_mean: float
     """The same from the mean of the shards' gradients."""
     gradient_error_alone: float
-    """The same from the gradient of this rank's shard alone, from this rank's own start."""
+    """The same from the gradient of this rank's own shard and start."""
     second_gradient_error: float
     second_gradient_error_alone: float
     trainings: dict[str, Training]
@@ -90,7 +93,7 @@ class ReplicaRecord(msgspec.Struct, kw_only=True):
 
 
 class RankRecord(msgspec.Struct, kw_only=True):
-    """Everything that one rank saw in a launch; written again whenever there is more."""
+    """All records of one rank, rewritten when there are more."""
 
     groups: list[GroupRecord] = []
     replicas: list[ReplicaRecord] = []

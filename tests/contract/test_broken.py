@@ -1,4 +1,4 @@
-"""The suite has teeth: strategies and groups with one fault each break exactly the promises they should."""
+"""Test that each planted fault breaks exactly the right promises."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ REPLICAS = {
 GROUPS = {
     "TorchGroup": set(),
     "SharesALocalRank": {"ranks_are_numbered_and_placed"},
-    "LeaksThroughItsBarrier": {"nobody_leaves_a_barrier_before_the_last_has_come"},
+    "LeaksThroughItsBarrier": {"no_rank_leaves_a_barrier_before_the_last_has_come"},
     "RoundsItsSums": {"sums_are_exact"},
     "StartsNothing": {"started_sums_are_exact"},
     "KnowsOneRoot": {"broadcasts_come_from_the_root"},

@@ -1,4 +1,4 @@
-"""Every backend and mode, at 1, 2 and 3 ranks, through its real launcher, keeps every promise of the seam."""
+"""Test every backend and mode on 1 to 3 ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def worlds():
 
 
 def cases(names, synchronises, promised, exempt):
-    """Every name at every world size with every promise, those of one launch together."""
+    """List names, world sizes and promises, those of one launch together."""
     return [
         pytest.param(promise, name, world, id=f"{promise.__name__}-{name}-{world}")
         for world in WORLDS
@@ -41,7 +41,7 @@ def exact(label: str) -> bool:
     ("promise", "group", "world"),
     cases(GROUPS, lambda name: communicates(GROUPS[name].arm), promises.OF_A_GROUP, promises.OF_NO_GROUP),
 )
-def test_every_group(launched, promise, group, world):
+def test_group_keeps_the_promise(launched, promise, group, world):
     promise(launched(LAUNCH_OF[group], world).groups(group))
 
 
@@ -57,20 +57,20 @@ def test_every_group(launched, promise, group, world):
         *cases([arm for arm in ARMS if not exact(arm)], synchronises, promises.OF_A_LOSSY_REPLICA, ()),
     ],
 )
-def test_every_replica(launched, promise, arm, world):
+def test_replica_keeps_the_promise(launched, promise, arm, world):
     promise(launched(LAUNCH_OF[arm], world).replicas(arm))
 
 
 @pytest.mark.parametrize("world", worlds())
 @pytest.mark.parametrize("launch", LAUNCHES)
-def test_every_launch_ends_in_good_order(launched, launch, world):
+def test_launch_exits_with_0_after_every_rank_left(launched, launch, world):
     outcome = launched(launch, world)
-    assert outcome.status == 0, outcome.said()
+    assert outcome.status == 0, outcome.logs()
     assert all(rank.left for rank in outcome.ranks)
     assert len(outcome.ranks) == msgspec.structs.replace(LAUNCHES[launch], world=world).processes
 
 
-def test_no_backend_no_choice_and_no_switch_is_left_out():
+def test_plan_contains_every_backend_choice_and_switch():
     arms = [parse_arm(label) for label in ARMS]
     for backend in BACKENDS.values():
         asked = [arm.options for arm in arms if arm.backend == backend.name]

@@ -1,4 +1,4 @@
-"""The fixture that looks for forgotten processes finds one, and the launches leave none."""
+"""Test the fixture that finds processes left by a launch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from backends.launchers.request import MARKER
 
 
-def test_a_forgotten_process_is_found_by_the_name_of_its_launch(find_launched):
+def test_find_launched_finds_a_process_by_the_name_of_its_launch(find_launched):
     name = f"forgotten-{os.getpid()}"
     command = [sys.executable, "-c", "print('here', flush=True); input()"]
     with subprocess.Popen(

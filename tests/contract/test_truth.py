@@ -45,19 +45,19 @@ def test_horovod_attests_the_settings_that_it_took_from_the_environment(contradi
         assert rank.group_attestation["autotune"] is False
 
 
-def test_the_cycle_that_is_observed_is_the_one_that_is_attested(contradicted):
+def test_horovod_observes_the_cycle_that_it_attests(contradicted):
     arm, outcome = contradicted
     for rank in outcome.replicas(arm):
         assert rank.group_attestation["observed_cycle_milliseconds"] >= 0.8 * CYCLE_MILLISECONDS
 
 
 @pytest.mark.parametrize("promise", promises.OF_A_REPLICA, ids=lambda promise: promise.__name__)
-def test_horovod_trains_as_ever(contradicted, promise):
+def test_horovod_keeps_the_promise_in_a_contradicting_environment(contradicted, promise):
     arm, outcome = contradicted
     promise(outcome.replicas(arm))
 
 
-def test_horovod_refuses_what_it_does_not_run(contradicted):
+def test_horovod_refuses_another_rank_and_another_controller(contradicted):
     _, outcome = contradicted
     for rank in outcome.ranks:
         assert set(rank.refusals) == {"another rank", "another controller"}

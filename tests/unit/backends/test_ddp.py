@@ -1,4 +1,4 @@
-"""The ddp arm is torch's own DDP, with torch's own defaults."""
+"""Test that the ddp arm is torch's DDP with torch's defaults."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def group():
 
 
 def buckets_of(wrapped):
-    for _ in range(3):  # the buckets are rebuilt in the second step, and told in the third
+    for _ in range(3):  # the buckets are rebuilt in the second step, and reported in the third
         nn.functional.cross_entropy(wrapped(BATCH[0]), BATCH[1]).backward()
     seen = wrapped._get_ddp_logging_data()
     return [int(size) for size in seen["rebuilt_bucket_sizes"].split(",")]
@@ -37,14 +37,14 @@ def replica_of(group, **given):
     return DDPReplica(build_model("convnet"), lambda p: torch.optim.SGD(p, lr=0.01), group, options)
 
 
-def test_by_default_it_has_the_buckets_of_plain_ddp(group):
-    """Two: torch's first bucket is small, so that the first all-reduce begins early."""
+def test_ddp_by_default_has_the_buckets_of_plain_ddp(group):
+    """Expect two buckets: torch's first one is small, to start early."""
     ours = buckets_of(replica_of(group).wrapped)
     assert ours == buckets_of(DistributedDataParallel(build_model("convnet")))
     assert len(ours) == 2
 
 
-def test_a_bucket_size_that_is_given_is_taken_and_attested(group):
+def test_ddp_bucket_size_is_used_and_attested(group):
     replica = replica_of(group, bucket_cap_mb=1.0)
     sizes = buckets_of(replica.wrapped)
     assert replica.attest()["bucket_bytes"] == sizes
@@ -52,13 +52,13 @@ def test_a_bucket_size_that_is_given_is_taken_and_attested(group):
 
 
 @pytest.mark.parametrize("hook", ["none", "fp16", "powersgd"])
-def test_the_hook_that_is_asked_for_is_the_one_that_torch_runs(group, hook):
+def test_ddp_comm_hook_is_the_one_that_torch_runs(group, hook):
     replica = replica_of(group, comm_hook=hook)
     buckets_of(replica.wrapped)
     assert replica.attest()["comm_hook"] == hook
 
 
-def test_powersgd_attests_its_rank_and_what_it_left_out(group):
+def test_ddp_powersgd_attests_its_rank_and_its_compression(group):
     replica = replica_of(group, comm_hook="powersgd", powersgd_rank=2, powersgd_start=2)
     buckets_of(replica.wrapped)
     facts = replica.attest()
@@ -66,21 +66,21 @@ def test_powersgd_attests_its_rank_and_what_it_left_out(group):
     assert 0 < facts["elements_after_compression"] < facts["elements_before_compression"]
 
 
-def test_a_hook_that_torch_refuses_on_the_cpu_is_an_error_with_its_reason(group):
+def test_ddp_hook_that_torch_refuses_on_the_cpu_is_an_error(group):
     with pytest.raises(BackendError, match=r"comm_hook=bf16 here: BF16 .* required CUDA"):
         replica_of(group, comm_hook="bf16")
 
 
-def test_a_static_graph_is_refused_where_gradients_accumulate(group):
-    """Should torch learn it, this fails, and the refusal can go."""
+def test_ddp_static_graph_with_accumulation_is_an_error(group):
+    """Remove the error when torch supports this and the test fails."""
     replica = replica_of(group, static_graph=True)
     replica.accumulate(1)
     with pytest.raises(BackendError, match="static_graph=true"):
         replica.accumulate(2)
-    assert "INTERNAL ASSERT" in _said_by_torch_left_to_itself()
+    assert "INTERNAL ASSERT" in _output_of_plain_torch()
 
 
-# In a process of its own, which ends at once: what is left of DDP then may take the process with it later.
+# This runs in a separate process that exits at once: DDP may crash the process later.
 _WITHOUT_AND_WITH_COMMUNICATION = """
 import os
 import torch
@@ -100,6 +100,6 @@ os._exit(0)
 """
 
 
-def _said_by_torch_left_to_itself():
+def _output_of_plain_torch():
     command = [sys.executable, "-c", _WITHOUT_AND_WITH_COMMUNICATION]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout

@@ -1,4 +1,4 @@
-"""Launchers: what is executed, to the letter; what a rank reads; what a launch may inherit."""
+"""Test launchers: their commands, the ranks' variables, and the inherited environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.factories import a_cluster, a_config
 
 TWO = (Host("localhost", 2),)
 ENVIRONMENT = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "lo"}
-JOB = "/runs/a b/launches/01-ddp/job.json"  # the blank is no matter without a shell
+JOB = "/runs/a b/launches/01-ddp/job.json"  # without a shell, the blank needs no quotes
 
 
 def request_for(launcher, arm, hosts, **changes):
@@ -49,7 +49,7 @@ def request_for(launcher, arm, hosts, **changes):
 # ---- the command lines, to the letter ----
 
 
-def test_torchrun():
+def test_torchrun_command_on_one_host():
     assert LAUNCHERS["torchrun"].commands(request_for("torchrun", "ddp", TWO)) == [
         Command(
             (
@@ -69,7 +69,7 @@ def test_torchrun():
     ]
 
 
-def test_horovodrun_with_its_gloo_controller():
+def test_horovodrun_command_with_the_gloo_controller():
     assert LAUNCHERS["horovodrun"].commands(request_for("horovodrun", "horovod", TWO)) == [
         Command(
             (
@@ -92,7 +92,7 @@ def test_horovodrun_with_its_gloo_controller():
     ]
 
 
-def test_horovodrun_with_its_mpi_controller():
+def test_horovodrun_command_with_the_mpi_controller():
     assert LAUNCHERS["horovodrun"].commands(request_for("horovodrun", "horovod:controller=mpi", TWO)) == [
         Command(
             (
@@ -116,7 +116,7 @@ def test_horovodrun_with_its_mpi_controller():
     ]
 
 
-def test_mpirun():
+def test_mpirun_command_on_one_host():
     assert LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", TWO)) == [
         Command(
             (
@@ -143,7 +143,7 @@ def test_mpirun():
     ]
 
 
-def test_mpirun_is_told_the_names_of_what_the_arm_sets():
+def test_mpirun_command_lists_the_names_of_the_arms_variables():
     (plain,) = LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", TWO))
     request = request_for("mpirun", "mpi", TWO, exported=("UCX_TLS", "OMPI_MCA_coll"))
     (command,) = LAUNCHERS["mpirun"].commands(request)
@@ -170,7 +170,7 @@ DAEMONS = {
 }
 
 
-def test_torchrun_on_many_hosts_is_one_agent_on_each():
+def test_torchrun_on_many_hosts_has_one_agent_on_each():
     commands = LAUNCHERS["torchrun"].commands(request_for("torchrun", "ddp", UNEVEN, **SPREAD))
     assert [command.host for command in commands] == list(UNEVEN)
     assert [command.argv[1:6] for command in commands] == [
@@ -185,7 +185,7 @@ def test_torchrun_on_many_hosts_is_one_agent_on_each():
     ]
 
 
-def test_mpirun_on_many_hosts():
+def test_mpirun_command_on_many_hosts():
     (command,) = LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", UNEVEN, **SPREAD))
     program = command.argv.index("/opt/env/bin/python")
     assert command.host is None
@@ -200,7 +200,7 @@ def test_mpirun_on_many_hosts():
 
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
-def test_horovodrun_on_many_hosts(controller):
+def test_horovodrun_command_on_many_hosts(controller):
     arm = f"horovod:controller={controller}"
     (command,) = LAUNCHERS["horovodrun"].commands(request_for("horovodrun", arm, UNEVEN, **SPREAD))
     assert command.host is None
@@ -215,31 +215,31 @@ def test_horovodrun_on_many_hosts(controller):
 
 
 @pytest.mark.parametrize(("launcher", "arm"), [("torchrun", "ddp"), ("horovodrun", "horovod")])
-def test_the_others_pass_everything_on_by_themselves(launcher, arm):
+def test_other_launchers_pass_all_variables_without_flags(launcher, arm):
     plain = LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO))
     assert LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO, exported=("UCX_TLS",))) == plain
 
 
 @pytest.mark.parametrize(("launcher", "arm"), [("horovodrun", "horovod"), ("mpirun", "mpi")])
-def test_every_host_is_named_with_its_ranks(launcher, arm):
+def test_launcher_command_lists_every_host_with_its_ranks(launcher, arm):
     (command,) = LAUNCHERS[launcher].commands(request_for(launcher, arm, [Host("a", 2), Host("10.0.0.2", 1)]))
     assert "a:2,10.0.0.2:1" in command.argv
     assert command.argv[command.argv.index("-np") + 1] == "3"
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_launcher_is_called_by_its_own_name(name):
+def test_launcher_has_the_name_of_its_executable(name):
     assert name == LAUNCHERS[name].EXECUTABLE
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=lambda backend: backend.name)
-def test_every_backend_names_a_launcher_that_there_is(backend):
+def test_backend_launcher_is_registered(backend):
     assert backend.launcher in LAUNCHERS
 
 
-# ---- what a rank reads ----
+# ---- the variables of a rank ----
 
-TOLD = {
+GIVEN = {
     "torchrun": {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
     "horovodrun": {
         "HOROVOD_RANK": "3",
@@ -254,39 +254,41 @@ TOLD = {
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     },
 }
-STANDS = Placement(rank=3, local_rank=1, world_size=4, local_world_size=2, host=socket.gethostname())
+PLACED = Placement(rank=3, local_rank=1, world_size=4, local_world_size=2, host=socket.gethostname())
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_rank_reads_where_it_stands(name):
-    assert LAUNCHERS[name].placement(TOLD[name] | {"PATH": "/bin"}) == STANDS
+def test_placement_is_read_from_the_launchers_variables(name):
+    assert LAUNCHERS[name].placement(GIVEN[name] | {"PATH": "/bin"}) == PLACED
 
 
-def test_under_its_mpi_controller_a_horovod_rank_reads_open_mpis_variables():
-    assert LAUNCHERS["horovodrun"].placement(TOLD["mpirun"]) == STANDS
+def test_placement_of_horovod_with_mpi_is_read_from_open_mpi():
+    assert LAUNCHERS["horovodrun"].placement(GIVEN["mpirun"]) == PLACED
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_outside_its_launcher_there_is_no_placement(name):
+def test_placement_outside_a_launcher_is_an_error(name):
     with pytest.raises(KeyError):
         LAUNCHERS[name].placement({"PATH": "/bin", "HOSTNAME": "a"})
 
 
-@pytest.mark.parametrize(("name", "missing"), [(name, key) for name, told in TOLD.items() for key in told])
-def test_a_rank_that_was_told_half_has_no_placement(name, missing):
+@pytest.mark.parametrize(
+    ("name", "missing"), [(name, key) for name, given_ in GIVEN.items() for key in given_]
+)
+def test_placement_with_a_missing_variable_is_an_error(name, missing):
     with pytest.raises(KeyError):
-        LAUNCHERS[name].placement({key: value for key, value in TOLD[name].items() if key != missing})
+        LAUNCHERS[name].placement({key: value for key, value in GIVEN[name].items() if key != missing})
 
 
 @pytest.mark.parametrize(
     ("name", "other"), [("torchrun", "mpirun"), ("mpirun", "torchrun"), ("mpirun", "horovodrun")]
 )
-def test_a_rank_does_not_believe_another_launcher(name, other):
+def test_placement_from_another_launcher_is_an_error(name, other):
     with pytest.raises(KeyError):
-        LAUNCHERS[name].placement(TOLD[other])
+        LAUNCHERS[name].placement(GIVEN[other])
 
 
-# ---- what a launch may inherit ----
+# ---- the inherited environment ----
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,7 @@ def test_a_rank_does_not_believe_another_launcher(name, other):
         "SLURM_JOB_ID",
     ],
 )
-def test_what_a_launch_needs_passes(name):
+def test_inherited_environment_keeps_what_a_launch_needs(name):
     assert launch_environment.inherited({name: "value"}) == {name: "value"}
 
 
@@ -320,13 +322,13 @@ def test_what_a_launch_needs_passes(name):
         "GITHUB_TOKEN",
         "DATABASE_URL",
         "SSH_AUTH_SOCK",
-        # Secrets that begin like settings of the libraries.
+        # These are secrets whose names start like settings of libraries.
         "NVIDIA_API_KEY",
         "SLURM_JWT",
         "TORCH_HUB_TOKEN",
         "HOROVOD_SECRET_KEY",
         "UCX_PASSWORD",
-        # Left over from another launch, they would place a rank there.
+        # Variables of another launch would misplace a rank.
         "RANK",
         "WORLD_SIZE",
         "MASTER_ADDR",
@@ -339,20 +341,20 @@ def test_what_a_launch_needs_passes(name):
         "HOROVOD_LOCAL_RANK",
     ],
 )
-def test_secrets_and_what_would_contradict_the_arm_do_not_pass(name):
+def test_inherited_environment_drops_secrets_and_contradictions(name):
     assert launch_environment.inherited({name: "value", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1), st.text()))
-def test_what_passes_is_never_changed_or_added(environ):
+def test_inherited_environment_changes_and_adds_nothing(environ):
     assert launch_environment.inherited(environ).items() <= environ.items()
 
 
-# ---- what is set for every rank ----
+# ---- the settings of every rank ----
 
 
-def test_threads_and_the_interface_are_set_for_every_library():
+def test_settings_hold_threads_and_interface_for_every_library():
     set_ = launch_environment.settings(threads=3, interface="lo", executables=Path("/opt/env/bin"))
     assert (set_["OMP_NUM_THREADS"], set_["MKL_NUM_THREADS"]) == ("3", "3")
     assert (set_["GLOO_SOCKET_IFNAME"], set_["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
@@ -364,7 +366,7 @@ def test_threads_and_the_interface_are_set_for_every_library():
 
 @pytest.fixture
 def launchers(monkeypatch):
-    """Every launcher is there, whatever this machine has."""
+    """Pretend that every launcher is installed."""
     monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
 
 
@@ -376,7 +378,7 @@ def commands_of(config, arm):
     return launching.commands_for(config, arm, cluster.place(LaunchFiles(Path("/runs/x"))), {})
 
 
-def test_every_arm_gets_the_same_settings(launchers):
+def test_commands_of_every_arm_have_the_same_settings(launchers):
     config = a_config(ARMS, threads_per_rank=2)
     environments = [dict(c.environment) for arm in config.arms for c in commands_of(config, arm)]
     assert environments == environments[:1] * len(config.arms)
@@ -385,7 +387,7 @@ def test_every_arm_gets_the_same_settings(launchers):
 
 
 @pytest.mark.parametrize("backend", ["ddp", "manual", "horovod", "horovod:controller=mpi", "mpi"])
-def test_what_an_arm_sets_is_over_what_all_get_and_on_no_command_line(launchers, backend):
+def test_commands_take_an_arms_variables_and_show_no_value(launchers, backend):
     config = a_config(f"none,{backend},{backend}:env.UCX_TLS=tcp\\,self")
     control, plain, own = (dict(commands_of(config, arm)[0].environment) for arm in config.arms)
     assert own == plain | {"UCX_TLS": "tcp,self"}
@@ -393,14 +395,14 @@ def test_what_an_arm_sets_is_over_what_all_get_and_on_no_command_line(launchers,
     assert "tcp,self" not in " ".join(commands_of(config, config.arms[2])[0].argv)
 
 
-def test_a_long_label_makes_no_longer_name_than_a_folder_may_have():
+def test_launch_files_of_a_long_label_have_a_valid_folder_name():
     arm = parse_arm("ddp:env.A=" + "é" * 400)
     files = launching.launch_files(Path("/runs/x"), Planned(7, 1, arm))
     assert files.directory.name.startswith("07-ddp_env.A=")
     assert len(os.fsencode(files.directory.name + "-again")) < 255
 
 
-def test_every_arm_runs_the_same_ranks_of_the_same_program(launchers):
+def test_commands_of_every_arm_run_the_same_ranks_and_program(launchers):
     config = a_config(ARMS, ranks=3)
     for arm in config.arms:
         (command,) = commands_of(config, arm)
@@ -418,7 +420,7 @@ def test_commands_of_one_process_start_it_with_all_threads(launchers):
 
 
 @pytest.mark.parametrize("arm", parse_arms([ARMS]), ids=lambda arm: arm.label)
-def test_a_launcher_that_is_not_there_is_named(arm, monkeypatch):
+def test_commands_without_the_launcher_name_it(arm, monkeypatch):
     monkeypatch.setattr(launching, "find_launcher", lambda _name: None)
     with pytest.raises(UnavailableError) as caught:
         commands_of(a_config(arm.label), arm)
