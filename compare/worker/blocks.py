@@ -1,16 +1,16 @@
-"""The timed part of a launch: the arm and its reference, block by block, in turns."""
+"""Train and time blocks of the arm and its reference."""
 
 from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from backends.base import BackendError
 from compare.schema.results import Block, Mode
-from compare.worker.clock import PhaseClock, plan_blocks, read_clock, time_work
+from compare.worker.clock import PhaseClock, read_clock, time_work
 from compare.worker.loop import train
 from compare.worker.workload import build_model, optimizer_maker
 
@@ -21,16 +21,101 @@ if TYPE_CHECKING:
     from backends.base import Group, Replica
     from compare.schema.config import RunConfig
     from compare.schema.job import Job
-    from compare.worker.clock import BlockPlan
     from compare.worker.loop import Batch
     from compare.worker.watchdog import Watchdog
 
+BLOCK_STEPS = 30
+"""Steps in a block."""
+REFERENCE_BLOCKS = 14
+"""Maximum number of reference blocks; they cancel drift."""
 FIRST_STEPS = 10
-"""At most so many steps a reference takes before it is timed."""
+"""Maximum number of steps that a reference takes before it is timed."""
+
+
+# ---- the plan ----
+
+
+class BlockPlan(NamedTuple):
+    """A block to come."""
+
+    mode: Literal["training", "reference"]
+    steps: int
+    """All its steps, with the first ones that are not timed."""
+    phased: bool
+    """Its phases are timed, which excludes it from the step time."""
+
+
+def plan_blocks(steps: int, order: random.Random, *, reference: bool, cycle: int = 1) -> list[BlockPlan]:
+    """Split steps into blocks, and add blocks of the reference.
+
+    A reference block stands directly before or after a training block of the same length. So drift affects
+    both equally. The middle pair is timed phase by phase.
+
+    Args:
+        steps: training steps in all, a multiple of ``cycle``.
+        order: decides which of a pair is first; it has the same seed on every rank.
+        reference: whether there is one.
+        cycle: every block is a whole multiple of it.
+    """
+    sizes = split_into_blocks(steps, cycle=cycle)
+    middle = len(sizes) // 2 if len(sizes) > 1 else None
+    referred = _spread(len(sizes), REFERENCE_BLOCKS - 1) | {middle} if reference else set()
+    plans = []
+    for index, size in enumerate(sizes):
+        pair = [BlockPlan("training", size, phased=index == middle)]
+        if index in referred:
+            pair.append(BlockPlan("reference", size, phased=index == middle))
+            order.shuffle(pair)
+        plans += pair
+    return plans
+
+
+def split_into_blocks(steps: int, block_steps: int = BLOCK_STEPS, *, cycle: int = 1) -> list[int]:
+    """Split steps, a multiple of ``cycle``, into two or more blocks.
+
+    Blocks of about ``block_steps`` differ by one cycle at most. A short last block would be the noisiest.
+    """
+    cycles = steps // cycle
+    count = max(min(2, cycles), min(cycles, round(steps / block_steps)))
+    size, longer = divmod(cycles, count) if count else (0, 0)
+    return [cycle * (size + (i < longer)) for i in range(count)]
+
+
+def _spread(count: int, most: int) -> set[int | None]:
+    """Choose at most ``most`` of ``count`` indices, evenly over all of them."""
+    return set(range(count)) if count <= most else {i * (count - 1) // (most - 1) for i in range(most)}
+
+
+def untimed_steps(config: RunConfig, cycle: int) -> int:
+    """Return how many steps train before the clock starts.
+
+    The steps that are left are whole cycles.
+
+    Raises:
+        BackendError: no whole cycle is left.
+    """
+    left = config.total_steps - config.untimed_steps
+    if left < cycle:
+        raise BackendError(
+            f"This arm has a cycle of {cycle} steps, but only {left} steps are timed: train more --steps"
+        )
+    return config.untimed_steps + left % cycle
+
+
+def settling_steps(steps: int, cycle: int) -> int:
+    """Return how many first steps of a block are not timed.
+
+    They are the first cycle, unless that is all of the block. The caches still hold data of the other side,
+    so the first step takes 15 to 20 % longer. Training without measuring never pays for that.
+    """
+    return cycle if steps > cycle else 0
+
+
+# ---- the two sides ----
 
 
 class Side(NamedTuple):
-    """One of the two that are measured in turns: the arm itself, and its reference."""
+    """The arm or its reference, which are measured alternately."""
 
     replica: Replica
     batches: Iterator[Batch]
@@ -42,12 +127,12 @@ Sides: TypeAlias = dict[Mode, Side]
 def make_reference(
     make_replica: type[Replica], config: RunConfig, batches: Iterator[Batch], group: Group, steps: int
 ) -> Side:
-    """Make a pristine replica that trains on the same batches without any synchronisation; take ``steps``.
+    """Make a replica that trains on the same batches without synchronisation.
 
-    It stands beside the arm in the same process, so what the arm's library does in the background
-    slows it down as well.
+    It is in the same process, so background work of the arm's library slows it down as well. It takes
+    ``steps`` first steps.
     """
-    with _untouched_randomness(group.device):
+    with _same_randomness(group.device):
         torch.manual_seed(config.seed)
         model = build_model(config.model).to(group.device)
         replica = make_replica(model, optimizer_maker(config), group, {})
@@ -58,42 +143,24 @@ def make_reference(
     return side
 
 
-def _untouched_randomness(device: torch.device) -> AbstractContextManager[None]:
-    """Leave the generators as they are: what the reference drops out must not change what the arm does."""
+def _same_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """Restore the generators: dropout in the reference must not change the arm's."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-def settling_steps(steps: int, cycle: int) -> int:
-    """Return how many steps of a block train but are not timed: its first cycle, unless that is all of it.
-
-    The caches still hold data of the other side, so the first step takes 15 to 20 % longer. No training
-    that is not measured pays for that.
-    """
-    return cycle if steps > cycle else 0
+# ---- the timed steps ----
 
 
-def untimed_steps(config: RunConfig, cycle: int) -> int:
-    """Return how many steps train before the clock starts, so that whole cycles are left.
-
-    Raises:
-        BackendError: no whole cycle is left.
-    """
-    left = config.total_steps - config.untimed_steps
-    if left < cycle:
-        raise BackendError(
-            f"this arm repeats itself every {cycle} steps, and only {left} would be timed: train more --steps"
-        )
-    return config.untimed_steps + left % cycle
-
-
-def take_turns(
+def train_blocks(
     job: Job, sides: Sides, group: Group, watchdog: Watchdog, *, step_seconds: float
 ) -> Iterator[Block]:
-    """Train the steps that count, block by block; a step is expected to take ``step_seconds``."""
-    return _Turns(job, sides, group, watchdog, step_seconds).take()
+    """Train and time all blocks; a step is expected to take ``step_seconds``."""
+    return BlockTrainer(job, sides, group, watchdog, step_seconds).blocks()
 
 
-class _Turns:
+class BlockTrainer:
+    """Trains the blocks of one launch."""
+
     def __init__(self, job: Job, sides: Sides, group: Group, watchdog: Watchdog, step_seconds: float) -> None:
         self._job = job
         self._sides = sides
@@ -103,11 +170,12 @@ class _Turns:
         self._cycle = sides["training"].replica.cycle
         self._done = untimed_steps(job.config, self._cycle)
 
-    def take(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Block]:
+        """Train block after block, and yield each."""
         config = self._job.config
         order = random.Random(f"{config.seed}/{self._job.number}")
         if "reference" in self._sides or not self._job.arm.synchronises:
-            self._meet(self._done)  # the reference, or the control, has warmed up apart
+            self._wait_for_ranks(self._done)  # the warm-up of the reference or the control
         plans = plan_blocks(
             config.total_steps - self._done,
             order,
@@ -116,33 +184,33 @@ class _Turns:
         )
         for plan in plans:
             if plan.mode == "training":
-                yield self._timed_block(plan)
+                yield self.timed_block(plan)
                 self._done += plan.steps
             else:
-                with _untouched_randomness(self._group.device):
-                    yield self._timed_block(plan)
+                with _same_randomness(self._group.device):
+                    yield self.timed_block(plan)
             if plan.mode == "reference" or not self._job.arm.synchronises:
-                self._meet(plan.steps)
+                self._wait_for_ranks(plan.steps)
 
-    def _meet(self, steps: int) -> None:
-        """Wait for all ranks after steps in which none waited for another, so that the next begin together.
+    def _wait_for_ranks(self, steps: int) -> None:
+        """Wait for all ranks after steps without synchronisation.
 
-        The quickest may wait for the slowest as long as such steps take. After steps that synchronise, the
-        ranks are together as it is; over Gloo a barrier would take a hundredth of a small model's training.
+        The fastest rank may wait for the slowest as long as these steps take. Steps that synchronise need no
+        barrier. Over Gloo it would take one percent of a small model's training.
         """
         self._note(steps)
         self._group.barrier()
 
-    def _timed_block(self, plan: BlockPlan) -> Block:
+    def timed_block(self, plan: BlockPlan) -> Block:
+        """Train one block, and time all but its first steps."""
         side, device = self._sides[plan.mode], self._group.device
         settling = settling_steps(plan.steps, self._cycle)
         steps = plan.steps - settling
         clock = PhaseClock(device) if plan.phased else None
         self._note()
         train(*side, settling)
-        read_clock(device)  # what a GPU has still to do is not done
-        # A note, and the code that comes with it, which is in no cache then, make the next step or two of the
-        # MLP a tenth longer: another one only where all of the block's steps are too many for a single one.
+        read_clock(device)  # a GPU may still be busy with earlier steps
+        # A record slows the next step or two of the MLP by a tenth. So a block of quick steps has only one.
         if self._watchdog.steps_at_once(self._step_seconds) < plan.steps:
             self._note()
         timing = time_work(partial(self._train, side, steps, clock), device)
@@ -157,7 +225,7 @@ class _Turns:
         )
 
     def _train(self, side: Side, steps: int, clock: PhaseClock | None) -> None:
-        """Take steps; where they take long, say in between that they go on."""
+        """Train steps; record progress in between if they take long."""
         if clock:
             clock("begin")
         at_once = self._watchdog.steps_at_once(self._step_seconds)

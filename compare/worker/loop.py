@@ -1,4 +1,4 @@
-"""THE training loop. It knows no backend by name: what differs between arms is behind the Replica."""
+"""Train and evaluate. Differences between arms are behind the replica."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ def train(
     steps: int,
     on_phase: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Take ``steps`` training steps. Nothing is printed, copied to the host or allocated on the way.
+    """Take training steps.
 
-    ``on_phase`` is told the name of every phase that has just ended; fetching the batch is part of
-    ``forward``.
+    Nothing is printed, copied to the host or allocated meanwhile.
+
+    Args:
+        replica: the arm's.
+        batches: of its shard.
+        steps: how many.
+        on_phase: called with the name of every phase that has ended; ``forward`` includes the fetch.
     """
     passes = replica.passes_per_step
     for _ in range(steps):
@@ -50,12 +55,17 @@ def evaluate(
     shard: tuple[int, int],
     on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[int, int, float]:
-    """Test a model on one shard of the test set: over all shards every sample is seen once.
+    """Test a model on one shard of the test set.
 
-    ``on_batch`` is called before every ``EVALUATION_BATCH`` samples.
+    Args:
+        model: whole.
+        images: all of the test set.
+        labels: of the images.
+        shard: (index, count); the shards together hold every sample once.
+        on_batch: called before every ``EVALUATION_BATCH`` samples.
 
     Returns:
-        The number of samples classified right, the number of samples, and the sum of their losses.
+        The number of right samples, the number of samples, and the sum of their losses.
     """
     index, count = shard
     images, labels = images[index::count], labels[index::count]

@@ -1,14 +1,14 @@
-"""Whether an arm trains what a single process would: a short training beside an oracle, on every rank.
+"""Compare an arm with a single process on the same samples.
 
-A fresh copy of the run's model trains through the arm's own strategy. The oracle is plain torch without
-a group, and sees in each step the batches of all ranks as one. What is looked at is gradients, and plain
-SGD passes them on as they are. Adam does not: it divides each by its own size, so that a gradient which
-is nought but for rounding moves its parameter as far as any other. Twenty float64 steps of the convnet
-with averaged gradients end 3e-12 from the oracle under Adam, 3e-16 under SGD. For the same reason the
-learning rate is not the run's: with a tiny one every strategy would pass, with a huge one none.
+A new copy of the run's model trains through the arm's strategy. The reference is plain torch without a
+group. In each step it trains on the batches of all ranks as one.
 
-The rank's training must not notice that any of this has happened: ``prove`` leaves the generators and
-the memory as it found them.
+The passes check gradients, and plain SGD applies gradients as they are. Adam divides each by its own
+size. A gradient that is zero except for rounding then moves its parameter as far as any other. After 20
+float64 steps of the convnet, Adam ended 3e-12 away from the reference, and SGD 3e-16. The learning rate is
+not the run's either. With a tiny one every strategy would pass, with a huge one none.
+
+``prove`` restores the random generators and the memory, so the training after it is not changed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from torch import nn
 
 from compare.schema.job import STEPS
 from compare.schema.results import ParityPass
+from compare.worker.batches import Batches
 from compare.worker.loop import train
-from compare.worker.workload import Batches, build_model, loss_function, optimizer_maker
+from compare.worker.workload import build_model, loss_function, optimizer_maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,19 +43,27 @@ if TYPE_CHECKING:
     MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
 
 _SAMPLES = 8
-"""Of all ranks together in a step, where there are no more ranks than that: a gradient of few samples
-shows every fault that one of many does, and costs the oracle little."""
+"""Samples of a step, and at least one for each rank.
+
+A gradient of few samples shows every fault that one of many shows, and costs the reference little.
+"""
 _LEARNING_RATE = 0.01
 _LARGE = 4_000_000
-"""Parameters; twenty steps of 20 million take about 10 s, and 40 s where their gradients travel slowly."""
+"""Parameters of a large model.
+
+Twenty steps of 20 million parameters take about 10 s, and 40 s over a slow network.
+"""
 _FEW_STEPS = 5
-"""All that is known to go wrong does so by the third: DDP rebuilds its buckets after the first, and Horovod
-finds the names in its cache from the second on."""
+"""Steps of a brief pass with a large model.
+
+All known faults show by the third step. DDP rebuilds its buckets after the first. Horovod reads names from
+its cache from the second on.
+"""
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
 
 
 class Data(NamedTuple):
-    """The training set as the run has it, on its device."""
+    """The run's training set, on its device."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -70,23 +79,24 @@ def prove(
     leads: bool,
     brief: bool = False,
 ) -> ParityPass:
-    """Train ``STEPS`` steps through a strategy and beside it; every rank calls it at the same point.
+    """Train ``STEPS`` steps through a strategy and through the reference.
 
-    All ranks follow the oracle through the first step, so that each can say what came of its own first
-    update; one of them leads, and follows it to the end. The others' hashes tie them to that one.
+    Every rank calls it at the same point. All ranks train the reference for one step, so that each can
+    compare its first update. One rank leads, and trains the reference to the end. Equal hashes extend its
+    result to the others.
 
     Args:
         make_replica: makes the arm's replica of a model.
         data: real samples.
         config: the run's.
         kind: ``float64`` and ``float32`` by plain SGD; ``as run`` in float32 with the run's own optimizer.
-        note: told before every step how many seconds the last one took.
-        leads: whether this rank is the one that follows the oracle to the end.
-        brief: take ``_FEW_STEPS`` where the model is large, so that no launch waits long for its proof.
+        note: called before every step with the seconds of the last one.
+        leads: whether this rank trains the reference to the end.
+        brief: train ``_FEW_STEPS`` if the model is large, so that a launch starts soon.
     """
     begun = time.monotonic()
     config = _shortened(config, kind)
-    with _left_as_found(data.images.device):
+    with _restored(data.images.device):
         outcome = _follow(make_replica, data, config, _DTYPES[kind], note, leads=leads, brief=brief)
     return ParityPass(
         kind=kind,
@@ -104,9 +114,9 @@ def prove(
 
 
 def hash_parameters(model: nn.Module) -> str:
-    """SHA-256 over the bytes of every parameter, in the model's order.
+    """Return the SHA-256 of the bytes of every parameter.
 
-    Buffers do not count: running statistics are each rank's own.
+    Buffers do not count: running statistics differ between ranks.
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():
@@ -115,14 +125,14 @@ def hash_parameters(model: nn.Module) -> str:
 
 
 def relative_difference(found: nn.Module, expected: nn.Module) -> float:
-    """Largest difference within a parameter over the largest number in it; the worst parameter counts.
+    """Return the largest relative difference within a parameter, over all parameters.
 
-    Not a number where either model holds something that is none.
+    It is relative to the largest number in the parameter. It is NaN if either model holds a NaN.
     """
     worst = 0.0
     with torch.no_grad():
         for f, e in zip(found.parameters(), expected.parameters(), strict=True):
-            # A parameter of noughts only is held to the other's size: no division by nought.
+            # A parameter of zeros is compared with the other's size, so nothing is divided by zero.
             size = max(float(e.abs().max()), float(f.abs().max())) or 1.0
             difference = float((f - e).abs().max()) / size
             worst = difference if math.isnan(difference) else max(worst, difference)
@@ -132,16 +142,19 @@ def relative_difference(found: nn.Module, expected: nn.Module) -> float:
 
 
 class _Update(NamedTuple):
-    """An update of all parameters, beside the right one."""
+    """An update of all parameters, compared with the right one."""
 
     share: float
-    """Its component along the right one: 1 is right, 0 none at all, the number of ranks a sum."""
+    """Component along the right update.
+
+    1 is right, 0 is none, the number of ranks is a sum.
+    """
     error: float
-    """Its distance from the right one, over the size of that."""
+    """Distance from the right update, over its size."""
 
 
-class _Oracle:
-    """The same training in a single process, as a tutorial would write it."""
+class _Reference:
+    """The same training in a single process, as in a tutorial."""
 
     def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, batches: Iterator[Batch]) -> None:
         self.model = model
@@ -156,11 +169,11 @@ class _Oracle:
         self._optimizer.step()
 
     @torch.no_grad()
-    def hold_against_update(self, found: nn.Module) -> _Update:
-        """Hold what another model has moved, from the same start, against what the oracle has.
+    def compare_update(self, found: nn.Module) -> _Update:
+        """Compare another model's update from the same start.
 
         Raises:
-            ValueError: the start is forgotten.
+            ValueError: the start was dropped.
         """
         along, apart, whole = 0.0, 0.0, 0.0
         for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
@@ -170,8 +183,8 @@ class _Oracle:
             whole += float(torch.dot(right, right))
         return _Update(along / whole, math.sqrt(apart / whole)) if whole else _Update(math.nan, math.nan)
 
-    def forget_start(self) -> None:
-        """Give back the memory of a model, where no other update will be held against it."""
+    def drop_start(self) -> None:
+        """Free the start; no update can be compared after it."""
         self._start.clear()
 
 
@@ -180,7 +193,7 @@ class _Outcome(NamedTuple):
     hash: str
     first_update: _Update
     whole_update: _Update
-    """All steps together; not a number on ranks that do not lead."""
+    """Update of all steps; NaN on ranks that do not lead."""
     differences: list[float]
 
 
@@ -201,7 +214,7 @@ def _follow(
     torch.manual_seed(config.seed)
     model = build_model(config.model, dropout=False).to(data.images.device, dtype)
     steps = _FEW_STEPS if brief and sum(p.numel() for p in model.parameters()) > _LARGE else STEPS
-    oracle = _Oracle(copy.deepcopy(model), optimizer_maker(config), batches((0, 1), _combined(config)))
+    reference = _Reference(copy.deepcopy(model), optimizer_maker(config), batches((0, 1), _combined(config)))
     replica = make_replica(model, optimizer_maker(config))
     replica.accumulate(config.accumulate)
     own = batches(replica.shard, config)
@@ -214,16 +227,16 @@ def _follow(
         train(replica, own, 1)
         whole = replica.whole()
         if leads or step == 0:
-            oracle.step()
-            differences.append(relative_difference(whole, oracle.model))
+            reference.step()
+            differences.append(relative_difference(whole, reference.model))
         if step == 0:
-            first_update = oracle.hold_against_update(whole)
+            first_update = reference.compare_update(whole)
         if not leads:
-            oracle.forget_start()
+            reference.drop_start()
         seconds = time.monotonic() - begun
     whole = replica.whole()
     if leads:
-        whole_update = oracle.hold_against_update(whole)
+        whole_update = reference.compare_update(whole)
     return _Outcome(steps, hash_parameters(whole), first_update, whole_update, differences)
 
 
@@ -240,20 +253,20 @@ def _shortened(config: RunConfig, kind: PassKind) -> RunConfig:
 
 
 def _combined(config: RunConfig) -> RunConfig:
-    """Let one rank see in a single pass what all see in a step."""
+    """Give one rank the samples of all ranks in a single pass."""
     return msgspec.structs.replace(
         config, ranks=1, accumulate=1, batch_size_per_rank=config.global_batch_size
     )
 
 
 @contextmanager
-def _left_as_found(device: torch.device) -> Iterator[None]:
-    """Put back the random generators, and give back the memory."""
+def _restored(device: torch.device) -> Iterator[None]:
+    """Restore the random generators, and free the memory."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     gc.collect()  # a wrapper and its hooks hold each other
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    # The allocator is told to keep what is freed (see launch/environment.py), for gradients of every step.
+    # The allocator keeps freed memory for the gradients of every step (see schema/environment.py).
     ctypes.CDLL(None).malloc_trim(0)

@@ -1,10 +1,12 @@
-"""What one rank does in a launch: join, train, test, attest. The only caller of ``backends.load``."""
+"""Do one rank's part of a launch: join, train, test, attest.
+
+No other module calls ``backends.load``.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -16,33 +18,26 @@ import backends
 from backends.base import BackendError
 from compare import data
 from compare.schema.arms import CONTROL
-from compare.schema.environment import library_settings
 from compare.schema.job import PASSES
-from compare.schema.results import Evaluation, Moments, RankResult, Sweep
-from compare.worker.blocks import FIRST_STEPS, Side, make_reference, take_turns, untimed_steps
-from compare.worker.clock import (
-    CALLS_REPEATED,
-    CPUMeter,
-    calls_in_a_row,
-    forget_peak_memory,
-    peak_memory_bytes,
-    read_clock,
-    sweep_sizes,
-    time_alone,
-    time_repeated,
-)
+from compare.schema.results import Evaluation, Moments, RankResult
+from compare.worker.attest import attest
+from compare.worker.batches import Batches, as_tensors, normalise
+from compare.worker.blocks import FIRST_STEPS, Side, make_reference, train_blocks, untimed_steps
+from compare.worker.clock import read_clock
+from compare.worker.collectives import sweep, time_collectives
 from compare.worker.loop import EVALUATION_BATCH, evaluate, train
+from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
 from compare.worker.parity import Data, hash_parameters, prove
-from compare.worker.workload import Batches, as_tensors, build_model, normalise, optimizer_maker
+from compare.worker.workload import build_model, optimizer_maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
-    from backends.base import Collectives, Facts, Group, MakeOptimizer, Placement, Replica
+    from backends.base import Group, MakeOptimizer, Placement, Replica
     from compare.schema.job import Job, Stage
-    from compare.schema.results import Block, MachineUse, ParityPass
+    from compare.schema.results import Block, MachineUse, ParityPass, Sweep
     from compare.worker.blocks import Sides
     from compare.worker.watchdog import Watchdog
 
@@ -53,9 +48,9 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     """Do a rank's part of a launch.
 
     Raises:
-        BackendError: the backend cannot do here what the arm asks of it.
-        DataError: the data set is not what it should be.
-        Exception: whatever the libraries raise; the caller records it.
+        BackendError: the backend cannot do here what the arm requests.
+        DataError: the data set is damaged.
+        Exception: any error of a library; the caller records it.
     """
     config, start_up = job.config, _StartUp(job.launched_at)
     start_up.mark("started")
@@ -65,7 +60,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         earlier_peak = peak_memory_bytes()
         parity = _prove(job, joined, watchdog)
         peak_with_proof = peak_memory_bytes()
-        forgotten = forget_peak_memory()
+        was_reset = reset_peak_memory()
 
     watchdog.note("replica")
     replica = _make_replica(job, joined)
@@ -81,18 +76,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first_step_seconds)
     whole = replica.whole()
     final_hash = hash_parameters(whole)
-
-    def note(stage: Stage, steps: float) -> None:
-        watchdog.note(stage, config.total_steps, expected_seconds=steps * timed.step_seconds)
-
-    # A step's collectives take no longer than the step, of which they are a part; nor does a forward pass.
-    note_collectives = partial(note, "collectives")
-    message_bytes, collective_ns = _time_collectives(replica.collectives(), group, note_collectives)
-    sweep = _sweep(message_bytes, replica, group, note_collectives)
-    note_test = partial(note, "test", EVALUATION_BATCH / config.batch_size_per_rank)
-    evaluation = _evaluate(job, whole, replica.shard, device, note_test)
-    # Others may still test, and are waited for: to attest is a collective, with some.
-    note("end", evaluation.samples / config.batch_size_per_rank)
+    measured = _measure(job, replica, whole, group, watchdog, step_seconds=timed.step_seconds)
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -101,43 +85,70 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         blocks=timed.blocks,
         initial_hash=initial_hash,
         final_hash=final_hash,
-        evaluation=evaluation,
+        evaluation=measured.evaluation,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         gradient_bytes=sum(p.numel() * p.element_size() for p in whole.parameters()),
         gradient_tensors=sum(1 for _ in whole.parameters()),
-        message_bytes=message_bytes,
-        collective_ns=collective_ns,
-        sweep=sweep,
+        message_bytes=measured.message_bytes,
+        collective_ns=measured.collective_ns,
+        sweep=measured.sweep,
         cpu_ns=timed.cpu_ns,
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
         whole_peak_memory_bytes=max(peak_with_proof, peak_memory_bytes()),
-        attestation=_attest(group, replica, batches)
-        | {"environment": library_settings(os.environ, masked=job.exported)}
-        | {"peak_memory_without_parity": forgotten},
+        attestation=attest(group, replica, batches, job) | {"peak_memory_without_parity": was_reset},
     )
-    # Connections are part of what is attested: nobody closes them while another still looks.
+    # Ranks attest their open connections, so all of them keep theirs until here.
     group.barrier()
     group.leave()
     return result
 
 
+class _Measured(NamedTuple):
+    """Measurements after the training."""
+
+    message_bytes: list[int]
+    collective_ns: list[int]
+    sweep: list[Sweep]
+    evaluation: Evaluation
+
+
+def _measure(
+    job: Job, replica: Replica, whole: nn.Module, group: Group, watchdog: Watchdog, *, step_seconds: float
+) -> _Measured:
+    """Time the collectives alone, and test the model."""
+    config = job.config
+
+    def note(stage: Stage, steps: float) -> None:
+        watchdog.note(stage, config.total_steps, expected_seconds=steps * step_seconds)
+
+    # Neither a step's collectives nor a forward pass take longer than the step.
+    note_collectives = partial(note, "collectives")
+    message_bytes, collective_ns = time_collectives(replica.collectives(), group, note_collectives)
+    swept = sweep(message_bytes, replica, group, note_collectives)
+    note_test = partial(note, "test", EVALUATION_BATCH / config.batch_size_per_rank)
+    evaluation = _evaluate(job, whole, replica.shard, group.device, note_test)
+    # Other ranks may still test, and some libraries attest by a collective.
+    note("end", evaluation.samples / config.batch_size_per_rank)
+    return _Measured(message_bytes, collective_ns, swept, evaluation)
+
+
 class _StartUp:
-    """When a rank came to what it does until its first step, less what only a comparison does."""
+    """The moments of a rank until its first step."""
 
     def __init__(self, launched_at: float) -> None:
         self._origin = launched_at
         self._seconds: dict[str, float] = {}
 
     def mark(self, moment: str) -> None:
-        """Note that a moment, named as in ``Moments``, is now."""
+        """Record a moment, named as in ``Moments``."""
         self._seconds[moment] = time.time() - self._origin
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Let the moments to come stand as if what is done meanwhile had taken no time."""
+        """Subtract the time of this block from all later moments."""
         begun = time.time()
         yield
         self._origin += time.time() - begun
@@ -147,7 +158,7 @@ class _StartUp:
 
 
 class _Joined(NamedTuple):
-    """What a rank has once it has met the others."""
+    """A rank's parts after it joined the group."""
 
     make_replica: type[Replica]
     group: Group
@@ -158,30 +169,30 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
     config = job.config
     watchdog.note("load")
     torch.set_num_threads(config.threads_per_rank)
-    _assert_alike(job)
+    _require_same_conditions(job)
     device = _device(config.device, placement)
     make_group, make_replica = backends.load(job.arm.backend, job.arm.options)
 
     watchdog.note("data")
     images, labels = as_tensors(*data.load_split(job.dataset, "train"), device)
     if device.type == "cuda":
-        images = normalise(images)  # there memory is quick, and two more kernels a step are felt
+        images = normalise(images)  # GPU memory is fast, and two more kernels a step cost more
     start_up.mark("data_ready")
 
     watchdog.note("join")
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
     start_up.mark("joined")
 
-    # The first optimizer of a process loads a second's worth of torch: part of the start-up, in every arm.
+    # The first optimizer of a process loads more of torch for a second: start-up time, in every arm.
     optimizer_maker(config)(iter([torch.nn.Parameter(torch.zeros(1))]))
     return _Joined(make_replica, group, Data(images, labels))
 
 
 def _prove(job: Job, joined: _Joined, watchdog: Watchdog) -> list[ParityPass]:
-    """Train a little beside a single process, before anything is measured; not in the control.
+    """Compare the arm with a single process before the training.
 
-    An option that puts something off is set as the registry says (``while_proven``): a pass is short, and
-    must see what the measured steps do.
+    The control has no proof. A pass is short, so options that act late are set as in the registry
+    (``while_proven``).
     """
     if not job.arm.synchronises:
         return []
@@ -191,7 +202,7 @@ def _prove(job: Job, joined: _Joined, watchdog: Watchdog) -> list[ParityPass]:
         return joined.make_replica(model, make_optimizer, group, options)
 
     def note(step_seconds: float) -> None:
-        # Rank 0 may take as many times longer as there are ranks, and the others wait for it.
+        # Rank 0 also trains the reference on all ranks' samples, and the others wait for it.
         watchdog.note("parity", expected_seconds=job.config.ranks * step_seconds)
 
     leads = group.rank == 0
@@ -207,13 +218,13 @@ def _make_replica(job: Job, joined: _Joined) -> Replica:
     model = build_model(config.model).to(group.device)
     replica = joined.make_replica(model, optimizer_maker(config), group, job.arm.options)
     replica.accumulate(config.accumulate)
-    # From here on the ranks may differ in what they drop out, but not from one run to the next.
+    # From here on, dropout may differ between ranks, but not between runs.
     torch.manual_seed(config.seed + 1 + group.rank)
     return replica
 
 
 def _take_first_step(own: Side, device: torch.device) -> float:
-    """Return how long it took, in seconds."""
+    """Train one step, and return its time in seconds."""
     begun = time.monotonic()
     train(*own, 1)
     read_clock(device)
@@ -221,14 +232,14 @@ def _take_first_step(own: Side, device: torch.device) -> float:
 
 
 def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
-    """Train up to ``steps``, the first of which is done; return about how long a step takes, in seconds.
+    """Train the warm-up after its first step; return a step's seconds.
 
     Args:
-        own: what trains.
-        steps: how many, with the first.
+        own: the side that trains.
+        steps: all steps of the warm-up, with the first.
         device: that trains.
-        watchdog: gets a record of every piece.
-        step_seconds: what the first step took, which is more than any other will.
+        watchdog: records the progress.
+        step_seconds: time of the first step, the slowest of all.
     """
     done = 1
     while done < steps:
@@ -246,18 +257,18 @@ def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, st
 class _Timed(NamedTuple):
     blocks: list[Block]
     step_seconds: float
-    """Of the slowest block."""
+    """Step time of the slowest block."""
     peak_memory_bytes: int
     machine: MachineUse
     cpu_ns: int
 
 
 def _timed(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_step_seconds: float) -> _Timed:
-    """Warm up, then train the steps that count."""
+    """Warm up, then train the timed steps."""
     config, group = job.config, joined.group
     untimed = untimed_steps(config, own.replica.cycle)
     step_seconds = _warm_up(own, untimed, group.device, watchdog, first_step_seconds)
-    peak = peak_memory_bytes()  # before there is a reference: it takes memory that this arm does not need
+    peak = peak_memory_bytes()  # without the memory of the reference
     sides: Sides = {"training": own}
     if job.arm.communicates:
         watchdog.note("reference", untimed, expected_seconds=step_seconds)
@@ -266,46 +277,10 @@ def _timed(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_st
         steps = min(FIRST_STEPS, config.untimed_steps, watchdog.steps_at_once(step_seconds))
         sides["reference"] = make_reference(make_control, config, same, group, steps)
     meter = CPUMeter()
-    blocks = list(take_turns(job, sides, group, watchdog, step_seconds=step_seconds))
+    blocks = list(train_blocks(job, sides, group, watchdog, step_seconds=step_seconds))
     machine, cpu_ns = meter.read()
     slowest_ns = max(block.wall_ns / block.steps for block in blocks if block.mode == "training")
     return _Timed(blocks, slowest_ns / 1e9, peak, machine, cpu_ns)
-
-
-def _time_collectives(
-    collectives: Collectives | None, group: Group, note: Callable[[int], None]
-) -> tuple[list[int], list[int]]:
-    """Return the bytes of a step's collectives and, for each time they ran alone, the nanoseconds."""
-    if collectives is None or not collectives.message_bytes:
-        return [], []
-    sizes = list(collectives.message_bytes)
-    calls = calls_in_a_row(sum(sizes))
-
-    def barrier() -> None:
-        note(calls)
-        group.barrier()
-
-    note(calls)
-    return sizes, time_alone(collectives.run, barrier, group.device, sum(sizes))
-
-
-def _sweep(
-    message_bytes: list[int], replica: Replica, group: Group, note: Callable[[int], None]
-) -> list[Sweep]:
-    """Time the group's all-reduce over sizes, where it is what averages the gradients.
-
-    A strategy that names a transport of its own goes past its group, which then says nothing of it.
-    """
-    if not message_bytes or "transport" in replica.attest():
-        return []
-    dtype = next(replica.model.parameters()).dtype
-    found = []
-    for size in sweep_sizes(message_bytes):
-        note(CALLS_REPEATED)
-        tensor = torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
-        times = time_repeated(partial(group.all_reduce_, tensor), group.barrier, group.device)
-        found.append(Sweep(message_bytes=tensor.numel() * dtype.itemsize, ns=times))
-    return found
 
 
 def _evaluate(
@@ -319,56 +294,26 @@ def _evaluate(
     )
 
 
-def _attest(group: Group, replica: Replica, batches: Batches) -> Facts:
-    device = group.device
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "torch": str(torch.__version__),
-        "batch": batches.attest(),
-        "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
-        "optimizer": _attest_optimizer(replica.optimizer),
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
-        "group": group.attest(),
-        "replica": replica.attest()
-        | {"class": type(replica).__name__, "phases": list(replica.phases), "cycle": replica.cycle},
-        "held": replica.held_bytes(),
-    }
-
-
-def _attest_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
-    """Say what the optimizer holds, which is what it steps by."""
-    groups = [
-        {name: value for name, value in held.items() if isinstance(value, (bool, int, float, tuple))}
-        for held in optimizer.param_groups
-    ]
-    return {"class": type(optimizer).__name__, "groups": groups}
-
-
 def _device(kind: str, placement: Placement) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     there = torch.cuda.device_count()
     if placement.local_rank >= there:
         raise BackendError(
-            f"local rank {placement.local_rank} has no GPU of its own: host {placement.host} has {there}; "
-            "use fewer ranks per host, or --device cpu"
+            f"Host {placement.host}: local rank {placement.local_rank} has no GPU of its own. "
+            f"The host has {there}. Use fewer ranks per host, or --device cpu."
         )
     device = torch.device("cuda", placement.local_rank)
     torch.cuda.set_device(device)
     return device
 
 
-def _assert_alike(job: Job) -> None:
-    """Refuse to be measured under another binding or thread count than the other arms."""
+def _require_same_conditions(job: Job) -> None:
+    """Refuse another CPU binding or thread count than the other arms have."""
     expected = (job.affinity, job.config.threads_per_rank)
     found = (sorted(os.sched_getaffinity(0)), torch.get_num_threads())
     if found != expected:
         raise BackendError(
-            f"this rank has CPUs {found[0]} and {found[1]} threads instead of {expected[0]} and "
-            f"{expected[1]}: arms that are bound differently cannot be compared"
+            f"This rank has CPUs {found[0]} and {found[1]} threads, not {expected[0]} and {expected[1]}. "
+            "Arms with different bindings cannot be compared."
         )

@@ -21,8 +21,10 @@ import backends
 from backends.base import BackendError
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
+from compare.schema.workload import CLASSES, PIXELS
+from compare.worker.batches import Batches
 from compare.worker.loop import train
-from compare.worker.workload import CLASSES, PIXELS, Batches, loss_function, optimizer_maker
+from compare.worker.workload import loss_function, optimizer_maker
 from tests.contract.records import GroupRecord, Lap, ReplicaRecord, Training
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import backends
 from backends.launchers import LAUNCHERS
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
-from compare.worker.workload import Batches, as_tensors, build_model, optimizer_maker
+from compare.worker.batches import Batches, as_tensors
+from compare.worker.workload import build_model, optimizer_maker
 from tests.bench.scripts import mnist
 
 CPU = torch.device("cpu")

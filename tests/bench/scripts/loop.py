@@ -11,8 +11,9 @@ import torch
 
 from backends.strategies.local import LocalReplica
 from compare.schema.config import RunConfig
+from compare.worker.batches import Batches, as_tensors
 from compare.worker.loop import train
-from compare.worker.workload import Batches, as_tensors, build_model, optimizer_maker
+from compare.worker.workload import build_model, optimizer_maker
 from tests.bench.scripts import mnist, palindrome, published
 
 ALONE = SimpleNamespace(rank=0, world_size=1)

@@ -24,12 +24,12 @@ class _Delay:
     """
 
     def __init__(self, seconds):
-        from compare.worker.blocks import _Turns, settling_steps
+        from compare.worker.blocks import BlockTrainer, settling_steps
 
         self._seconds = seconds
         self._steps = repeat(False)
         self._blocks = Counter()
-        timed_block = _Turns._timed_block
+        timed_block = BlockTrainer.timed_block
 
         def in_turns(turns, plan):
             if plan.phased:
@@ -43,7 +43,7 @@ class _Delay:
             finally:
                 self._steps = repeat(False)
 
-        _Turns._timed_block = in_turns
+        BlockTrainer.timed_block = in_turns
 
     def before(self, function):
         def delayed(*arguments, **named):
@@ -76,9 +76,9 @@ def _slow_computing(module, job, placement, seconds):
 
 def _no_reference(module, job, placement, seconds):
     """Train the arm without its reference."""
-    take_turns = module.take_turns
+    train_blocks = module.train_blocks
     module.make_reference = lambda *_: None
-    module.take_turns = lambda job, sides, *others, **named: take_turns(
+    module.train_blocks = lambda job, sides, *others, **named: train_blocks(
         job, {"training": sides["training"]}, *others, **named
     )
 

@@ -22,8 +22,8 @@ from backends.strategies.local import LocalReplica
 from compare.worker import blocks as turns
 from compare.worker import loop as train
 from compare.worker import rank
-from compare.worker.blocks import make_reference, take_turns
-from compare.worker.workload import Batches
+from compare.worker.batches import Batches
+from compare.worker.blocks import make_reference, train_blocks
 from tests.unit.factories import a_config
 
 E2E = Path(__file__).resolve().parents[2] / "e2e"
@@ -49,8 +49,8 @@ def injected(monkeypatch):
     module.looks = looks
     # monkeypatch restores what the module replaces.
     for owner, name in (
-        *((turns._Turns, "_timed_block"), (LocalReplica, "sync"), (AveragingReplica, "sync")),
-        *((train, "loss_function"), (rank, "make_reference"), (rank, "take_turns")),
+        *((turns.BlockTrainer, "timed_block"), (LocalReplica, "sync"), (AveragingReplica, "sync")),
+        *((train, "loss_function"), (rank, "make_reference"), (rank, "train_blocks")),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     return module
@@ -90,7 +90,7 @@ def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, 
     for mode, side in sides.items():
         side.replica.__class__ = type(mode, (Watched,), {"mode": mode})
     monkeypatch.setattr(train, "loss_function", torch.nn.functional.cross_entropy)
-    blocks = list(take_turns(job, sides, GROUP, WATCHDOG, step_seconds=0.001))
+    blocks = list(train_blocks(job, sides, GROUP, WATCHDOG, step_seconds=0.001))
 
     for mode, steps in found.items():
         taken, alone = iter(steps), 0
@@ -107,10 +107,10 @@ def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, 
 
 def test_no_reference_leaves_the_arm_alone(injected, monkeypatch):
     seen = []
-    monkeypatch.setattr(rank, "take_turns", lambda job, sides, *_, **__: seen.append(list(sides)))
+    monkeypatch.setattr(rank, "train_blocks", lambda job, sides, *_, **__: seen.append(list(sides)))
     injected._CHANGES["no reference"](rank, None, None, 0.0)
     assert rank.make_reference(None, None, None, None, 1) is None
-    rank.take_turns(None, {"training": 1, "reference": None}, None, None, step_seconds=1.0)
+    rank.train_blocks(None, {"training": 1, "reference": None}, None, None, step_seconds=1.0)
     assert seen == [["training"]]
 
 

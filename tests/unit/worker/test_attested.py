@@ -8,9 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.worker import rank as rank_module  # noqa: E402 -- imports torch
-from compare.worker.clock import CALLS_REPEATED, sweep_sizes, time_repeated  # noqa: E402 -- same
-from compare.worker.workload import Batches, build_model, optimizer_maker  # noqa: E402 -- same
+from compare.worker.attest import _attest_optimizer  # noqa: E402 -- imports torch
+from compare.worker.batches import Batches  # noqa: E402 -- same
+from compare.worker.collectives import CALLS_REPEATED, sweep, sweep_sizes, time_repeated  # noqa: E402 -- same
+from compare.worker.workload import build_model, optimizer_maker  # noqa: E402 -- same
 from tests.unit.factories import a_config  # noqa: E402 -- after what it depends on
 
 
@@ -18,9 +19,9 @@ from tests.unit.factories import a_config  # noqa: E402 -- after what it depends
 def test_the_learning_rate_is_the_one_that_the_optimizer_holds(name):
     config = a_config(optimizer=name, learning_rate=0.5)
     optimizer = optimizer_maker(config)(build_model("mlp").parameters())
-    assert rank_module._attest_optimizer(optimizer)["groups"][0]["lr"] == 0.5
+    assert _attest_optimizer(optimizer)["groups"][0]["lr"] == 0.5
     optimizer.param_groups[0]["lr"] = 0.125
-    attested = rank_module._attest_optimizer(optimizer)
+    attested = _attest_optimizer(optimizer)
     assert attested["groups"][0]["lr"] == 0.125
     assert attested["class"].lower() == name
     assert "params" not in attested["groups"][0]
@@ -80,10 +81,10 @@ class _Replica:
 
 def test_a_strategy_that_goes_past_its_group_is_not_swept():
     group, told = _Group(), []
-    assert rank_module._sweep([814_120], _Replica({"transport": "shared memory"}), group, told.append) == []
-    assert rank_module._sweep([], _Replica({}), group, told.append) == []
+    assert sweep([814_120], _Replica({"transport": "shared memory"}), group, told.append) == []
+    assert sweep([], _Replica({}), group, told.append) == []
     assert group.reduced == []
-    swept = rank_module._sweep([814_120], _Replica({}), group, told.append)
+    swept = sweep([814_120], _Replica({}), group, told.append)
     assert [sweep.message_bytes for sweep in swept] == sorted(set(group.reduced))
     assert 814_120 in {sweep.message_bytes for sweep in swept}
     assert told == [CALLS_REPEATED] * len(swept), "the watchdog is told of every size"

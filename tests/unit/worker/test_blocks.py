@@ -12,11 +12,11 @@ import torch
 from backends.base import BackendError, Replica
 from backends.strategies.local import LocalReplica
 from compare.worker import clock as measure
-from compare.worker.blocks import Side, make_reference, take_turns, untimed_steps
-from compare.worker.clock import calls_in_a_row
-from compare.worker.rank import _time_collectives, _warm_up
+from compare.worker.batches import Batches
+from compare.worker.blocks import Side, make_reference, train_blocks, untimed_steps
+from compare.worker.collectives import calls_in_a_row, time_collectives
+from compare.worker.rank import _warm_up
 from compare.worker.watchdog import Watchdog
-from compare.worker.workload import Batches
 from tests.unit.factories import a_config
 
 GROUP = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), barrier=lambda: None)
@@ -76,7 +76,7 @@ def batches():
 
 
 def take(job, sides, log, group=GROUP, step_seconds=1.0):
-    return list(take_turns(job, sides, group, log, step_seconds=step_seconds))
+    return list(train_blocks(job, sides, group, log, step_seconds=step_seconds))
 
 
 @pytest.mark.parametrize(("steps", "cycle"), [(100, 8), (100, 1), (24, 8), (12, 8)])
@@ -93,7 +93,7 @@ def test_timed_steps_are_whole_multiples_of_the_cycle(steps, cycle):
 def test_a_cycle_longer_than_what_is_timed_is_refused():
     job, log = a_job("single", steps=11), Log()
     log.cycle = 8
-    with pytest.raises(BackendError, match="repeats itself every 8 steps, and only 7 would be timed"):
+    with pytest.raises(BackendError, match="cycle of 8 steps, but only 7 steps are timed"):
         take(job, {"training": Side(log, batches())}, log)
 
 
@@ -188,7 +188,7 @@ def test_a_warm_up_is_noted_in_pieces_that_the_stall_allows():
 def test_collectives_are_noted_whenever_the_ranks_begin_anew(nbytes):
     told = []
     collectives = SimpleNamespace(message_bytes=[nbytes], run=lambda: told.append("call"))
-    _time_collectives(collectives, GROUP, told.append)
+    time_collectives(collectives, GROUP, told.append)
     calls = calls_in_a_row(nbytes)
     assert told == [calls, *["call"] * calls] * (len(told) // (calls + 1))
 

@@ -18,18 +18,12 @@ from hypothesis import strategies as st
 
 from backends.base import Replica
 from compare.worker import clock as measure
-from compare.worker.clock import (
-    BLOCK_STEPS,
-    REFERENCE_BLOCKS,
-    CPUMeter,
-    PhaseClock,
-    peak_memory_bytes,
-    plan_blocks,
-    split_into_blocks,
-    time_alone,
-    time_together,
-)
+from compare.worker import meters
+from compare.worker.blocks import BLOCK_STEPS, REFERENCE_BLOCKS, plan_blocks, split_into_blocks
+from compare.worker.clock import PhaseClock, time_together
+from compare.worker.collectives import time_alone
 from compare.worker.loop import train
+from compare.worker.meters import CPUMeter, peak_memory_bytes
 
 CPU = torch.device("cpu")
 STEPS = st.integers(1, 20_000)
@@ -352,7 +346,7 @@ intr 1 2 3
 def test_only_cpus_that_the_ranks_may_use_count(monkeypatch, allowed, busy):
     """User, nice, system, interrupts and what other guests stole; not idle, nor waiting for a disk."""
     shown = iter([PROC_STAT.format(100, 10, 30), PROC_STAT.format(200, 50, 100)])
-    monkeypatch.setattr(measure.Path, "read_text", lambda path: next(shown))
+    monkeypatch.setattr(meters.Path, "read_text", lambda path: next(shown))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed)
     use, _ = CPUMeter().read()
     assert use.cpus == len(allowed)
@@ -364,7 +358,7 @@ def test_the_peak_is_this_processs_own():
     """And not that of the larger one that started it."""
     held = bytearray(300 << 20)
     held[:: 4 << 10] = b"1" * len(held[:: 4 << 10])
-    script = "from compare.worker.clock import peak_memory_bytes; print(peak_memory_bytes())"
+    script = "from compare.worker.meters import peak_memory_bytes; print(peak_memory_bytes())"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert peak_memory_bytes() > len(held)
     assert int(child.stdout) < peak_memory_bytes()

@@ -14,7 +14,7 @@ from compare.analysis.parity import LIMITS, check_gates
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
-from compare.worker import parity as oracle
+from compare.worker import parity as proving
 from compare.worker import rank
 from compare.worker.parity import Data, hash_parameters, prove, relative_difference
 from tests.unit.factories import a_rank
@@ -152,7 +152,7 @@ class ForgetsGradients(DDPReplica):
 def test_what_is_lossy_stays_apart_from_what_is_wrong(data, monkeypatch, alone, arm, large):
     """The limit lies between them, whatever the length of the pass."""
     if large:
-        monkeypatch.setattr(oracle, "_LARGE", 1000)
+        monkeypatch.setattr(proving, "_LARGE", 1000)
     options = parse_arm(arm).options_while_proven
 
     def gate_of(strategy):
@@ -196,12 +196,12 @@ def test_a_rank_that_does_not_lead_follows_the_first_step_alone(data):
 
 @pytest.mark.parametrize(("brief", "steps"), [(True, 5), (False, STEPS)])
 def test_a_large_model_takes_fewer_steps_only_where_it_may_be_brief(data, monkeypatch, brief, steps):
-    monkeypatch.setattr(oracle, "_LARGE", 1000)
+    monkeypatch.setattr(proving, "_LARGE", 1000)
     assert proof(data, brief=brief).steps == steps
 
 
 def test_even_the_fewest_steps_show_what_an_arm_compresses_from_a_later_step_on(data, monkeypatch, alone):
-    monkeypatch.setattr(oracle, "_LARGE", 1000)
+    monkeypatch.setattr(proving, "_LARGE", 1000)
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
     job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
     watchdog = SimpleNamespace(note=lambda *_, **__: None)
@@ -213,7 +213,7 @@ def test_even_the_fewest_steps_show_what_an_arm_compresses_from_a_later_step_on(
 
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])
 def test_all_ranks_together_take_few_samples(data, ranks, samples):
-    assert oracle._shortened(a_config(ranks=ranks, steps=50), "float64").batch_size_per_rank == samples
+    assert proving._shortened(a_config(ranks=ranks, steps=50), "float64").batch_size_per_rank == samples
 
 
 def test_no_more_samples_are_taken_than_in_the_run(data):

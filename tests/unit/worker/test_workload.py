@@ -13,18 +13,11 @@ from torch import nn
 
 from backends.base import BackendError, Replica
 from compare.schema.config import OPTIMIZERS
-from compare.schema.workload import MODELS
+from compare.schema.workload import MODELS, PIXELS
 from compare.worker import workload
+from compare.worker.batches import Batches, as_tensors, normalise
 from compare.worker.loop import evaluate, train
-from compare.worker.workload import (
-    PIXELS,
-    Batches,
-    as_tensors,
-    build_model,
-    loss_function,
-    normalise,
-    optimizer_maker,
-)
+from compare.worker.workload import build_model, loss_function, optimizer_maker
 from tests.unit.factories import a_config
 
 untimed = settings(deadline=None, max_examples=30)
@@ -89,7 +82,7 @@ def test_batches_of_ranks_that_share_a_shard_are_larger(groups, members, batch, 
 
 def test_shards_that_do_not_divide_the_batch_are_refused():
     config = a_config(ranks=3, batch_size_per_rank=5)
-    with pytest.raises(BackendError, match="2 shards do not divide a batch of 3 × 5 samples"):
+    with pytest.raises(BackendError, match="2 shards do not divide a global batch of 3 × 5 samples"):
         Batches(*a_training_set(60), (0, 2), config)
 
 

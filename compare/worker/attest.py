@@ -1,0 +1,48 @@
+"""Attest what runs, read back from libraries and the kernel."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TYPE_CHECKING
+
+import torch
+
+from compare.schema.environment import library_settings
+
+if TYPE_CHECKING:
+    from backends.base import Facts, Group, Replica
+    from compare.schema.job import Job
+    from compare.worker.batches import Batches
+
+
+def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:
+    """Return what this rank runs. Collective."""
+    device = group.device
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "torch": str(torch.__version__),
+        "batch": batches.attest(),
+        "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
+        "optimizer": _attest_optimizer(replica.optimizer),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
+        "group": group.attest(),
+        "replica": replica.attest()
+        | {"class": type(replica).__name__, "phases": list(replica.phases), "cycle": replica.cycle},
+        "held": replica.held_bytes(),
+        "environment": library_settings(os.environ, masked=job.exported),
+    }
+
+
+def _attest_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
+    """Return the settings that the optimizer holds."""
+    groups = [
+        {name: value for name, value in held.items() if isinstance(value, (bool, int, float, tuple))}
+        for held in optimizer.param_groups
+    ]
+    return {"class": type(optimizer).__name__, "groups": groups}

@@ -1,0 +1,136 @@
+"""Fetch the samples of a shard, batch by batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from backends.base import BackendError
+from compare.schema.workload import PIXELS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+
+    from compare.schema.config import RunConfig
+
+# Mean and standard deviation of MNIST's training pixels, as in every tutorial.
+MEAN, DEVIATION = 0.1307, 0.3081
+_SCALE, _SHIFT = 1 / (255 * DEVIATION), torch.tensor(-MEAN / DEVIATION)
+
+_BYTES_FETCHED_AT_ONCE = 400_000
+"""Size of some small batches, fetched by one call.
+
+A call for each batch would slow the fastest arms of the MLP.
+"""
+
+
+def as_tensors(
+    images: np.ndarray, labels: np.ndarray, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Move images and labels to a device, as uint8 and int64.
+
+    The images become (n, 784). Tensors in memory make the loop fast. The published example decodes and
+    normalises image by image, in every epoch. Bytes take a quarter of the memory and of its bandwidth.
+
+    Args:
+        images: shape (n, 28, 28), uint8.
+        labels: shape (n,).
+        device: that trains.
+    """
+    pixels = torch.from_numpy(images).view(len(images), PIXELS).to(device)
+    return pixels, torch.from_numpy(labels).to(device, torch.int64)
+
+
+def normalise(pixels: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Scale pixels to mean 0 and deviation 1, as float32."""
+    out = torch.empty_like(pixels, dtype=torch.float32) if out is None else out
+    # One pass converts and one computes, because a pass that does both takes longer. A pixel must have the
+    # same bits at every place of a batch; a test checks it.
+    return torch.add(_SHIFT, out.copy_(pixels), alpha=_SCALE, out=out)
+
+
+class Batches:
+    """Endless batches of one shard of the training set.
+
+    Each epoch is a new permutation with the same seed on every rank. Shard i of n takes the i-th of the n
+    equal parts of every global batch. So the shards together are the batches of a single process. If a
+    step has several passes, a part is split once more, in the same order.
+
+    Pixels are fetched for several batches at once, and normalised batch by batch. Images of another dtype
+    stay as they are. The next step overwrites the inputs, because a persistent buffer needs no allocation.
+    """
+
+    def __init__(
+        self, images: torch.Tensor, labels: torch.Tensor, shard: tuple[int, int], config: RunConfig
+    ) -> None:
+        self._images, self._labels = images, labels
+        self._index, self._count = shard
+        # Ranks that share a shard train on one larger part, so this may be more than a rank's batch.
+        self._size, rest = divmod(config.ranks * config.batch_size_per_rank, self._count)
+        if rest:
+            raise BackendError(
+                f"{self._count} shards do not divide a global batch of {config.ranks} × "
+                f"{config.batch_size_per_rank} samples: choose another --batch-size"
+            )
+        self._passes = config.accumulate
+        self._seed = config.seed
+        raw, on_cpu = images.dtype == torch.uint8, images.device.type == "cpu"
+        at_once = max(1, _BYTES_FETCHED_AT_ONCE // (self._size * PIXELS)) if raw and on_cpu else 1
+        shape = (at_once, self._size, PIXELS)
+        self._fetched = torch.empty(shape, dtype=images.dtype, device=images.device)
+        self._inputs = torch.empty_like(self._fetched[0], dtype=torch.float32) if raw else self._fetched[0]
+
+    def attest(self) -> dict[str, object]:
+        """Return size, dtype and shard of a batch, from its buffers."""
+        return {
+            "samples": len(self._inputs),
+            "dtype": str(self._inputs.dtype),
+            "shard": [self._index, self._count],
+            "training_samples": len(self._images),
+        }
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        fetch, inputs, epoch = self._fetcher(), self._inputs, 0
+        fetched = self._fetched.unbind()
+        raw = self._fetched.dtype == torch.uint8
+        while True:
+            parts = self._shard_of(epoch)
+            # The labels of a whole epoch fit in memory in their order.
+            targets = iter(self._labels[parts])
+            for indices in self._cut(parts):
+                fetch(indices)
+                for images, labels in zip(fetched, targets, strict=False):  # the last fetch may be shorter
+                    if raw:
+                        normalise(images, out=inputs)
+                    yield inputs, labels
+            epoch += 1
+
+    def _fetcher(self) -> Callable[[Any], object]:
+        """Return a function that fetches the images of some indices of ``_cut``."""
+        if self._images.device.type != "cpu":
+            return partial(torch.index_select, self._images, 0, out=self._fetched[0])
+        # NumPy's take is faster than torch's index_select. No index is out of range, but without "clip" it
+        # copies through another buffer.
+        take, fetched = self._images.numpy().take, self._fetched.numpy()
+        return lambda indices: take(indices, 0, fetched[: len(indices)], "clip")
+
+    def _cut(self, parts: torch.Tensor) -> Iterator[Any]:
+        """Split an epoch into fetches; on a device, into batches."""
+        if parts.device.type != "cpu":
+            return iter(parts)
+        indices, at_once = parts.numpy(), len(self._fetched)
+        return (indices[begin : begin + at_once] for begin in range(0, len(indices), at_once))
+
+    def _shard_of(self, epoch: int) -> torch.Tensor:
+        """Return this shard's indices, shape (passes per epoch, batch size)."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self._images), generator=generator)
+        part = self._passes * self._size
+        steps = len(order) // (part * self._count)
+        cut = order[: steps * self._count * part].view(steps, self._count, part)
+        mine = cut[:, self._index].contiguous().view(steps * self._passes, self._size)
+        return mine.to(self._images.device)

@@ -1,0 +1,126 @@
+"""Time collectives alone: those of a step, and an all-reduce over sizes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from compare.schema.results import Sweep
+from compare.worker.clock import read_clock, time_together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.base import Collectives, Group, Replica
+
+_STEP_SAMPLES = 6
+_MOST_CALLS, _BYTES_AT_ONCE = 10, 100_000_000
+"""Limits of the calls in one sample of a step's collectives."""
+
+_SWEPT_BYTES = (1 << 10, 32 << 10, 1 << 20)
+_LARGEST_SWEPT = 8 << 20
+_SWEEP_SAMPLES, _SWEEP_CALLS = 3, 3
+"""Few, so that a sweep takes less than 0.3 s."""
+CALLS_REPEATED = 1 + _SWEEP_SAMPLES * _SWEEP_CALLS
+"""Number of calls of ``time_repeated``."""
+
+
+def time_collectives(
+    collectives: Collectives | None, group: Group, note: Callable[[int], None]
+) -> tuple[list[int], list[int]]:
+    """Time a step's collectives alone.
+
+    Args:
+        collectives: those of one step, if they can run alone.
+        group: of all ranks.
+        note: called before some calls, with their number.
+
+    Returns:
+        The bytes of each collective, and for each sample the nanoseconds of all of them.
+    """
+    if collectives is None or not collectives.message_bytes:
+        return [], []
+    sizes = list(collectives.message_bytes)
+    calls = calls_in_a_row(sum(sizes))
+
+    def barrier() -> None:
+        note(calls)
+        group.barrier()
+
+    note(calls)
+    return sizes, time_alone(collectives.run, barrier, group.device, sum(sizes))
+
+
+def sweep(
+    message_bytes: list[int], replica: Replica, group: Group, note: Callable[[int], None]
+) -> list[Sweep]:
+    """Time the group's all-reduce over sizes, if it averages the gradients.
+
+    A strategy with a transport of its own bypasses its group, so the group's times would say nothing.
+    """
+    if not message_bytes or "transport" in replica.attest():
+        return []
+    dtype = next(replica.model.parameters()).dtype
+    found = []
+    for size in sweep_sizes(message_bytes):
+        note(CALLS_REPEATED)
+        tensor = torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
+        times = time_repeated(partial(group.all_reduce_, tensor), group.barrier, group.device)
+        found.append(Sweep(message_bytes=tensor.numel() * dtype.itemsize, ns=times))
+    return found
+
+
+def time_alone(
+    work: Callable[[], None], barrier: Callable[[], None], device: torch.device, nbytes: int
+) -> list[int]:
+    """Time one step's collectives alone, in nanoseconds per sample.
+
+    As in nccl-tests, several calls follow each other between two reads of the clock. Each waits for all
+    ranks, and keeps them closer together than a barrier could.
+
+    Args:
+        work: runs them once.
+        barrier: of all ranks.
+        device: that holds the tensors.
+        nbytes: size of what one call averages; the larger, the fewer calls.
+    """
+    calls = calls_in_a_row(nbytes)
+
+    def in_a_row() -> None:
+        for _ in range(calls):
+            work()
+
+    in_a_row()
+    read_clock(device)
+    return [time_together(in_a_row, barrier, device).wall_ns // calls for _ in range(_STEP_SAMPLES)]
+
+
+def calls_in_a_row(nbytes: int) -> int:
+    """Return the calls of ``time_alone`` between two barriers."""
+    return max(1, min(_MOST_CALLS, _BYTES_AT_ONCE // max(1, nbytes)))
+
+
+def sweep_sizes(message_bytes: list[int]) -> list[int]:
+    """Choose the sizes of a sweep, in bytes.
+
+    Some are the same for every arm, the others a step's own. Sizes alone decide, never time, because every
+    rank must run the same collectives.
+    """
+    own = [size for size in {max(message_bytes), sum(message_bytes)} if size <= _LARGEST_SWEPT]
+    return sorted({*_SWEPT_BYTES, *own})
+
+
+def time_repeated(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> list[int]:
+    """Time calls in a row, in nanoseconds each.
+
+    An untimed call comes first. A collective waits for all ranks, so each call begins on all of them at once.
+    """
+
+    def in_a_row() -> None:
+        for _ in range(_SWEEP_CALLS):
+            work()
+
+    work()
+    return [time_together(in_a_row, barrier, device).wall_ns // _SWEEP_CALLS for _ in range(_SWEEP_SAMPLES)]

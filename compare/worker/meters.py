@@ -1,0 +1,56 @@
+"""Measure CPU load and memory, as the kernel counts them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from compare.schema.results import MachineUse
+
+
+class CPUMeter:
+    """Measures the load of the CPUs that this process may use."""
+
+    def __init__(self) -> None:
+        self._cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+        self._begun = self._now()
+
+    def read(self) -> tuple[MachineUse, int]:
+        """Return the machine's load, and this process's CPU nanoseconds."""
+        wall, busy, stolen, own = (now - then for now, then in zip(self._now(), self._begun, strict=True))
+        use = MachineUse(wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen)
+        return use, own
+
+    def _now(self) -> tuple[int, int, int, int]:
+        tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        busy = stolen = 0
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *ticks = line.split()
+            if name in self._cpus:
+                user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, ticks[:8])
+                busy += tick * (user + nice + system + irq + softirq + steal)
+                stolen += tick * steal
+        return time.perf_counter_ns(), busy, stolen, time.process_time_ns()
+
+
+def peak_memory_bytes() -> int:
+    """Return the largest resident set of this process so far.
+
+    It is VmHWM, because ``ru_maxrss`` is inherited from the launcher that forked this process.
+    """
+    with Path("/proc/self/status").open() as status:
+        line = next(line for line in status if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak_memory() -> bool:
+    """Restart the peak of memory; return whether the kernel did.
+
+    See clear_refs in proc(5); some sandboxes have no such file.
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
