@@ -1,7 +1,8 @@
-"""Stands in for a rank: ``rank.py DIRECTORY RANK SECONDS [KIND]`` makes progress, prints, and ends.
+"""Act as a rank: make progress, print, and exit.
 
-KIND says how it ends: ``result``, ``failure``, ``die`` without a word, or ``status`` 3. It has a child in
-a session of its own, as launchers make them, and says in its result what it found in its environment.
+Usage: ``rank.py DIRECTORY RANK SECONDS [KIND]``. KIND is how it exits: with a ``result``, with a
+``failure``, killed (``die``), or with ``status`` 3. It has a child in a session of its own, as launchers
+make them. Its result holds what it found in its environment.
 """
 
 import os

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -20,18 +21,12 @@ from compare import __version__
 from compare.errors import HostError, OutputError, UnavailableError
 from compare.launch.agent import connection as module
 from compare.launch.agent.connection import Connection, close_all, connected
-from compare.launch.agent.machine import count_gpus
-from compare.launch.agent.mirror import Mirror
 from compare.launch.agent.protocol import (
-    Alive,
-    End,
-    FileChunk,
     FileContent,
-    MessagePipe,
     ProtocolError,
     Start,
 )
-from compare.launch.engines.ssh import Ssh
+from compare.launch.engines.local import Local
 from compare.launch.processes import descendants, end_all
 from compare.schema.hosts import Host
 from compare.schema.job import read_progress
@@ -53,7 +48,7 @@ def mark(tmp_path):
 
 @pytest.fixture
 def agent():
-    with connected([HERE], python=sys.executable, carrier=Ssh()) as (made,):
+    with connected([HERE], python=sys.executable, carrier=Local()) as (made,):
         yield made
 
 
@@ -84,7 +79,7 @@ def tick_until(agent, condition, seconds=30):
         time.sleep(0.02)
 
 
-def test_an_agent_says_what_it_is(agent):
+def test_agent_reports_its_version_python_and_clock(agent):
     tick_until(agent, lambda: agent.ready)
     assert agent.ready.version == __version__
     assert agent.ready.python == sys.version.split()[0]
@@ -92,13 +87,13 @@ def test_an_agent_says_what_it_is(agent):
     assert abs(agent.clock_ahead_seconds) < 0.5
 
 
-def test_an_agent_says_its_addresses_and_cpus(agent):
+def test_agent_reports_its_addresses_and_cpus(agent):
     tick_until(agent, lambda: agent.ready)
     assert "127.0.0.1/8" in agent.ready.addresses["lo"]
     assert agent.ready.cpus == sorted(os.sched_getaffinity(0))
 
 
-def test_an_agent_finds_a_free_port(agent):
+def test_agent_finds_a_free_port(agent):
     for _ in range(2):
         agent.find_port()
         assert agent.port is None
@@ -107,7 +102,7 @@ def test_an_agent_finds_a_free_port(agent):
             probe.bind(("", agent.port))
 
 
-def test_ranks_may_start_once_their_files_are_there(agent, mark, files):
+def test_agent_reports_the_start_when_the_files_are_there(agent, mark, files):
     agent.start(a_launch(mark), files)
     assert not agent.started
     tick_until(agent, lambda: agent.started)
@@ -117,34 +112,34 @@ def test_ranks_may_start_once_their_files_are_there(agent, mark, files):
     assert not Path(mark).exists()
 
 
-def test_another_version_is_refused(agent, monkeypatch):
+def test_connection_refuses_an_agent_of_another_version(agent, monkeypatch):
     monkeypatch.setattr(module, "__version__", "99.0")
     with pytest.raises(HostError, match="another version") as raised:
         tick_until(agent, lambda: False)
     assert raised.value.found == f"{__version__} there, 99.0 here."
 
 
-def test_many_links_are_opened_and_closed_together():
+def test_connections_open_and_close_together():
     hosts = [HERE] * 8
-    with connected(hosts, python=sys.executable, carrier=Ssh()) as agents:
+    with connected(hosts, python=sys.executable, carrier=Local()) as agents:
         for agent in agents:
             tick_until(agent, lambda agent=agent: agent.ready)
     assert [agent._process.returncode for agent in agents] == [0] * 8
 
 
-def test_everything_comes_back_and_nothing_stays(agent, mark, files):
+def test_agent_sends_all_files_back_and_leaves_none(agent, mark, files):
     agent.start(a_launch(mark, "0", "3"), files)
     seen = set()
     tick_until(agent, lambda: seen.add(progress_of(files)) or agent.exited)
     assert agent.exited.status == 0
-    assert len(seen) > 3, "progress comes while it is made"
+    assert len(seen) > 3, "progress arrives while it is made"
     result = json.loads(files.result(0).read_text())
-    assert result["secret"] == "hunter2"  # noqa: S105 -- it is none
+    assert result["secret"] == "hunter2"  # noqa: S105 -- not a real one
     assert result["job"] == '{"seed": 1}'
     assert result["modes"] == ["0o700", "0o600"]
     assert files.log(0).read_text().splitlines() == [f"step {n}" for n in range(30)]
     assert (files.directory / "launcher-localhost.log").read_text() == "all is done\n"
-    assert not files.job.exists(), "what came from here is not sent back"
+    assert not files.job.exists(), "a file of the parent is not sent back"
     assert not Path(mark).exists()
 
 
@@ -153,7 +148,7 @@ def progress_of(files):
     return progress.step if progress else -1
 
 
-def test_launches_follow_each_other_on_one_link(agent, mark, files):
+def test_agent_carries_out_one_launch_after_the_other(agent, mark, files):
     for rank in ("0", "1"):
         agent.start(a_launch(mark, rank, "0.1"), files)
         tick_until(agent, lambda: agent.exited)
@@ -161,14 +156,14 @@ def test_launches_follow_each_other_on_one_link(agent, mark, files):
     assert files.result(1).exists()
 
 
-def test_a_failure_comes_back_with_the_status(agent, mark, files):
+def test_agent_sends_a_failure_back_with_the_status(agent, mark, files):
     agent.start(a_launch(mark, "0", "0.1", "failure"), files)
     tick_until(agent, lambda: agent.exited)
     assert agent.exited.status == 1
     assert json.loads(files.failure(0).read_text())["message"] == "on purpose"
 
 
-def test_a_launch_is_ended_when_asked_or_too_long(agent, mark, files):
+def test_agent_ends_a_launch_when_asked_or_at_its_deadline(agent, mark, files):
     agent.start(a_launch(mark, "0", "60"), files)
     tick_until(agent, lambda: read_progress(files, 0))
     agent.end()
@@ -179,7 +174,7 @@ def test_a_launch_is_ended_when_asked_or_too_long(agent, mark, files):
     assert agent.exited.status is None
 
 
-def test_an_agent_without_a_command_watches_ranks_that_others_start(agent, mark, files):
+def test_agent_without_a_command_watches_ranks_started_elsewhere(agent, mark, files):
     agent.start(a_launch(mark), files)
     directory = Path(mark)
     tick_until(agent, (directory / "lease").exists)
@@ -193,7 +188,7 @@ def test_an_agent_without_a_command_watches_ranks_that_others_start(agent, mark,
     assert rank.wait(5) != 0
 
 
-def test_scratch_folders_are_made_and_removed(agent, mark, files, tmp_path):
+def test_agent_makes_scratch_folders_and_removes_them(agent, mark, files, tmp_path):
     scratch = (str(tmp_path / "a" / "scratch"), str(tmp_path / "b"))
     launch = a_launch(mark, argv=("sleep", "60"), folders=scratch)
     agent.start(launch, files)
@@ -204,7 +199,7 @@ def test_scratch_folders_are_made_and_removed(agent, mark, files, tmp_path):
     assert not any(Path(folder).exists() for folder in scratch)
 
 
-def test_agent_second_folder_cannot_be_made_removes_the_first(agent, mark, files, tmp_path):
+def test_agent_removes_the_first_folder_if_the_second_fails(agent, mark, files, tmp_path):
     first = tmp_path / "first"
     agent.start(a_launch(mark, "0", "0", folders=(str(first), "/proc/no/folder")), files)
     with pytest.raises(HostError, match="could not be used"):
@@ -256,7 +251,7 @@ def test_agent_in_place_whose_folder_vanishes_is_an_error_of_output(agent, mark,
         tick_until(agent, lambda: agent.exited)
 
 
-def test_a_folder_that_is_there_already_is_refused_and_kept(agent, mark, files):
+def test_agent_refuses_a_folder_that_exists_and_keeps_it(agent, mark, files):
     folder = Path(mark)
     folder.mkdir()
     agent.start(a_launch(mark, "0", "0"), files)
@@ -266,20 +261,20 @@ def test_a_folder_that_is_there_already_is_refused_and_kept(agent, mark, files):
     assert folder.is_dir()
 
 
-def test_a_command_that_is_not_there_is_refused(agent, mark, files):
+def test_agent_refuses_a_command_that_does_not_exist(agent, mark, files):
     agent.start(a_launch(mark, argv=("/no/such/launcher",)), files)
     with pytest.raises(HostError, match="/no/such/launcher could not be executed"):
         tick_until(agent, lambda: agent.exited)
 
 
-def test_what_is_large_comes_whole(agent, mark, files):
+def test_agent_sends_a_large_log_in_full(agent, mark, files):
     code = "import sys; sys.stdout.write('0123456789' * 1_000_000)"
     agent.start(a_launch(mark, argv=(sys.executable, "-c", code)), files)
     tick_until(agent, lambda: agent.exited)
     assert (files.directory / "launcher-localhost.log").read_text() == "0123456789" * 1_000_000
 
 
-def test_secrets_are_in_no_arguments(agent, mark, files):
+def test_agent_shows_no_secret_in_arguments(agent, mark, files):
     agent.start(a_launch(mark, "0", "60"), files)
     tick_until(agent, lambda: read_progress(files, 0))
     arguments = []
@@ -293,8 +288,8 @@ def test_secrets_are_in_no_arguments(agent, mark, files):
 
 
 @pytest.mark.timed
-def test_hanging_up_ends_everything_at_once(mark, files):
-    agent = Connection(HERE, python=sys.executable, carrier=Ssh())
+def test_agent_ends_its_launch_when_the_connection_closes(mark, files):
+    agent = Connection(HERE, python=sys.executable, carrier=Local())
     agent.start(a_launch(mark, "0", "60"), files)
     tick_until(agent, lambda: read_progress(files, 0))
     began = time.monotonic()
@@ -305,8 +300,8 @@ def test_hanging_up_ends_everything_at_once(mark, files):
 
 
 @pytest.mark.slow
-def test_a_parent_that_says_nothing_is_given_up(mark, files):
-    agent = Connection(HERE, python=sys.executable, carrier=Ssh())
+def test_agent_ends_its_launch_when_the_parent_is_silent(mark, files):
+    agent = Connection(HERE, python=sys.executable, carrier=Local())
     agent.start(a_launch(mark, "0", "60"), files)
     tick_until(agent, lambda: read_progress(files, 0))
     began = time.monotonic()
@@ -321,7 +316,7 @@ def test_a_parent_that_says_nothing_is_given_up(mark, files):
 
 
 def test_connection_to_a_killed_agent_is_lost(mark, files):
-    agent = Connection(HERE, python=sys.executable, carrier=Ssh())
+    agent = Connection(HERE, python=sys.executable, carrier=Local())
     tick_until(agent, lambda: agent.ready)
     os.kill(agent._process.pid, signal.SIGKILL)
     with pytest.raises(HostError, match="Host localhost"):
@@ -331,15 +326,15 @@ def test_connection_to_a_killed_agent_is_lost(mark, files):
 
 def test_connection_with_a_wrong_interpreter_is_lost():
     with (
-        connected([HERE], python="/no/such/python", carrier=Ssh()) as (agent,),
+        connected([HERE], python="/no/such/python", carrier=Local()) as (agent,),
         pytest.raises(HostError, match="cannot execute the command") as raised,
     ):
         tick_until(agent, lambda: agent.ready)
     assert "/no/such/python" in raised.value.found
 
 
-def test_a_host_that_is_silent_is_given_up(monkeypatch):
-    agent = Connection(HERE, python=sys.executable, carrier=Ssh())
+def test_connection_gives_up_a_silent_host(monkeypatch):
+    agent = Connection(HERE, python=sys.executable, carrier=Local())
     tick_until(agent, lambda: agent.ready)
     os.kill(agent._process.pid, signal.SIGSTOP)
     monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
@@ -351,75 +346,8 @@ def test_a_host_that_is_silent_is_given_up(monkeypatch):
     assert time.monotonic() - began < 8
 
 
-# ---- the pipe ----
-
-
-@pytest.fixture
-def ends():
-    """Both ends of a pipe, over pipes."""
-    to_b, from_a = os.pipe()
-    to_a, from_b = os.pipe()
-    yield MessagePipe(to_a, from_a), MessagePipe(to_b, from_b)
-    for descriptor in (to_b, from_a, to_a, from_b):
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-
-
-def test_messages_arrive_as_they_were_sent(ends):
-    one, other = ends
-    sent = [FileChunk("x", 7, bytes(range(256))), FileContent("y.json", b""), End(), Alive(1.5)]
-    for message in sent:
-        one.send(message)
-    assert list(other.receive()) == sent
-    assert list(other.receive()) == []
-
-
-def test_what_a_login_shell_says_first_is_skipped(ends):
-    one, other = ends
-    os.write(one._write, b"Welcome to n1!\nYou have mail.\n")
-    one.send(End())
-    assert list(other.receive()) == [End()]
-
-
-def test_something_else_is_not_taken_for_an_agent(ends):
-    one, other = ends
-    one.flush()
-    os.write(one._write, b"\xff\xff\xff\xff" + b"spam")
-    with pytest.raises(ProtocolError, match="bytes was announced"):
-        list(other.receive())
-
-
-def test_a_message_of_no_known_kind_is_an_error(ends):
-    one, other = ends
-    one.flush()
-    os.write(one._write, b"\x00\x00\x00\x01\x2a")
-    with pytest.raises(ProtocolError):
-        list(other.receive())
-
-
-@pytest.mark.timed
-def test_pipe_to_an_end_that_does_not_read_never_blocks(ends):
-    one, other = ends
-    began = time.monotonic()
-    one.send(FileContent("x.json", bytes(1 << 22)))
-    assert time.monotonic() - began < 2
-    assert one.backlog_bytes > 1 << 20
-    got = []
-    while one.backlog_bytes or not got:
-        got += other.receive()
-        one.flush()
-    assert got == [FileContent("x.json", bytes(1 << 22))]
-
-
-def test_the_end_of_the_other_end_is_noticed(ends):
-    one, other = ends
-    os.close(one._write)
-    assert list(other.receive()) == []
-    assert other.closed
-
-
 @pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", "", "a/b"])
-def test_a_host_can_write_nowhere_else(agent, files, name):
+def test_connection_writes_to_no_other_folder(agent, files, name):
     tick_until(agent, lambda: agent.ready)
     agent._files = files
     with pytest.raises(ProtocolError):
@@ -427,76 +355,33 @@ def test_a_host_can_write_nowhere_else(agent, files, name):
     assert list(files.directory.iterdir()) == []
 
 
-def test_the_mirror_sends_only_what_is_finished_or_appended(tmp_path, ends):
-    one, other = ends
-    mirror = Mirror(tmp_path, {"known"})
-    for name in ("known", ".being-written", "log", "x.json"):
-        (tmp_path / name).write_text("1")
-    (tmp_path / "folder").mkdir()
-    assert mirror.send(one)
-    assert list(other.receive()) == [FileChunk("log", 0, b"1"), FileContent("x.json", b"1")]
-    with (tmp_path / "log").open("a") as log:
-        log.write("2")
-    assert mirror.send(one)
-    assert list(other.receive()) == [FileChunk("log", 1, b"2")]
+class Flood(Local, frozen=True):
+    """A carrier whose host floods one stream."""
+
+    stream: int
+
+    def argv(self, host, argv):
+        del host, argv
+        return ("sh", "-c", f"exec yes flood >&{self.stream}")
 
 
-def test_mirror_sends_an_exit_record_whole_and_after_what_the_rank_wrote(tmp_path, ends):
-    """The parent must not miss the result, which follows by name."""
-    one, other = ends
-    files = LaunchFiles(tmp_path)
-    for file in (files.exit(0), files.result(0), files.log(0)):
-        file.write_text("{}")
-    assert Mirror(tmp_path, set()).send(one)
-    sent = list(other.receive())
-    assert sent == [
-        FileContent("rank-0.json", b"{}"),
-        FileChunk("rank-0.log", 0, b"{}"),
-        FileContent("rank-0.exit", b"{}"),
-    ]
+def test_connection_to_a_host_that_floods_stdout_is_refused():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (
+        connected([HERE], python=sys.executable, carrier=Flood(stream=1)) as (agent,),
+        pytest.raises(HostError, match="Host localhost: what it sent is not from Ringside's agent"),
+    ):
+        tick_until(agent, lambda: agent.ready)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
-def test_mirror_lists_exit_records_before_the_other_files(tmp_path, ends, monkeypatch):
-    """Both may be written while the folder is listed."""
-    one, other = ends
-    files = LaunchFiles(tmp_path)
-    files.log(0).write_text("1")
-    look, looks = Mirror._files, []
-
-    def look_then_write(mirror):
-        found = list(look(mirror))
-        if not looks:
-            files.result(0).write_text("{}")
-            files.exit(0).write_text("{}")
-        looks.append(found)
-        return iter(found)
-
-    monkeypatch.setattr(Mirror, "_files", look_then_write)
-    mirror = Mirror(tmp_path, set())
-    for _ in range(2):
-        assert mirror.send(one)
-    assert [message.name for message in other.receive()] == ["rank-0.json", "rank-0.log", "rank-0.exit"]
-
-
-def test_mirror_sends_no_exit_record_while_other_files_are_held_back(tmp_path, ends):
-    """The other end takes nothing, and the log is long."""
-    one, _ = ends
-    files = LaunchFiles(tmp_path)
-    files.exit(0).write_text("{}")
-    files.log(0).write_bytes(bytes(4 << 20))
-    mirror = Mirror(tmp_path, set())
-    assert not mirror.send(one)
-    assert files.exit(0).name not in mirror._sent
-
-
-@pytest.mark.parametrize(
-    ("visible", "counted"), [(None, 2), ("", 0), ("1", 1), ("0,1,2", 2), ("-1", 0), ("0, -1,1", 1)]
-)
-def test_gpus_are_counted_without_torch(tmp_path, monkeypatch, visible, counted):
-    for name in ("0000:01:00.0", "0000:02:00.0"):
-        (tmp_path / name).mkdir()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert count_gpus(tmp_path) == counted
-    assert count_gpus(tmp_path / "no driver") == 0
+def test_connection_to_a_host_that_floods_stderr_keeps_its_end(monkeypatch):
+    monkeypatch.setattr(module, "START_SECONDS", 1.0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (
+        connected([HERE], python=sys.executable, carrier=Flood(stream=2)) as (agent,),
+        pytest.raises(HostError, match="Host localhost did not answer within") as raised,
+    ):
+        tick_until(agent, lambda: agent.ready)
+    assert "flood" in raised.value.found
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
