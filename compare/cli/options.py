@@ -173,6 +173,7 @@ def read_request(
         OutputError: the file of ``--export-json`` cannot be written.
     """
     from compare.experiment.settle import UserRequest, choose_dataset, choose_hosts
+    from compare.launch.engines import Allocation
     from compare.launch.engines.ssh import Ssh
     from compare.schema.environment import read_exports
     from compare.schema.store import require_writable
@@ -187,14 +188,14 @@ def read_request(
         exclude=shared.exclude or (),
     )
     identity = str(shared.ssh_identity.absolute()) if shared.ssh_identity else ""
+    carrier = Ssh(user=shared.ssh_user, port=shared.ssh_port, identity=identity)
     if shared.export_json:
         require_writable(shared.export_json, to_be_made=shared.output)
     return UserRequest(
         arms=arms,
         baseline=baseline,
         control=control,
-        hosts=hosts,
-        carrier=Ssh(user=shared.ssh_user, port=shared.ssh_port, identity=identity),
+        allocation=Allocation(hosts, carrier),
         interface=shared.interface,
         exported=read_exports(shared.env or [], os.environ),
         dataset=dataset,

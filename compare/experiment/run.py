@@ -124,15 +124,14 @@ def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Clu
         HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is not there, or none can be chosen.
     """
-    if not all(map(is_local, request.hosts)):
-        _, findings = quick_check(request.hosts, carrier=request.carrier)
+    hosts, carrier = request.allocation
+    if not all(map(is_local, hosts)):
+        _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:
             say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
-    with open_cluster(
-        request.hosts, carrier=request.carrier, interface=request.interface, exported=request.exported
-    ) as cluster:
+    with open_cluster(request.allocation, interface=request.interface, exported=request.exported) as cluster:
         # A single machine needs no lines, unless the user named it.
-        named = any(host.source != THIS_MACHINE for host in request.hosts)
+        named = any(host.source != THIS_MACHINE for host in hosts)
         for line in cluster.topology() if named else ():
             say(line)
         yield cluster

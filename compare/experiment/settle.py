@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from compare.data import DatasetChoice
     from compare.doctor.availability import Survey
     from compare.launch.cluster import Cluster
-    from compare.launch.engines import Carrier
+    from compare.launch.engines import Allocation
 
 MOST_ROUNDS = 1000
 DEFAULT_RANKS = 2
@@ -42,9 +42,8 @@ class UserRequest:
     """Empty for all that can run."""
     baseline: str | None = None
     control: bool = False
-    hosts: tuple[Host, ...]
-    """Each with the number of its ranks as slots."""
-    carrier: Carrier
+    allocation: Allocation
+    """The hosts, each with as many slots as it has ranks."""
     interface: str | None
     exported: Mapping[str, str]
     """Environment of the ranks that ``-x`` names."""

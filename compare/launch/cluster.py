@@ -35,17 +35,16 @@ if TYPE_CHECKING:
     from backends.launchers import request
     from compare.data import DatasetSource
     from compare.launch.agent.connection import Connection
-    from compare.launch.engines import Carrier
-    from compare.schema.hosts import Host, Network
+    from compare.launch.engines import Allocation, Carrier
+    from compare.schema.hosts import Network
     from compare.schema.job import Job
     from compare.schema.launch_files import LaunchFiles
 
 
 @contextmanager
 def open_cluster(
-    hosts: tuple[Host, ...],
+    allocation: Allocation,
     *,
-    carrier: Carrier,
     interface: str | None = None,
     exported: Mapping[str, str] | None = None,
     python: str = sys.executable,
@@ -53,8 +52,7 @@ def open_cluster(
     """Start an agent on every host, and end it after the block.
 
     Args:
-        hosts: each with the number of its ranks as slots.
-        carrier: the way to reach other hosts.
+        allocation: the hosts, and the way to reach them.
         interface: network interface of all arms; None for the one that all hosts share.
         exported: environment of the ranks that travels in private files alone.
         python: the interpreter, at the same path on every host.
@@ -63,6 +61,7 @@ def open_cluster(
         HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is missing, or cannot be chosen.
     """
+    hosts, carrier = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     with (

@@ -13,6 +13,7 @@ from compare.data import DatasetSource
 from compare.errors import HostError
 from compare.launch import staging
 from compare.launch.cluster import open_cluster
+from compare.launch.engines import Allocation
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
 
@@ -22,7 +23,7 @@ NOWHERE = [Host(f"no-such-host-{n}.invalid", 1, source=f"hosts:{n}") for n in (1
 def test_open_cluster_every_host_that_cannot_be_used_is_named():
     with (
         pytest.raises(HostError, match="2 of 2 hosts cannot be used") as caught,
-        open_cluster(tuple(NOWHERE), carrier=Ssh()),
+        open_cluster(Allocation(tuple(NOWHERE), Ssh())),
     ):
         pass
     assert "no-such-host-1.invalid (hosts:1)" in caught.value.found

@@ -133,6 +133,7 @@ except KeyboardInterrupt:
 CONNECT = """
 import signal, sys
 from compare.launch.cluster import open_cluster
+from compare.launch.engines import Allocation
 from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import INTERRUPTED, end_in_good_order
 from compare.schema.hostfile import parse_hosts
@@ -141,7 +142,7 @@ end_in_good_order()
 hosts = parse_hosts(sys.argv[1])
 try:
     print("begins", flush=True)
-    with open_cluster(hosts, carrier=Ssh()):
+    with open_cluster(Allocation(hosts, Ssh())):
         pass
 except KeyboardInterrupt:
     sys.exit(INTERRUPTED)
