@@ -382,6 +382,20 @@ def test_agent_killed_ends_the_launch_and_leaves_nothing(start, launcher):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_parent_suspended_ends_the_launch_and_says_why(start, launcher):
+    run = start(LAUNCHERS[launcher])
+    run.wait_for_training()
+    run.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: not run.processes() and run.scratch() == [], DEATH_BOUND_SECONDS)
+    run.process.send_signal(signal.SIGCONT)
+    _, said = run.process.communicate(timeout=30)
+    assert run.process.returncode == 6, said
+    assert "this program sent no messages" in said
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_nothing_outlives_a_parent_that_is_killed_when_its_ranks_are_done(start, launcher):
     """No rank is left then whose lease could run out."""
     run = start(LAUNCHERS[launcher], *BRIEFLY)

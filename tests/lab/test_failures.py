@@ -208,8 +208,7 @@ def test_nothing_outlives_a_parent_that_is_killed(make_lab, mnist_dir, every_bac
     os.kill(parent_of(run), signal.SIGKILL)
     began = time.monotonic()
     run.process.communicate(timeout=60)
-    # Folders of the parent's own on the login are beyond anybody's reach: processes alone count there.
-    until(lambda: not left(lab, lab.hosts) and not lab.login.command_lines(), BOUND_SECONDS)
+    until(lambda: left(lab, [lab.login, *lab.hosts]) == [], BOUND_SECONDS)
     record(FAILURES[kind], launcher, time.monotonic() - began)
 
 
