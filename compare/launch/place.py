@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from compare.launch.agent.protocol import Start
 from compare.launch.processes import Ending, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, library_settings
-from compare.schema.files import write_json
+from compare.schema.files import temporary_root, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +63,7 @@ class LaunchPlace:
         """The hosts."""
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         in_place = cluster.is_this_machine
-        on_disk = Path(tempfile.gettempdir() if in_place else "/tmp")  # noqa: S108 -- agents insist on making it
+        on_disk = temporary_root() if in_place else Path("/tmp")  # noqa: S108 -- agents insist on making it
         in_memory = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
         self._directory = files.directory if in_place else on_disk / name
         self._temporary = on_disk / f"{name}-tmp"

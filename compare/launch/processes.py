@@ -154,17 +154,8 @@ def _kill_but_trackers(process: psutil.Process) -> None:
 
     The tracker removes what killed processes leave, and exits by itself.
     """
-    if not is_tracker(process):
+    if not any("multiprocessing.resource_tracker" in word for word in process.cmdline()):
         process.kill()
-
-
-def is_tracker(process: psutil.Process) -> bool:
-    """Return whether a process is Python's tracker of shared memory.
-
-    Raises:
-        psutil.Error: it is gone.
-    """
-    return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
 
 
 def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:

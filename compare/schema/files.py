@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +12,7 @@ import msgspec
 from compare.errors import OutputError, UsageError, system_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 T = TypeVar("T")
@@ -31,52 +29,18 @@ def write_json(path: Path, value: Any) -> None:
     _replace(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner can read.
+def temporary_root() -> Path:
+    """Return the folder for temporary files.
 
     Raises:
-        OutputError: the file exists, or it cannot be written.
+        OutputError: none can be written.
     """
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise OutputError(f"{path} could not be written.", found=system_reason(error)) from None
-
-
-@contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Make a temporary folder, and remove it afterwards.
-
-    Raises:
-        OutputError: it cannot be made.
-    """
-    folder = make_temporary_folder(prefix)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def make_temporary_folder(prefix: str, parent: Path | None = None) -> Path:
-    """Make a folder under ``parent``, or where temporary files go; it stays.
-
-    Raises:
-        OutputError: it cannot be made.
-    """
-    with _temporary_errors():
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-
-
-@contextmanager
-def _temporary_errors() -> Iterator[None]:
-    try:
-        yield
+        return Path(tempfile.gettempdir())
     except OSError as error:
         raise OutputError(
             "Temporary files cannot be written.",
-            found=": ".join(str(part) for part in (error.filename, error.strerror or error) if part),
+            found=error.strerror or str(error),
             remedy="Free some space there, or name another folder in TMPDIR.",
         ) from None
 

@@ -47,9 +47,11 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
     except OSError as error:
         return Refused(
             kind=OutputError.__name__,
-            what=f"{start.directory} could not be used.",
+            what=f"The folders of {start.directory} could not be used.",
             found=str(error),
-            remedy="Is this machine among the hosts twice, or its disk full? `compare doctor` tells.",
+            remedy="Free some space there, or name another folder in TMPDIR."
+            if start.in_place
+            else "Is this machine among the hosts twice, or its disk full? Run `compare doctor`.",
         )
     else:
         return Exited(status=ending.status, abandoned=ending.status is None and launch.is_abandoned())

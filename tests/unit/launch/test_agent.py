@@ -243,6 +243,15 @@ def test_agent_in_place_keeps_the_class_of_its_error(agent, mark, own_folder):
         tick_until(agent, lambda: agent.exited)
 
 
+def test_agent_in_place_without_room_for_folders_is_an_error_of_output(agent, mark, own_folder):
+    launch = a_launch(mark, argv=("sleep", "60"), in_place=True, folders=("/proc/no/folder",))
+    agent.start(launch, None)
+    with pytest.raises(OutputError) as caught:
+        tick_until(agent, lambda: agent.exited)
+    assert "/proc/no" in caught.value.found
+    assert "TMPDIR" in caught.value.remedy
+
+
 def test_agent_in_place_whose_folder_vanishes_is_an_error_of_output(agent, mark, own_folder):
     agent.start(a_launch(mark, argv=("sleep", "60"), in_place=True), None)
     tick_until(agent, lambda: agent.started)
@@ -309,9 +318,9 @@ def test_agent_ends_its_launch_when_the_parent_is_silent(mark, files):
         assert time.monotonic() - began < LEASE_SECONDS + 6
         time.sleep(0.1)
     assert time.monotonic() - began > LEASE_SECONDS - 2
-    for _ in range(2):
-        agent.tick()
-        assert agent.exited.abandoned, "its pipe is closed, and its launch ended before"
+    tick_until(agent, lambda: agent.exited)
+    assert agent.exited.abandoned
+    agent.tick()  # its pipe is closed now, but its launch ended before
     close_all([agent])
 
 

@@ -20,9 +20,8 @@ from compare.analysis import analyse
 from compare.errors import OutputError
 from compare.report import render
 from compare.schema.files import (
-    make_temporary_folder,
     read_json,
-    temporary_folder,
+    temporary_root,
     write_json,
     write_text,
 )
@@ -180,31 +179,11 @@ def test_write_json_names_a_missing_folder(tmp_path):
     assert "No such file" in caught.value.found
 
 
-def refuse_folders_under(monkeypatch, *parents):
-    """Make every new folder there fail, as on a full disk."""
-    make = tempfile.mkdtemp
-
-    def refusing(prefix, dir=None):  # noqa: A002 -- the name in the library
-        if dir in parents:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{dir}/{prefix}")
-        return make(prefix=prefix, dir=dir)
-
-    monkeypatch.setattr(tempfile, "mkdtemp", refusing)
-
-
-def test_temporary_folder_on_a_full_disk_is_an_output_error(monkeypatch):
-    refuse_folders_under(monkeypatch, None)
-    with pytest.raises(OutputError) as caught, temporary_folder("ringside-test-"):
-        pass
-    assert "No space left on device" in caught.value.found
-    assert "TMPDIR" in caught.value.remedy
-
-
-def test_temporary_file_without_a_place_names_the_places_tried(monkeypatch):
+def test_temporary_root_without_a_place_names_the_places_tried(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
     with pytest.raises(OutputError, match="/proc/nowhere"):
-        make_temporary_folder("ringside-test-")
+        temporary_root()
 
 
 def test_write_text_refuses_a_folder(tmp_path):
