@@ -89,21 +89,18 @@ class LaunchPlace:
 
     def described(self) -> dict[str, str]:
         """Return the texts of small files, with values of ``-x`` masked."""
-        exported = self.cluster.exported
-        masked = msgspec.json.encode(dict.fromkeys(exported, MASK)).decode()
-        agents = self.cluster.agent_commands()
-        return {
-            **(
-                {"the agents, one connection to each host for the whole run": "\n".join(agents)}
-                if agents
-                else {}
+        exported = dict.fromkeys(self.cluster.exported, MASK)
+        texts = {
+            "the agents, one connection to each host for the whole run": "\n".join(
+                self.cluster.agent_commands()
             ),
-            **({f"{self._exported} on every host": masked} if exported else {}),
-            **{
-                f"{name} of the launchers that start on this machine": text
-                for name, text in self.cluster.remote_shell(self._temporary).items()
-            },
+            f"{self._exported.name}, which the ranks alone read": msgspec.json.encode(exported).decode()
+            if exported
+            else "",
         }
+        for name, text in self.cluster.remote_shell(self._temporary).items():
+            texts[f"{name} of the launchers that start on this machine"] = text
+        return {name: text for name, text in texts.items() if text}
 
     def carry_out(
         self,

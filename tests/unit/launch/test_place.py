@@ -159,3 +159,11 @@ def test_carry_out_exited_agent_is_not_told_to_end(files):
     assert time.monotonic() - began < 5
     assert not agent.told_to_end
     assert agent.exited == Exited(status=0)
+
+
+def test_described_masks_what_the_user_gives_to_the_ranks(files):
+    agent = AnAgent()
+    secret = {"MY_TOKEN": "hunter2"}
+    cluster = Cluster([agent], agent, network=Network(), exported=secret, carrier=Local(), python="")
+    assert list(cluster.place(files).described().values()) == ['{"MY_TOKEN":"***"}']
+    assert a_cluster().place(files).described() == {}
