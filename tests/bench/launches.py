@@ -64,25 +64,11 @@ class BenchError(RuntimeError):
 
 def compare_run(*arguments, data_dir, folder, rounds=1):
     """Execute ``compare run`` and read its results."""
-    command = [str(environment_bin() / "compare"), "run", "--data-dir", str(data_dir), "--dataset", "mnist"]
     output = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    execute(
-        [
-            *command,
-            "--threads",
-            str(THREADS),
-            "--device",
-            "cpu",
-            "--max-reruns",
-            "0",
-            "--repeats",
-            str(rounds),
-            *arguments,
-            "--output",
-            str(output),
-        ],
-        timeout_seconds=_TIMEOUT_SECONDS * rounds,
-    )
+    command = [environment_bin() / "compare", "run", "--dataset", "mnist", "--device", "cpu"]
+    command += ["--max-reruns", "0"]
+    command += ["--data-dir", data_dir, "--threads", THREADS, "--repeats", rounds, "--output", output]
+    execute([*map(str, command), *arguments], timeout_seconds=_TIMEOUT_SECONDS * rounds)
     return read_run(output)
 
 
@@ -108,10 +94,10 @@ def launch_product(arm, *, ranks, steps, data_dir, folder):
     return Outcome(figures, meter.read())
 
 
-def launch_script(script, arm, *, ranks, steps, data_dir, folder):
+def launch_script(arm, script, *mode, ranks, steps, data_dir, folder):
     """Launch a hand-written script with an arm's launcher, flags and environment."""
     out = Path(tempfile.mkdtemp(dir=folder))
-    arguments = (str(data_dir / "MNIST" / "raw"), str(out), repr(time.time()), str(steps))
+    arguments = (*mode, data_dir / "MNIST" / "raw", out, repr(time.time()), steps)
     meter = LoadMeter(family_seconds)
     start_ranks(script, arguments, arm=arm, ranks=ranks)
     found = read_ranks(out, ranks)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -26,21 +24,8 @@ def main(folder, out, launched_at, steps):
     images, labels = mnist.training_set(folder)
     sampler = DistributedSampler(published.Images(images, labels))
     loader = published.endless(images, labels, stopwatch.BATCH, sampler)
-    published.train(model, optimizer, loader, 1)
-    first_step = time.time() - float(launched_at)
-    published.train(model, optimizer, loader, stopwatch.WARM_UP - 1)
-    blocks = []
-    for _ in range((int(steps) - stopwatch.WARM_UP) // stopwatch.BLOCK):
-        published.train(model, optimizer, loader, 1)  # not timed
-        started = time.perf_counter_ns()
-        published.train(model, optimizer, loader, stopwatch.BLOCK - 1)
-        blocks.append((time.perf_counter_ns() - started) / 1e9 / (stopwatch.BLOCK - 1))
-    figures = {
-        "step_seconds": blocks,
-        "first_step_seconds": first_step,
-        "peak_bytes": stopwatch.peak_bytes(),
-    }
-    Path(out, f"rank-{rank}.json").write_text(json.dumps(figures))
+    train = partial(published.train, model, optimizer, loader)
+    stopwatch.write(out, rank, stopwatch.time_blocks(train, launched_at, steps))
     dist.destroy_process_group()
     sys.stdout.flush()
     # Seen once: a torch thread that outlives the interpreter aborted the process.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -42,29 +41,39 @@ def batches(images, labels, rank, world):
             yield images.index_select(0, part), labels.index_select(0, part)
 
 
-def run(train_step, model, rank, world):
+def run(train_step, model, rank, world, folder, out, launched_at, steps):
     """Train in timed blocks as Ringside does, test, and write the figures."""
-    folder, out, launched_at, steps = sys.argv[1:]
     images, labels = read(folder, "train")
     walk = batches(images, labels, rank, world)
-    train_step(*next(walk))
+
+    def train(count):
+        for _ in range(count):
+            train_step(*next(walk))
+
+    figures = time_blocks(train, launched_at, steps)
+    test(model, folder, rank, world)
+    write(out, rank, figures)
+
+
+def time_blocks(train, launched_at, steps):
+    """Train block by block, and time all but the first step."""
+    train(1)
     first_step = time.time() - float(launched_at)
-    for _ in range(WARM_UP - 1):
-        train_step(*next(walk))
+    train(WARM_UP - 1)
     blocks = []
     for _ in range((int(steps) - WARM_UP) // BLOCK):
-        train_step(*next(walk))  # not timed
+        train(1)
         started = time.perf_counter_ns()
-        for _ in range(BLOCK - 1):
-            train_step(*next(walk))
+        train(BLOCK - 1)
         blocks.append((time.perf_counter_ns() - started) / 1e9 / (BLOCK - 1))
-    figures = {
-        "step_seconds": blocks,
-        "first_step_seconds": first_step,
-        "accuracy": test(model, folder, rank, world),
-        "peak_bytes": peak_bytes(),
-    }
-    Path(out, f"rank-{rank}.json").write_text(json.dumps(figures))
+    return {"step_seconds": blocks, "first_step_seconds": first_step}
+
+
+def write(out, rank, figures):
+    """Write the figures with the peak memory so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    Path(out, f"rank-{rank}.json").write_text(json.dumps(figures | {"peak_bytes": peak}))
 
 
 @torch.no_grad()
@@ -72,8 +81,3 @@ def test(model, folder, rank, world):
     images, labels = read(folder, "t10k")
     images, labels = images[rank::world], labels[rank::world]
     return (model(images).argmax(1) == labels).float().mean().item()
-
-
-def peak_bytes():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -134,10 +134,7 @@ def test_cost_table_lists_ranks_and_sizes_with_intervals(monkeypatch):
     points = [
         cost.Point(arm, ranks, 80.2, launch_estimate(step, 1.0), sync)
         for ranks in (4, 2)
-        for arm, step, sync in (
-            ("mpi", 480.04, launch_estimate(312.4, 20.0)),
-            ("none", 167.6, None),
-        )
+        for arm, step, sync in (("mpi", 480.04, launch_estimate(312.4, 20.0)), ("none", 167.6, None))
     ]
     lines = cost._table(points, figure=None).splitlines()
     assert lines[:4] == [

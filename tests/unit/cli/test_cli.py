@@ -131,11 +131,7 @@ def carried_out(monkeypatch):
         ("--backend ddp,ddp", USAGE, ["named twice", "--repeats"]),
         ("--backend ddp --backend ddp", USAGE, ["named twice"]),
         ("--backend ddp --baseline horovod", USAGE, ["--baseline cannot be horovod", "none or ddp"]),
-        (
-            "--backend ddp --steps 10 --warmup 30",
-            USAGE,
-            ["left to time", "10 training steps", "--warmup"],
-        ),
+        ("--backend ddp --steps 10 --warmup 30", USAGE, ["left to time", "10 training steps", "--warmup"]),
         ("--backend ddp --steps 0", USAGE, ["--steps cannot be 0"]),
         ("--backend ddp --steps 100000000000000000000", USAGE, ["--steps cannot be 1"]),
         ("--backend ddp --epochs 0", USAGE, ["--epochs cannot be 0"]),

@@ -61,12 +61,7 @@ def refusal(text):
 
 
 def test_parse_arms_reads_the_backends_of_a_first_comparison():
-    assert parse_arms(["ddp,manual,horovod,mpi"]) == (
-        Arm("ddp"),
-        Arm("manual"),
-        Arm("horovod"),
-        Arm("mpi"),
-    )
+    assert parse_arms(["ddp,manual,horovod,mpi"]) == (Arm("ddp"), Arm("manual"), Arm("horovod"), Arm("mpi"))
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ WORDS = st.sampled_from(
         "#",
         ",",
         ":",
-    ],
+    ]
 )
 
 
@@ -336,10 +336,7 @@ def test_parse_hosts_mistakes_name_their_place(spec, place_of_mistake):
 def test_read_hostfile_takes_a_byte_order_mark_and_crlf(tmp_path):
     path = tmp_path / "hosts"
     path.write_bytes(b"\xef\xbb\xbfa slots=2\r\nb slots=2\r\n")
-    assert read_hostfile(path) == (
-        Host("a", 2, source=f"{path}:1"),
-        Host("b", 2, source=f"{path}:2"),
-    )
+    assert read_hostfile(path) == (Host("a", 2, source=f"{path}:1"), Host("b", 2, source=f"{path}:2"))
     assert read_hostfile(str(path)) == read_hostfile(path)
 
 

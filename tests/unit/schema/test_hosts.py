@@ -23,8 +23,7 @@ def test_host_survives_json(host):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"slots": 0}, {"name": "-x"}, {"name": ""}, {"user": "-x"}, {"max_slots": 1}, {"name": "::x"}],
+    "wrong", [{"slots": 0}, {"name": "-x"}, {"name": ""}, {"user": "-x"}, {"max_slots": 1}, {"name": "::x"}]
 )
 def test_host_unfit_for_a_launcher_is_refused(wrong):
     fields = {"name": "a", "slots": 2} | wrong
