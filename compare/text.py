@@ -1,4 +1,4 @@
-"""Write numbers the way people read them."""
+"""Write numbers as people read them, and text as terminals show it."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ def listed(names: Iterable[str], *, most: int = 6) -> str:
     shown = list(names)
     more = len(shown) - most
     return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def printable(text: str) -> str:
+    """Escape every character that could steer a terminal; lines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from compare.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -49,7 +51,9 @@ def print_notes(error: BaseException) -> None:
 
 def print_error(error: RingsideError) -> None:
     """Print an error in its three parts."""
-    typer.secho(f"error: {error.what}", fg=typer.colors.RED, bold=True, err=True)
-    for part in (error.found, error.remedy):
+    # A host or a file decides what stands in them.
+    what, *parts = map(printable, (error.what, error.found, error.remedy))
+    typer.secho(f"error: {what}", fg=typer.colors.RED, bold=True, err=True)
+    for part in parts:
         if part:
             typer.echo("  " + part.replace("\n", "\n  "), err=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compare.text import counted, numbered
+from compare.text import counted, numbered, printable
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,7 @@ def test_counted_number_is_followed_by_its_noun(number, text):
 )
 def test_numbered_consecutive_numbers_become_a_range(numbers, text):
     assert numbered("round", numbers) == text
+
+
+def test_printable_escapes_what_could_steer_a_terminal():
+    assert printable("a\x1b[2J\x07b\u202ec\ré\n×") == r"a\x1b[2J\x07b\u202ec\ré" + "\n×"

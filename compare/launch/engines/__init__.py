@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from compare.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -94,8 +96,3 @@ class Allocation(NamedTuple):
 def named(host: Host) -> str:
     """Return a host's name for messages, with its line in the hostfile."""
     return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
-
-
-def printable(line: str) -> str:
-    """Escape what could steer a terminal: a host decides what it sends."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -198,6 +198,13 @@ def test_an_unknown_command_exits_with_2(compare):
     assert "rnu" in ended.err
 
 
+def test_error_shows_terminal_escapes_as_text(compare):
+    ended = compare("report", "no-such-\x1b[2J-run")
+    assert ended.code == OUTPUT
+    assert "\x1b" not in ended.err
+    assert r"no-such-\x1b[2J-run" in ended.err
+
+
 @pytest.mark.parametrize(
     ("text", "ranks", "says"),
     [
