@@ -194,7 +194,7 @@ def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend,
     said = run.said()
     took = time.monotonic() - began
     assert run.process.returncode == FAILURES[kind].code, said
-    assert "What was finished is kept" in said
+    assert "The finished part is kept" in said
     assert took < BOUND_SECONDS
     assert left(lab) == []
     record(FAILURES[kind], launcher, took)
@@ -221,7 +221,7 @@ def test_finished_launches_are_kept(make_lab, mnist_dir):
     said = run.said()
     assert run.process.returncode == 9, said
     assert len(read_run(lab.folder / "run").launches) >= 2
-    assert "What was finished is kept" in said
+    assert "The finished part is kept" in said
 
 
 @pytest.mark.faults
