@@ -184,6 +184,7 @@ def interrupted(program, hosts, number, ready):
     return child.returncode, time.monotonic() - began, errors
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("program", [REACH, CONNECT], ids=["reach", "connect"])
 @pytest.mark.parametrize("hosts", [1, 3000])
@@ -197,6 +198,7 @@ def test_fanout_interrupt_ends_hosts_that_hang_within_a_second(fake_ssh, program
     assert running(mark) == 0
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("program", [REACH, CONNECT], ids=["reach", "connect"])
 def test_fanout_interrupt_ends_3000_unknown_names_within_a_second(program, number):
@@ -223,6 +225,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_lookup_interrupt_does_not_wait_for_the_name_server(number):
     status, seconds, errors = interrupted(LOOK_UP, "n1," * 3000, number, lambda: True)
