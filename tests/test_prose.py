@@ -7,7 +7,6 @@ import pytest
 from tests import prose
 
 OPEN = (
-    "compare/worker/",
     "tests/contract/",
     "tests/faults/",
     "tests/lab/",
