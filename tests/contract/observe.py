@@ -1,7 +1,7 @@
-"""What a rank does in a contract launch: drive groups and replicas, and write down what came of it.
+"""Drive groups and replicas on one rank, and record what happens.
 
-The references are plain torch in one process: no strategy, no group, nothing of the product but the order
-of the samples. Nothing is judged here, so that every rank finishes and all records can be held together.
+The references are plain torch in one process, without any strategy or group. Of the product they use only
+the order of the samples. Nothing is judged here: every rank finishes, and all records are compared later.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _at_once(group: Group, tensors: list[torch.Tensor]) -> None:
 
 
 def _started_together(group: Group, tensors: list[torch.Tensor]) -> None:
-    """Have all in flight at the same time, and wait for the last one first."""
+    """Start all before any wait, and wait in reverse order."""
     for work in reversed([group.all_reduce_start_(tensor) for tensor in tensors]):
         work.wait()
 
@@ -288,7 +288,7 @@ def _observe_training(
     dtype: torch.dtype,
     passes: int,
 ) -> tuple[Replica, Training]:
-    """Train through the product's own loop, and the same steps in a single process."""
+    """Train through the product's loop, and in a single process."""
     rank, world = group.rank, group.world_size
     task = _Task(dtype, config(optimizer=optimizer, learning_rate=learning_rate, accumulate=passes))
     maker = optimizer_maker(task.config)
@@ -324,7 +324,7 @@ def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 class _Task:
-    """The data, and the order in which it comes; (0, 1) is all of it in combined batches."""
+    """The data and its order; shard (0, 1) is all of it."""
 
     def __init__(self, dtype: torch.dtype, config: RunConfig) -> None:
         generator = torch.Generator().manual_seed(SEED)
@@ -333,7 +333,7 @@ class _Task:
         self.config = config
 
     def batches(self, shard: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """All that a shard trains on in a step, at once. Cut here, and not by the product."""
+        """Yield a shard's samples of each step, split here."""
         config = msgspec.structs.replace(
             self.config, ranks=1, accumulate=1, batch_size_per_rank=self.config.global_batch_size
         )
@@ -342,7 +342,7 @@ class _Task:
             yield inputs.chunk(count)[index], targets.chunk(count)[index]
 
     def passes(self, shard: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The same in as many passes as a step has, as the product cuts it."""
+        """Yield a shard's passes, as the product splits them."""
         return iter(Batches(self.images, self.labels, shard, self.config))
 
     def first(self, shard: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -355,7 +355,7 @@ class _Task:
 
 
 class _Reference:
-    """The same training in a single process, as a tutorial would write it."""
+    """The same training in a single process, as in a tutorial."""
 
     def __init__(self, start: int, make_optimizer: MakeOptimizer, dtype: torch.dtype = torch.float64) -> None:
         self.model = _build(start, dtype)
@@ -378,7 +378,7 @@ class _Reference:
 
 
 def _build(start: int, dtype: torch.dtype) -> nn.Module:
-    """Build a model with a convolution, dropout 0 and six parameters; another for every ``start``."""
+    """Build a model with a convolution; another for every ``start``."""
     torch.manual_seed(SEED + 1 + start)
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
@@ -404,7 +404,7 @@ def _config(
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:
-    """Copy the gradients; where there is none, a nought that no comparison will pass."""
+    """Copy the gradients; a missing one is zero, which fails every comparison."""
     return [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
 
 
@@ -413,7 +413,7 @@ def _mean(all_gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 def _error(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
-    """Largest difference within a tensor, relative to the largest number in it; the worst tensor counts."""
+    """Return the largest relative difference within a tensor."""
     with torch.no_grad():
         return max(float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True))
 

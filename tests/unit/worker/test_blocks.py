@@ -1,20 +1,29 @@
-"""The arm and its reference, in one process: one rank, plain replicas, no launcher."""
+"""Blocks: their plan, and their training with plain replicas in one process."""
 
 from __future__ import annotations
 
-import json
-from io import BytesIO
+import random
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from backends.base import BackendError, Replica
 from backends.strategies.local import LocalReplica
-from compare.worker import clock as measure
+from compare.worker import clock as clock_module
 from compare.worker.batches import Batches
-from compare.worker.blocks import Side, make_reference, train_blocks, untimed_steps
-from compare.worker.collectives import calls_in_a_row, time_collectives
+from compare.worker.blocks import (
+    BLOCK_STEPS,
+    REFERENCE_BLOCKS,
+    Side,
+    make_reference,
+    plan_blocks,
+    split_into_blocks,
+    train_blocks,
+    untimed_steps,
+)
 from compare.worker.rank import _warm_up
 from compare.worker.watchdog import Watchdog
 from tests.unit.factories import a_config
@@ -22,8 +31,149 @@ from tests.unit.factories import a_config
 GROUP = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), barrier=lambda: None)
 
 
+STEPS = st.integers(1, 20_000)
+
+
+SEEDS = st.integers(0, 2**32)
+
+
+untimed = settings(deadline=None)
+
+
+# ---- the plan ----
+
+
+def planned(steps, seed=0, *, reference=True):
+    return plan_blocks(steps, random.Random(seed), reference=reference)
+
+
+def of(mode, plans):
+    return [plan for plan in plans if plan.mode == mode]
+
+
+@untimed
+@given(cycles=st.integers(1, 2_000), cycle=st.integers(1, 100))
+def test_split_into_blocks_gives_multiples_of_the_cycle(cycles, cycle):
+    sizes = split_into_blocks(cycles * cycle, cycle=cycle)
+    assert sum(sizes) == cycles * cycle
+    assert all(size > 0 and size % cycle == 0 for size in sizes)
+    assert max(sizes) - min(sizes) <= cycle
+    assert len(sizes) >= min(2, cycles)
+    plans = plan_blocks(cycles * cycle, random.Random(0), reference=True, cycle=cycle)
+    assert all(plan.steps % cycle == 0 for plan in plans)
+
+
+@untimed
+@given(STEPS)
+def test_split_into_blocks_is_even_and_complete(steps):
+    sizes = split_into_blocks(steps)
+    assert sum(sizes) == steps
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= 1
+
+
+@untimed
+@given(st.integers(2 * BLOCK_STEPS, 20_000))
+def test_split_into_blocks_has_about_the_right_length(steps):
+    # Rounding to whole blocks moves a length most where there are fewest blocks: 37 and 38, or three of 25.
+    assert all(0.8 * BLOCK_STEPS <= size <= 1.27 * BLOCK_STEPS for size in split_into_blocks(steps))
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes"), [(1, [1]), (2, [1, 1]), (3, [2, 1]), (30, [15, 15]), (100, [34, 33, 33])]
+)
+def test_split_into_blocks_makes_two_of_two_steps(steps, sizes):
+    # One of them is timed phase by phase, which leaves at least one to the headline.
+    assert split_into_blocks(steps) == sizes
+
+
+@untimed
+@given(STEPS, SEEDS, st.booleans())
+def test_plan_blocks_has_all_training_steps(steps, seed, reference):
+    assert sum(plan.steps for plan in of("training", planned(steps, seed, reference=reference))) == steps
+
+
+@untimed
+@given(STEPS, SEEDS)
+def test_plan_blocks_pairs_blocks_of_the_same_length(steps, seed):
+    plans = planned(steps, seed)
+    # Where a plan can be cut, so that before the cut stand lone training blocks and pairs of equals.
+    cuts = {0}
+    for index, (plan, following) in enumerate(zip(plans, [*plans[1:], None], strict=True)):
+        if index in cuts and plan.mode == "training":
+            cuts.add(index + 1)
+        if index in cuts and following and plan.mode != following.mode and plan[1:] == following[1:]:
+            cuts.add(index + 2)
+    assert len(plans) in cuts
+
+
+@untimed
+@given(STEPS, SEEDS)
+def test_plan_blocks_spreads_a_limited_number_of_references(steps, seed):
+    plans = planned(steps, seed)
+    references = [index for index, plan in enumerate(plans) if plan.mode == "reference"]
+    assert len(references) <= REFERENCE_BLOCKS
+    assert min(references) <= 1
+    assert max(references) >= len(plans) - 2
+
+
+@untimed
+@given(st.integers(1, (REFERENCE_BLOCKS - 1) * BLOCK_STEPS), SEEDS)
+def test_plan_blocks_short_training_pairs_every_block(steps, seed):
+    plans = planned(steps, seed)
+    assert len(of("reference", plans)) == len(of("training", plans))
+
+
+@untimed
+@given(STEPS, SEEDS)
+def test_plan_blocks_times_phases_of_one_pair(steps, seed):
+    phased = [plan for plan in planned(steps, seed) if plan.phased]
+    assert sorted(plan.mode for plan in phased) == (["reference", "training"] if steps > 1 else [])
+    assert len({plan.steps for plan in phased}) <= 1
+
+
+@untimed
+@given(STEPS, SEEDS, st.booleans())
+def test_plan_blocks_leaves_blocks_for_the_step_time(steps, seed, reference):
+    plans = planned(steps, seed, reference=reference)
+    for mode in {plan.mode for plan in plans}:
+        assert any(not plan.phased for plan in of(mode, plans))
+
+
+@untimed
+@given(STEPS, SEEDS)
+def test_plan_blocks_without_a_reference_is_training_only(steps, seed):
+    alone = planned(steps, seed, reference=False)
+    assert alone == of("training", planned(steps, seed))
+    assert sum(plan.phased for plan in alone) == (steps > 1)
+
+
+@untimed
+@given(STEPS, SEEDS)
+def test_plan_blocks_is_the_same_on_every_rank(steps, seed):
+    assert planned(steps, f"{seed}/7") == planned(steps, f"{seed}/7")
+
+
+def test_plan_blocks_order_differs_between_launches():
+    assert len({tuple(planned(400, f"0/{number}")) for number in range(20)}) > 15
+
+
+def test_plan_blocks_puts_the_reference_first_half_the_time():
+    first = [plans[0].mode == "reference" for plans in (planned(60, f"0/{number}") for number in range(1000))]
+    assert 430 < sum(first) < 570  # 4.4 standard deviations
+
+
+def test_plan_blocks_order_of_a_seed_never_changes():
+    """An old run, repeated with its seed, has the same blocks."""
+    spelled = [f"{plan.mode[0]}{plan.steps}{'*' * plan.phased}" for plan in planned(100, "0/2")]
+    assert spelled == ["t34", "r34", "r33*", "t33*", "t33", "r33"]
+
+
+# ---- the training ----
+
+
 class Log:
-    """Steps and notes in the order in which they come; a replica and a watchdog at once."""
+    """Steps and progress records in their order, as replica and as watchdog."""
 
     passes_per_step = 1
     cycle = 1
@@ -80,7 +230,7 @@ def take(job, sides, log, group=GROUP, step_seconds=1.0):
 
 
 @pytest.mark.parametrize(("steps", "cycle"), [(100, 8), (100, 1), (24, 8), (12, 8)])
-def test_timed_steps_are_whole_multiples_of_the_cycle(steps, cycle):
+def test_train_blocks_times_whole_multiples_of_the_cycle(steps, cycle):
     job, log = a_job("single", steps=steps), Log()
     log.cycle = cycle
     blocks = take(job, {"training": Side(log, batches())}, log)
@@ -90,7 +240,7 @@ def test_timed_steps_are_whole_multiples_of_the_cycle(steps, cycle):
     assert untimed_steps(job.config, cycle) + trained == steps
 
 
-def test_a_cycle_longer_than_what_is_timed_is_refused():
+def test_train_blocks_refuses_a_cycle_longer_than_the_timed_steps():
     job, log = a_job("single", steps=11), Log()
     log.cycle = 8
     with pytest.raises(BackendError, match="cycle of 8 steps, but only 7 steps are timed"):
@@ -99,31 +249,31 @@ def test_a_cycle_longer_than_what_is_timed_is_refused():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still but for what a test lets a step take."""
+    """A clock that only the steps of a test advance."""
     now = SimpleNamespace(ns=0)
     monkeypatch.setattr(
-        measure, "time", SimpleNamespace(perf_counter_ns=lambda: now.ns, process_time_ns=lambda: 0)
+        clock_module, "time", SimpleNamespace(perf_counter_ns=lambda: now.ns, process_time_ns=lambda: 0)
     )
     return now
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 29, 30, 31, 1000])
-def test_a_block_that_takes_longer_than_the_stall_says_in_between_that_it_goes_on(at_once, clock):
+def test_train_blocks_records_progress_within_the_stall(at_once, clock):
     log = Log(at_once, clock, step_seconds=2.0)
     job = a_job("ddp")
     blocks = take(job, {"training": Side(log, batches())}, log, step_seconds=2.0)
     counted = 100 - job.config.untimed_steps
-    assert log.told.count("step") == counted, "no step is lost or taken twice"
-    assert sum(block.steps for block in blocks) == counted - len(blocks), "but for the first of every block"
+    assert log.told.count("step") == counted, "every step is trained once"
+    assert sum(block.steps for block in blocks) == counted - len(blocks), "all but the first of every block"
     assert max(log.steps_between_notes()) <= at_once
-    assert set(log.expected) == {2.0}, "what may take that long is a step, not a block"
+    assert set(log.expected) == {2.0}, "the expected time is that of a step, not of a block"
     if at_once == 1000:
-        assert len(log.steps_between_notes()) == len(blocks), "nothing is done in a short block but training"
+        assert len(log.steps_between_notes()) == len(blocks), "a short block has one record"
 
 
 @pytest.mark.parametrize("known", [0.001, 40.0])
-def test_how_long_a_step_takes_is_learned_from_every_block(known, clock):
-    """Without a warm-up there is only the first step, which loads things, to tell."""
+def test_train_blocks_updates_the_step_time_by_every_block(known, clock):
+    """Without a warm-up only the slow first step is known."""
     log = Log(clock=clock, step_seconds=2.5)
     log.steps_at_once = Watchdog(None, None, stall_seconds=15.0).steps_at_once
     _, second, *_ = take(a_job("ddp"), {"training": Side(log, batches())}, log, step_seconds=known)
@@ -132,7 +282,7 @@ def test_how_long_a_step_takes_is_learned_from_every_block(known, clock):
     assert log.expected[-1] == 2.5
 
 
-def test_a_phased_block_in_pieces_has_the_phases_of_all_its_steps():
+def test_train_blocks_phased_block_in_pieces_has_all_phases():
     log = Log(at_once=4)
     blocks = take(a_job("ddp"), {"training": Side(log, batches())}, log)
     (phased,) = [block for block in blocks if block.phases]
@@ -140,13 +290,13 @@ def test_a_phased_block_in_pieces_has_the_phases_of_all_its_steps():
 
 
 def a_group(log, waits):
-    """Note, at every barrier, how many steps are done, and how long the watchdog lets a rank wait."""
+    """A group whose barrier lists the steps done and the expected wait."""
     return SimpleNamespace(
         device=GROUP.device, barrier=lambda: waits.append((log.told.count("step"), log.expected[-1]))
     )
 
 
-def test_ranks_meet_after_they_trained_apart_and_wait_as_long_as_that_may_take(clock):
+def test_train_blocks_waits_for_ranks_after_the_reference(clock):
     log, waits = Log(3, clock, step_seconds=1.0), []
     sides = {"training": Side(log, batches()), "reference": Side(log, batches())}
     job = a_job("ddp")
@@ -158,67 +308,33 @@ def test_ranks_meet_after_they_trained_apart_and_wait_as_long_as_that_may_take(c
         if block.mode == "reference"
     ]
     assert after
-    # Where ranks wait for each other in every step, another barrier would only cost time.
+    # Steps that synchronise need no barrier.
     assert waits == [(0, job.config.untimed_steps), *after]
 
 
-def test_the_ranks_of_the_control_meet_before_the_first_block_too(clock):
+def test_train_blocks_of_the_control_waits_before_every_block(clock):
     log, waits = Log(clock=clock, step_seconds=1.0), []
     job = a_job("none")
     blocks = take(job, {"training": Side(log, batches())}, log, a_group(log, waits))
     assert len(waits) == 1 + len(blocks)
-    assert waits[0] == (0, job.config.untimed_steps), "they have warmed up apart"
+    assert waits[0] == (0, job.config.untimed_steps), "after the warm-up"
 
 
-def test_a_block_of_one_step_has_none_to_settle_with():
+def test_train_blocks_of_one_step_times_it():
     log = Log()
     job = a_job("ddp", steps=3, warmup_steps=1)
     assert [block.steps for block in take(job, {"training": Side(log, batches())}, log)] == [1, 1]
 
 
-def test_a_warm_up_is_noted_in_pieces_that_the_stall_allows():
+def test_warm_up_records_progress_within_the_stall():
     log = Log(at_once=3)
     _warm_up(Side(log, batches()), 12, GROUP.device, log, 5.0)
     assert log.steps_between_notes() == [3, 3, 3, 2]
-    assert log.expected[0] == 5.0, "until there is better, by the first step"
-    assert max(log.expected[1:]) < 1.0, "then by what was taken last"
+    assert log.expected[0] == 5.0, "at first, by the first step"
+    assert max(log.expected[1:]) < 1.0, "then by the last piece"
 
 
-@pytest.mark.parametrize("nbytes", [800_000, 80_000_000])
-def test_collectives_are_noted_whenever_the_ranks_begin_anew(nbytes):
-    told = []
-    collectives = SimpleNamespace(message_bytes=[nbytes], run=lambda: told.append("call"))
-    time_collectives(collectives, GROUP, told.append)
-    calls = calls_in_a_row(nbytes)
-    assert told == [calls, *["call"] * calls] * (len(told) // (calls + 1))
-
-
-@pytest.mark.parametrize(
-    ("step_seconds", "steps"), [(0.0, 5000), (0.005, 1000), (0.25, 20), (4.0, 1), (60.0, 1)]
-)
-def test_so_many_steps_go_by_between_notes_that_three_times_their_time_is_within_the_stall(
-    step_seconds, steps
-):
-    watchdog = Watchdog(None, None, stall_seconds=15.0)
-    assert watchdog.steps_at_once(step_seconds) == steps
-
-
-@pytest.mark.parametrize(("expected", "patience"), [(0.0, 15.0), (4.0, 15.0), (6.0, 18.0)])
-def test_what_should_take_long_is_waited_for_three_times_as_long_or_else_the_stall(
-    monkeypatch, expected, patience
-):
-    armed, notes = [], BytesIO()
-    watchdog = SimpleNamespace(dump_traceback_later=lambda seconds, **how: armed.append((seconds, how)))
-    monkeypatch.setattr("compare.worker.watchdog.faulthandler", watchdog)
-    file = SimpleNamespace(open=lambda *_, **_how: notes)
-    files = SimpleNamespace(progress=lambda _: file)
-    Watchdog(files, 1, stall_seconds=15.0).note("train", 7, expected_seconds=expected)
-    assert armed == [(patience, {"exit": True})]
-    noted = json.loads(notes.getvalue())
-    assert (noted["stage"], noted["step"], noted["limit_seconds"]) == ("train", 7, patience)
-
-
-def test_the_reference_takes_as_many_passes_a_step_as_the_arm():
+def test_make_reference_has_the_passes_of_the_arm():
     config = a_config("ddp", ranks=1, accumulate=3, batch_size_per_rank=4, model="mlp:784-8-10")
     images, labels = torch.randn(240, 784), torch.randint(10, (240,))
     side = make_reference(LocalReplica, config, iter(Batches(images, labels, (0, 1), config)), GROUP, 1)

@@ -1,4 +1,4 @@
-"""The passes beside a single process, in this process: one rank, plain replicas, no launcher."""
+"""The parity passes, with plain replicas in one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Replica:
-    """What a tutorial would write, behind the seam."""
+    """A tutorial's training, behind the seam."""
 
     shard = (0, 1)
     passes_per_step = 1
@@ -91,7 +91,7 @@ def data():
 
 @pytest.fixture
 def alone():
-    """A group of this process alone, in which torch's DDP can be made."""
+    """A group of this process only, for torch's DDP."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield SimpleNamespace(rank=0, world_size=1, device=CPU)
     distributed.destroy_process_group()
@@ -106,7 +106,7 @@ def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, not
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32"])
-def test_a_right_replica_is_where_the_oracle_is(data, kind):
+def test_prove_right_replica_equals_the_reference(data, kind):
     taken = proof(data, kind=kind)
     assert taken.kind == kind
     assert taken.steps == len(taken.differences) == STEPS
@@ -119,7 +119,7 @@ def test_a_right_replica_is_where_the_oracle_is(data, kind):
 @pytest.mark.parametrize(
     ("replica", "share"), [(Doubles, 2), (NeverSteps, 0), (SeesOtherSamples, None), (ForgetsTheBias, None)]
 )
-def test_a_wrong_update_shows_in_the_first_step(data, replica, share):
+def test_prove_wrong_update_differs_in_the_first_step(data, replica, share):
     taken = proof(data, replica)
     assert taken.differences[0] > 1e6 * LIMITS["float64"]
     assert taken.differences[-1] > 1e6 * LIMITS["float64"]
@@ -128,13 +128,13 @@ def test_a_wrong_update_shows_in_the_first_step(data, replica, share):
         assert taken.error_of_first_update == pytest.approx(1, abs=1e-9)
 
 
-def test_what_a_step_leaves_over_shows_in_the_next(data):
+def test_prove_left_over_gradients_differ_in_the_second_step(data):
     taken = proof(data, Accumulates)
     assert taken.differences[0] <= LIMITS["float64"]
     assert taken.differences[1] > 1e6 * LIMITS["float64"]
 
 
-def test_how_far_all_steps_together_have_led_is_told_by_the_rank_that_leads(data):
+def test_prove_error_of_all_updates_comes_from_the_leading_rank(data):
     right, doubled, stands = (proof(data, replica) for replica in (Replica, Doubles, NeverSteps))
     assert right.error_of_whole_update == pytest.approx(0, abs=1e-9)
     assert doubled.error_of_whole_update > 0.5
@@ -149,8 +149,8 @@ class ForgetsGradients(DDPReplica):
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("arm", ["ddp:comm_hook=fp16", "ddp:comm_hook=powersgd"])
-def test_what_is_lossy_stays_apart_from_what_is_wrong(data, monkeypatch, alone, arm, large):
-    """The limit lies between them, whatever the length of the pass."""
+def test_prove_lossy_arm_passes_and_a_wrong_one_fails(data, monkeypatch, alone, arm, large):
+    """The limit lies between them for every length of a pass."""
     if large:
         monkeypatch.setattr(proving, "_LARGE", 1000)
     options = parse_arm(arm).options_while_proven
@@ -167,7 +167,7 @@ def test_what_is_lossy_stays_apart_from_what_is_wrong(data, monkeypatch, alone, 
     assert gate_of(ForgetsGradients) == "failed"
 
 
-def test_numbers_that_are_none_are_none(data):
+def test_prove_nan_is_none(data):
     taken = proof(data, Diverges)
     assert taken.differences == [None] * STEPS
     assert taken.share_of_first_update is None
@@ -175,12 +175,12 @@ def test_numbers_that_are_none_are_none(data):
     assert taken.error_of_whole_update is None
 
 
-def test_the_learning_rate_of_the_run_can_neither_hide_a_fault_nor_cause_one(data):
+def test_prove_ignores_the_learning_rate_of_the_run(data):
     assert proof(data, Doubles, learning_rate=1e-30).differences[-1] > 1e6 * LIMITS["float64"]
     assert proof(data, learning_rate=1e30).differences[-1] <= LIMITS["float64"]
 
 
-def test_plain_sgd_is_taken_for_the_gates_and_the_runs_own_optimizer_for_the_curve(data):
+def test_prove_gates_use_sgd_and_the_curve_the_runs_optimizer(data):
     gate, curve = (
         proof(data, kind=kind, optimizer="adam", learning_rate=0.5) for kind in ("float64", "as run")
     )
@@ -188,19 +188,19 @@ def test_plain_sgd_is_taken_for_the_gates_and_the_runs_own_optimizer_for_the_cur
     assert (curve.optimizer, curve.learning_rate) == ("adam", 0.5)
 
 
-def test_a_rank_that_does_not_lead_follows_the_first_step_alone(data):
+def test_prove_other_ranks_compare_only_the_first_step(data):
     leads, follows = proof(data), proof(data, leads=False)
     assert len(follows.differences) == 1
     assert follows.hash == leads.hash
 
 
 @pytest.mark.parametrize(("brief", "steps"), [(True, 5), (False, STEPS)])
-def test_a_large_model_takes_fewer_steps_only_where_it_may_be_brief(data, monkeypatch, brief, steps):
+def test_prove_large_model_takes_fewer_steps_only_if_brief(data, monkeypatch, brief, steps):
     monkeypatch.setattr(proving, "_LARGE", 1000)
     assert proof(data, brief=brief).steps == steps
 
 
-def test_even_the_fewest_steps_show_what_an_arm_compresses_from_a_later_step_on(data, monkeypatch, alone):
+def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
     monkeypatch.setattr(proving, "_LARGE", 1000)
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
     job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
@@ -212,25 +212,25 @@ def test_even_the_fewest_steps_show_what_an_arm_compresses_from_a_later_step_on(
 
 
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])
-def test_all_ranks_together_take_few_samples(data, ranks, samples):
+def test_prove_takes_few_samples_of_all_ranks(data, ranks, samples):
     assert proving._shortened(a_config(ranks=ranks, steps=50), "float64").batch_size_per_rank == samples
 
 
-def test_no_more_samples_are_taken_than_in_the_run(data):
+def test_prove_takes_no_more_samples_than_the_run(data):
     assert proof(data, batch_size_per_rank=3).samples_per_rank == 3
 
 
-def test_the_training_after_it_does_not_notice(data):
+def test_prove_restores_what_the_training_needs(data):
     torch.manual_seed(1)
     before = (torch.get_rng_state(), data.images.clone(), torch.get_default_dtype(), torch.get_num_threads())
     taken = proof(data, model="convnet")
-    assert taken.differences[-1] == 0, "with dropout the two would part"
+    assert taken.differences[-1] == 0, "with dropout the two would differ"
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(data.images, before[1])
     assert (torch.get_default_dtype(), torch.get_num_threads()) == before[2:]
 
 
-def test_before_every_step_it_says_how_long_the_last_one_took(data):
+def test_prove_notes_the_time_of_the_last_step(data):
     noted = []
     proof(data, note=noted.append)
     assert len(noted) == STEPS
@@ -238,7 +238,7 @@ def test_before_every_step_it_says_how_long_the_last_one_took(data):
     assert all(0 < seconds < 60 for seconds in noted[1:])
 
 
-def test_the_difference_is_relative_to_each_parameter_and_the_worst_one_counts():
+def test_relative_difference_is_the_worst_of_all_parameters():
     found, expected = nn.Linear(2, 1), nn.Linear(2, 1)
     with torch.no_grad():
         expected.weight.copy_(torch.tensor([[100.0, 1.0]]))
@@ -249,7 +249,7 @@ def test_the_difference_is_relative_to_each_parameter_and_the_worst_one_counts()
     assert relative_difference(expected, expected) == 0
 
 
-def test_parameters_of_noughts_can_be_compared():
+def test_relative_difference_of_zeros_is_defined():
     found, expected = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         expected.weight.zero_()
@@ -259,7 +259,7 @@ def test_parameters_of_noughts_can_be_compared():
         assert relative_difference(found, expected) == 1
 
 
-def test_the_hash_is_over_every_bit_of_the_parameters_and_not_of_buffers():
+def test_hash_parameters_covers_every_bit_and_no_buffer():
     model = nn.BatchNorm1d(3)
     before = hash_parameters(model)
     model.running_mean.add_(1)

@@ -1,15 +1,19 @@
-"""A rank that is ended writes where it stood."""
+"""The watchdog of a rank: its limits, and the stacks it leaves."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
+from io import BytesIO
+from types import SimpleNamespace
 
 import pytest
 
 from compare.launch.failures import Evidence, main_stack
 from compare.schema.job import read_progress
 from compare.schema.launch_files import LaunchFiles
+from compare.worker.watchdog import Watchdog
 
 # The path of the script is how the main thread of a rank is known.
 WORKER = """
@@ -88,3 +92,24 @@ def test_watchdog_records_the_first_progress_as_it_starts(start):
     first = read_progress(files, 0)
     assert (first.stage, first.step, first.limit_seconds) == ("start", 0, 60.0)
     assert files.stacks(0).read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "steps"), [(0.0, 5000), (0.005, 1000), (0.25, 20), (4.0, 1), (60.0, 1)]
+)
+def test_watchdog_steps_at_once_fit_three_times_into_the_stall(step_seconds, steps):
+    watchdog = Watchdog(None, None, stall_seconds=15.0)
+    assert watchdog.steps_at_once(step_seconds) == steps
+
+
+@pytest.mark.parametrize(("expected", "limit"), [(0.0, 15.0), (4.0, 15.0), (6.0, 18.0)])
+def test_watchdog_limit_is_three_times_the_expected_time_or_the_stall(monkeypatch, expected, limit):
+    timers, notes = [], BytesIO()
+    timer = SimpleNamespace(dump_traceback_later=lambda seconds, **how: timers.append((seconds, how)))
+    monkeypatch.setattr("compare.worker.watchdog.faulthandler", timer)
+    file = SimpleNamespace(open=lambda *_, **_how: notes)
+    files = SimpleNamespace(progress=lambda _: file)
+    Watchdog(files, 1, stall_seconds=15.0).note("train", 7, expected_seconds=expected)
+    assert timers == [(limit, {"exit": True})]
+    noted = json.loads(notes.getvalue())
+    assert (noted["stage"], noted["step"], noted["limit_seconds"]) == ("train", 7, limit)

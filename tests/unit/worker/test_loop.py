@@ -1,0 +1,127 @@
+"""The training loop, and the test of a model."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from backends.base import Replica
+from compare.schema.workload import PIXELS
+from compare.worker.loop import evaluate, train
+from compare.worker.workload import build_model, loss_function
+
+
+class Spy:
+    """A replica that notes what is asked of it."""
+
+    learn = Replica.learn
+
+    def __init__(self, passes_per_step=1):
+        self.passes_per_step = passes_per_step
+        self.asked = []
+        self.losses = []
+
+    def forward(self, inputs):
+        self.asked.append("forward")
+        return torch.zeros(len(inputs), 10)
+
+    def backward(self, loss):
+        assert loss.shape == ()
+        self.losses.append(loss.item())
+        self.asked.append("backward")
+
+    def sync(self):
+        self.asked.append("sync")
+
+    def step(self):
+        self.asked.append("step")
+
+
+def test_train_calls_the_four_parts_in_order():
+    replica = Spy()
+    batches = iter([(torch.zeros(2, PIXELS), torch.tensor([0, 1]))] * 5)
+    train(replica, batches, 3)
+    assert replica.asked == ["forward", "backward", "sync", "step"] * 3
+    assert len(list(batches)) == 2
+
+
+def test_train_several_passes_synchronise_once():
+    replica = Spy(passes_per_step=4)
+    batches = iter([(torch.zeros(2, PIXELS), torch.tensor([0, 1]))] * 9)
+    train(replica, batches, 2)
+    assert replica.asked == [*["forward", "backward"] * 4, "sync", "step"] * 2
+    assert replica.losses == pytest.approx([np.log(10) / 4] * 8)
+    assert len(list(batches)) == 1
+
+
+def a_test_set(count):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(count, PIXELS, generator=generator), torch.randint(
+        0, 10, (count,), generator=generator
+    )
+
+
+@pytest.mark.parametrize(("count", "shards"), [(2_500, 1), (2_500, 2), (2_501, 3), (10, 4), (2, 3)])
+def test_evaluate_over_all_shards_sees_every_sample_once(count, shards):
+    torch.manual_seed(0)
+    model, (images, labels) = nn.Linear(PIXELS, 10), a_test_set(count)
+    parts = [evaluate(model, images, labels, (index, shards)) for index in range(shards)]
+    logits = model(images)
+    assert sum(samples for _, samples, _ in parts) == count
+    assert sum(correct for correct, _, _ in parts) == int((logits.argmax(1) == labels).sum())
+    expected = loss_function(logits, labels, reduction="sum").item()
+    assert sum(loss for _, _, loss in parts) == pytest.approx(expected, rel=1e-4)
+
+
+def test_evaluate_shards_differ_by_one_sample_at_most():
+    sizes = [evaluate(nn.Linear(PIXELS, 10), *a_test_set(103), (index, 4))[1] for index in range(4)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_evaluate_calls_on_batch_before_every_batch():
+    """The test of a large model takes longer than the stall."""
+    said = []
+    model = nn.Linear(PIXELS, 10)
+    model.register_forward_hook(lambda *_: said.append("forward"))
+    evaluate(model, *a_test_set(2_500), (0, 1), lambda: said.append("goes on"))
+    assert said == ["goes on", "forward"] * 3
+
+
+def test_evaluate_perfect_model_is_always_right():
+    images, labels = torch.zeros(50, 10), torch.arange(50) % 10
+    images[torch.arange(50), labels] = 1.0
+    correct, samples, loss = evaluate(nn.Identity(), images, labels, (0, 1))
+    assert (correct, samples) == (50, 50)
+    assert loss == pytest.approx(50 * (np.log(np.e + 9) - 1), rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluate_has_no_dropout_and_restores_the_model(training):
+    model, test_set = build_model("convnet").train(training), a_test_set(20)
+    before = [parameter.clone() for parameter in model.parameters()]
+    first = evaluate(model, *test_set, (0, 1))
+    assert evaluate(model, *test_set, (0, 1)) == first
+    assert model.training is training
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_train_reports_every_phase_of_every_step():
+    told = []
+    parameter = torch.nn.Parameter(torch.zeros(3, 10))
+    replica = SimpleNamespace(
+        passes_per_step=1,
+        forward=lambda inputs: inputs @ parameter,
+        backward=lambda loss: loss.backward(),
+        sync=lambda: None,
+        step=lambda: None,
+    )
+    replica.learn = partial(Replica.learn, replica)
+    batches = iter([(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 5)
+    train(replica, batches, 2, told.append)
+    assert told == ["forward", "backward", "sync", "step"] * 2

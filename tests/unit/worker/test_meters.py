@@ -1,0 +1,79 @@
+"""CPU load and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from compare.worker import meters
+from compare.worker.meters import CPUMeter, peak_memory_bytes
+
+
+def _spin(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def test_cpu_meter_counts_this_process():
+    meter = CPUMeter()
+    _spin(0.3)
+    use, own = meter.read()
+    assert use.wall_ns >= 300_000_000
+    assert 0 < own <= use.wall_ns + TICK_NS
+    # The kernel counts whole ticks, and each CPU on its own.
+    ticks = 2 * TICK_NS * use.cpus
+    assert own - ticks <= use.busy_ns <= use.cpus * use.wall_ns + ticks
+    assert 0 <= use.stolen_ns <= use.busy_ns
+
+
+def test_cpu_meter_counts_other_processes():
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        meter = CPUMeter()
+        time.sleep(0.5)
+        use, own = meter.read()
+        other.kill()
+    assert own < 50_000_000
+    # It spins all the time; on a crowded machine another process does in its place.
+    assert use.busy_ns > 200_000_000
+
+
+PROC_STAT = """\
+cpu  900 900 900 900 900 900 900 900 0 0
+cpu0 {0} 2 3 1000 50 5 6 {1} 7 8
+cpu1 {2} 2 3 1000 50 5 6 0 0 0
+cpu10 {2} 0 0 1000 0 0 0 0 0 0
+intr 1 2 3
+"""
+
+
+@pytest.mark.parametrize(("allowed", "busy"), [({0}, 100 + 40), ({0, 1}, 100 + 40 + 70), ({10}, 70)])
+def test_cpu_meter_counts_only_allowed_cpus(monkeypatch, allowed, busy):
+    """Idle time and waits for a disk do not count."""
+    shown = iter([PROC_STAT.format(100, 10, 30), PROC_STAT.format(200, 50, 100)])
+    monkeypatch.setattr(meters.Path, "read_text", lambda path: next(shown))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed)
+    use, _ = CPUMeter().read()
+    assert use.cpus == len(allowed)
+    assert use.busy_ns == busy * TICK_NS
+    assert use.stolen_ns == (40 * TICK_NS if 0 in allowed else 0)
+
+
+def test_peak_memory_is_not_that_of_the_parent():
+    """And not that of the larger one that started it."""
+    held = bytearray(300 << 20)
+    held[:: 4 << 10] = b"1" * len(held[:: 4 << 10])
+    script = "from compare.worker.meters import peak_memory_bytes; print(peak_memory_bytes())"
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert peak_memory_bytes() > len(held)
+    assert int(child.stdout) < peak_memory_bytes()
