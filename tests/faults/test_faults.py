@@ -1,6 +1,6 @@
-"""Nothing hangs, nothing is left behind, and the right rank is blamed, under every launcher.
+"""Test that faults end in time, are named, and leave nothing.
 
-``make test`` runs one fault a launcher; those marked ``faults`` are for ``make test-faults``.
+`make test` runs one fault for each launcher; `make test-faults` also those marked ``faults``.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ TRACES = {
     Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*"),
     Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*"),  # noqa: S108 -- only looked at
 }
-# What belongs to nobody is looked for again: other tests run beside this one, and a launcher that they kill
-# has a process of its own that removes its semaphores, a moment later.
+# Traces are looked for again: other tests run beside this one. A launcher that they kill has a process that
+# removes its semaphores a moment later.
 TRACES_SECONDS = 3.0
-UNSEEN = "kill before its first word"
-UNHEARD = "exit 0 before its first word"
-SLOW = "be slow to say its first word"
+UNSEEN = "kill before the first record"
+UNHEARD = "exit 0 before the first record"
+SLOW = "delay the first record"
 SLOW_SECONDS = 7.0
-"""Of the eight that it takes, for another that is slow by itself; the roll is called after three."""
+"""Least delay; the injected one is eight seconds."""
 DEATHS = {
     "raise": "RuntimeError: injected by the test",
     "kill": "killed by SIGKILL (kill -9, or out of memory)",
@@ -86,7 +86,7 @@ class Started:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Whoever runs the tests in the background may have had it ignored.
+            # A shell that runs the tests in the background may ignore it.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
         )
 
@@ -105,7 +105,7 @@ class Started:
         return found
 
     def wait_for_training(self, launch=1):
-        """Wait until the ranks of a launch take timed steps, and give their processes."""
+        """Wait for timed steps of a launch, and return its processes."""
         wait_until(lambda: self._is_training(launch), 60)
         return self.processes()
 
@@ -113,16 +113,16 @@ class Started:
         files = list(self.directory.glob(f"launches/{launch:02d}-*/rank-*.progress"))
         return len(files) == 2 and all('"train"' in file.read_text() for file in files)
 
-    def patience(self):
-        """How long, at most, the ranks said at last that they may be silent."""
+    def limits(self):
+        """Return the limits of the ranks in their last records."""
         return {self.last_progress(rank)["limit_seconds"] for rank in (0, 1)}
 
     def last_progress(self, rank):
-        """What a rank of the only launch said last of how far it was."""
+        """Return the last record of a rank of the only launch."""
         return self._progress(rank)[-1]
 
     def first_progress(self, rank):
-        """What a rank of the only launch said first."""
+        """Return the first record of a rank of the only launch."""
         return self._progress(rank)[0]
 
     def _progress(self, rank):
@@ -143,9 +143,9 @@ class Started:
             time.sleep(0.2)
         assert not new
 
-    def assert_launched_once(self, said):
+    def assert_launched_once(self, output):
         """A fault of the program's is no reason to try again."""
-        assert "starts again" not in said
+        assert "starts again" not in output
         assert len(list((self.directory / "launches").iterdir())) == 1
 
     def log_of_rank_1(self):
@@ -159,7 +159,7 @@ class Started:
 
 
 def traces():
-    """What launchers and libraries have in shared memory and temporary folders, and no process uses."""
+    """Return what launchers and libraries left, and no process uses."""
     found = {str(path) for folder, names in TRACES.items() for name in names for path in folder.glob(name)}
     segments = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
     number, attached = segments[0].index("shmid"), segments[0].index("nattch")
@@ -209,20 +209,20 @@ def a_fault(kind, rank=1):
 @pytest.mark.parametrize(("launcher", "kind"), cases(DEATHS))
 def test_a_rank_that_dies_is_named_and_nothing_outlives_it(start, launcher, kind):
     run = start(LAUNCHERS[launcher], fault=a_fault(kind))
-    _, said = run.process.communicate(timeout=90)
+    _, output = run.process.communicate(timeout=90)
     took = time.time() - run.injected_at()
-    assert run.process.returncode == 6, said
+    assert run.process.returncode == 6, output
     assert took < DEATH_BOUND_SECONDS
-    assert ": rank 1 on" in said
-    assert DEATHS[kind] in said
-    assert "Traceback" not in said
+    assert ": rank 1 on" in output
+    assert DEATHS[kind] in output
+    assert "Traceback" not in output
     if kind in {"raise", "crash", "out of memory"}:
         place = "ctypes/__init__.py:" if kind == "crash" else "sitecustomize.py:"
-        assert place in said, "the place of the failure is named"
+        assert place in output, "the place of the failure is named"
         assert place.rstrip(":") in run.log_of_rank_1()
     if kind in {"raise", "out of memory"}:
         assert "Traceback (most recent call last)" in run.log_of_rank_1()
-    run.assert_launched_once(said)
+    run.assert_launched_once(output)
     assert not read_run(run.directory).complete
     run.assert_nothing_is_left()
 
@@ -231,110 +231,110 @@ def test_a_rank_that_dies_is_named_and_nothing_outlives_it(start, launcher, kind
 @pytest.mark.parametrize("kind", ["kill", "exit 0"])
 def test_who_dies_is_named_where_others_sleep_in_shared_memory(start, kind):
     run = start("manual:mode=shared_memory", fault=a_fault(kind))
-    _, said = run.process.communicate(timeout=90)
+    _, output = run.process.communicate(timeout=90)
     assert time.time() - run.injected_at() < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 6, said
-    assert ": rank 1 on" in said
-    assert DEATHS[kind] in said
-    run.assert_launched_once(said)
+    assert run.process.returncode == 6, output
+    assert ": rank 1 on" in output
+    assert DEATHS[kind] in output
+    run.assert_launched_once(output)
     run.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(HANGS))
 def test_a_rank_that_hangs_is_named_and_ended(start, launcher, kind):
     run = start(LAUNCHERS[launcher], fault=a_fault(kind))
-    _, said = run.process.communicate(timeout=120)
+    _, output = run.process.communicate(timeout=120)
     took = time.time() - run.injected_at()
-    assert run.process.returncode == 7, said
+    assert run.process.returncode == 7, output
     assert took < HANG_BOUND_SECONDS
-    assert ": rank 1 on" in said, said
-    assert "made no progress for 15 s" in said
+    assert ": rank 1 on" in output, output
+    assert "made no progress for 15 s" in output
     if kind == "stop":
-        assert "It was stopped (SIGSTOP)" in said
+        assert "It was stopped (SIGSTOP)" in output
     else:
-        assert "sitecustomize.py:" in said, "the place where it hangs is named"
+        assert "sitecustomize.py:" in output, "the place where it hangs is named"
         assert 'sitecustomize.py", line' in run.log_of_rank_1()
-    run.assert_launched_once(said)
+    run.assert_launched_once(output)
     run.assert_nothing_is_left()
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_who_is_gone_without_a_word_or_a_fault_that_its_launcher_minds_is_named(start, launcher):
-    assert_the_unheard_is_named(start(LAUNCHERS[launcher], fault=a_fault(UNHEARD)))
+def test_rank_that_exits_with_0_before_its_first_record_is_named(start, launcher):
+    assert_early_exit_is_named(start(LAUNCHERS[launcher], fault=a_fault(UNHEARD)))
 
 
 @pytest.mark.faults
-def test_who_is_gone_without_a_word_is_named_where_horovodrun_calls_mpirun(start, requires_backend):
+def test_rank_that_exits_with_0_is_named_where_horovodrun_calls_mpirun(start, requires_backend):
     requires_backend("horovod", controller="mpi")
-    assert_the_unheard_is_named(start("horovod:controller=mpi", fault=a_fault(UNHEARD)))
+    assert_early_exit_is_named(start("horovod:controller=mpi", fault=a_fault(UNHEARD)))
 
 
-def assert_the_unheard_is_named(run):
-    _, said = run.process.communicate(timeout=90)
+def assert_early_exit_is_named(run):
+    _, output = run.process.communicate(timeout=90)
     took = time.time() - run.injected_at()
     print(f"from injection to exit: {took:.1f} s")
-    assert run.process.returncode == 6, said
+    assert run.process.returncode == 6, output
     assert took < DEATH_BOUND_SECONDS
-    assert ": rank 1 on" in said, said
-    assert "exited with status 0 and left no result" in said
-    assert "It wrote no progress record." in said
-    assert "It has no log" in said
-    assert "Traceback" not in said
-    run.assert_launched_once(said)
+    assert ": rank 1 on" in output, output
+    assert "exited with status 0 and left no result" in output
+    assert "It wrote no progress record." in output
+    assert "It has no log" in output
+    assert "Traceback" not in output
+    run.assert_launched_once(output)
     assert not read_run(run.directory).complete
     run.assert_nothing_is_left()
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_who_is_slow_to_say_its_first_word_is_not_taken_for_dead(start, launcher):
-    assert_the_slow_is_waited_for(start(LAUNCHERS[launcher], *BRIEFLY, fault=a_fault(SLOW)))
+def test_rank_with_a_late_first_record_is_not_taken_for_dead(start, launcher):
+    assert_delay_is_accepted(start(LAUNCHERS[launcher], *BRIEFLY, fault=a_fault(SLOW)))
 
 
 @pytest.mark.faults
-def test_a_rank_whose_launcher_is_slow_to_start_it_is_not_taken_for_dead(start):
-    """Between horovodrun and the rank is a Python that says nowhere what it is going to be."""
+def test_rank_that_its_launcher_starts_late_is_not_taken_for_dead(start):
+    """horovodrun has a Python process between itself and a rank."""
     fault = a_fault(SLOW) | {"module": "horovod.runner.common.util.safe_shell_exec"}
-    assert_the_slow_is_waited_for(start("horovod", *BRIEFLY, fault=fault))
+    assert_delay_is_accepted(start("horovod", *BRIEFLY, fault=fault))
 
 
-def assert_the_slow_is_waited_for(run):
-    _, said = run.process.communicate(timeout=120)
-    assert run.process.returncode == 0, said
+def assert_delay_is_accepted(run):
+    _, output = run.process.communicate(timeout=120)
+    assert run.process.returncode == 0, output
     (first, other) = (run.first_progress(rank)["at"] for rank in (0, 1))
-    assert abs(other - first) > SLOW_SECONDS, "nobody was slow"
-    run.assert_launched_once(said)
+    assert abs(other - first) > SLOW_SECONDS, "no rank was late"
+    run.assert_launched_once(output)
     assert read_run(run.directory).complete
     run.assert_nothing_is_left()
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_that_wait_for_each_other_in_different_collectives_are_all_named(start, launcher):
+def test_ranks_in_different_collectives_are_all_named(start, launcher):
     run = start(LAUNCHERS[launcher], fault=a_fault("hang in a collective"))
-    _, said = run.process.communicate(timeout=120)
+    _, output = run.process.communicate(timeout=120)
     assert time.time() - run.injected_at() < HANG_BOUND_SECONDS
-    assert run.process.returncode == 7, said
-    assert "all ranks waited for each other for 15 s" in said
-    assert "rank 1 on" in said
-    assert "sitecustomize.py:" in said.partition("rank 1 on")[2]
-    assert "/backends/" in said.partition("rank 0 on")[2].partition("rank 1 on")[0]
-    run.assert_launched_once(said)
+    assert run.process.returncode == 7, output
+    assert "all ranks waited for each other for 15 s" in output
+    assert "rank 1 on" in output
+    assert "sitecustomize.py:" in output.partition("rank 1 on")[2]
+    assert "/backends/" in output.partition("rank 0 on")[2].partition("rank 1 on")[0]
+    run.assert_launched_once(output)
     run.assert_nothing_is_left()
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("model", ["mlp", "wide"])
-def test_who_hangs_is_told_from_who_waits_in_shared_memory_and_no_later_for_a_large_model(start, model):
+def test_rank_that_hangs_in_shared_memory_is_named_in_time(start, model):
     fault = a_fault("hang") | {"step": 8}
     run = start("manual:mode=shared_memory", "--model", model, "--warmup", "3", fault=fault)
-    _, said = run.process.communicate(timeout=120)
+    _, output = run.process.communicate(timeout=120)
     assert time.time() - run.injected_at() < HANG_BOUND_SECONDS
-    assert run.process.returncode == 7, said
-    assert ": rank 1 on" in said, said
-    assert "sitecustomize.py:" in said
-    assert run.patience() == {STALL_SECONDS}, "no block of steps is given more time than a rank may be silent"
+    assert run.process.returncode == 7, output
+    assert ": rank 1 on" in output, output
+    assert "sitecustomize.py:" in output
+    assert run.limits() == {STALL_SECONDS}, "no block of steps is given more time than a rank may be silent"
     run.assert_nothing_is_left()
 
 
@@ -346,10 +346,10 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(start, launcher):
     victim, *_ = launchers_of(run)
     victim.kill()
     killed_at = time.time()
-    _, said = run.process.communicate(timeout=60)
+    _, output = run.process.communicate(timeout=60)
     assert time.time() - killed_at < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 6, said
-    assert "the launcher was killed (signal 9)" in said
+    assert run.process.returncode == 6, output
+    assert "the launcher was killed (signal 9)" in output
     run.assert_nothing_is_left()
 
 
@@ -373,10 +373,10 @@ def test_agent_killed_ends_the_launch_and_leaves_nothing(start, launcher):
     (agent,) = agents_of(run)
     agent.kill()
     killed_at = time.time()
-    _, said = run.process.communicate(timeout=60)
+    _, output = run.process.communicate(timeout=60)
     assert time.time() - killed_at < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 9, said
-    assert "Host localhost" in said
+    assert run.process.returncode == 9, output
+    assert "Host localhost" in output
     run.assert_nothing_is_left()
 
 
@@ -388,9 +388,9 @@ def test_parent_suspended_ends_the_launch_and_says_why(start, launcher):
     run.process.send_signal(signal.SIGSTOP)
     wait_until(lambda: not run.processes() and run.scratch() == [], DEATH_BOUND_SECONDS)
     run.process.send_signal(signal.SIGCONT)
-    _, said = run.process.communicate(timeout=30)
-    assert run.process.returncode == 6, said
-    assert "this program sent no messages" in said
+    _, output = run.process.communicate(timeout=30)
+    assert run.process.returncode == 6, output
+    assert "this program sent no messages" in output
     run.assert_nothing_is_left()
 
 
@@ -415,10 +415,10 @@ def test_a_launcher_that_does_not_end_is_ended_when_its_ranks_are_done(start, la
     stopped.suspend()
     wait_until(lambda: len(run.results()) == 2, 60)
     done_at = time.time()
-    _, said = run.process.communicate(timeout=60)
+    _, output = run.process.communicate(timeout=60)
     assert time.time() - done_at <= HANG_BOUND_SECONDS
     assert run.process.returncode == 7
-    assert "its ranks are done, but its launcher did not end" in said
+    assert "its ranks are done, but its launcher did not end" in output
     run.assert_nothing_is_left()
 
 
@@ -432,10 +432,10 @@ def test_ctrl_c_once_or_twice_ends_everything(start, launcher, times):
         run.process.send_signal(signal.SIGINT)
         time.sleep(0.1)
     interrupted_at = time.time()
-    _, said = run.process.communicate(timeout=60)
+    _, output = run.process.communicate(timeout=60)
     assert time.time() - interrupted_at < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 130, said
-    assert "Traceback" not in said
+    assert run.process.returncode == 130, output
+    assert "Traceback" not in output
     run.assert_nothing_is_left()
 
 
@@ -449,10 +449,10 @@ def test_finished_launches_are_kept_when_a_later_one_fails(start, launcher):
     (rank,) = psutil.Process(int(witness.read_text())).children()
     rank.kill()
     killed_at = time.time()
-    _, said = run.process.communicate(timeout=60)
+    _, output = run.process.communicate(timeout=60)
     assert time.time() - killed_at < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 6, said
-    assert ": rank 1 on" in said, said
+    assert run.process.returncode == 6, output
+    assert ": rank 1 on" in output, output
     assert len(read_run(run.directory).launches) >= 2
     run.assert_nothing_is_left()
 
@@ -464,11 +464,11 @@ def test_an_output_folder_that_vanishes_is_an_error_of_output(start, launcher):
     run.wait_for_training()
     shutil.rmtree(run.directory)
     vanished_at = time.time()
-    _, said = run.process.communicate(timeout=60)
+    _, output = run.process.communicate(timeout=60)
     assert time.time() - vanished_at < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 5, said
-    assert "can no longer be written" in said
-    assert "Traceback" not in said
+    assert run.process.returncode == 5, output
+    assert "can no longer be written" in output
+    assert "Traceback" not in output
     run.assert_nothing_is_left()
 
 
@@ -504,14 +504,14 @@ def test_a_disk_that_fills_is_an_error_of_output(start, small_disk, launcher):
             pass
     os.close(ballast)
     filled_at = time.time()
-    _, said = run.process.communicate(timeout=60)
+    _, output = run.process.communicate(timeout=60)
     assert time.time() - filled_at < DEATH_BOUND_SECONDS
-    assert_output_failed(run, said)
+    assert_output_failed(run, output)
 
 
 @pytest.mark.faults
 def test_a_disk_that_takes_no_more_files_is_an_error_of_output(start, small_disk):
-    """Nothing fails then until a rank has something new to write: its result."""
+    """The first file that fails is the result of a rank."""
     disk = small_disk("nr_inodes=100")
     run = start("ddp", "--steps", "1500", "--output", str(disk / "run"))
     run.directory = disk / "run"
@@ -519,29 +519,29 @@ def test_a_disk_that_takes_no_more_files_is_an_error_of_output(start, small_disk
     with contextlib.suppress(OSError):
         for number in range(200):
             (disk / f"ballast-{number}").touch()
-    _, said = run.process.communicate(timeout=90)
+    _, output = run.process.communicate(timeout=90)
     assert not run.results(), "the disk was full too late for this test"
-    assert_output_failed(run, said)
+    assert_output_failed(run, output)
 
 
-def assert_output_failed(run, said):
-    assert run.process.returncode == 5, said
-    assert "full" in said or "No space left" in said
-    assert "Traceback" not in said
+def assert_output_failed(run, output):
+    assert run.process.returncode == 5, output
+    assert "full" in output or "No space left" in output
+    assert "Traceback" not in output
     run.assert_nothing_is_left()
 
 
-# The others' launchers choose their ports themselves, at the moment in which they open them.
+# Other launchers choose their ports at the moment they open them.
 @pytest.mark.faults
-def test_a_port_that_was_taken_in_the_meantime_is_tried_again_and_said(start):
+def test_port_taken_meanwhile_is_tried_again(start):
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         fault = {"module": "compare.launch.cluster", "port": other.getsockname()[1]}
         run = start("ddp", "--epochs", "1", "--repeats", "1", fault=fault)
-        shown, said = run.process.communicate(timeout=120)
-    assert run.process.returncode == 0, said
-    assert "starts again: another process took its port" in said
+        shown, output = run.process.communicate(timeout=120)
+    assert run.process.returncode == 0, output
+    assert "starts again: another process took its port" in output
     assert "launched twice" in shown
     assert read_run(run.directory).launches[0].restarted_because
     run.assert_nothing_is_left()

@@ -1,7 +1,7 @@
-"""What fails on many hosts ends within a bound, is named by rank and host, and leaves nothing on any host.
+"""Test that failures on hosts are named in time and cleaned up.
 
-All of it is for ``make test-hosts``; of each failure one launcher, and of each launcher one failure at least,
-for continuous integration too: those that are not marked ``faults``.
+`make test-hosts` runs all of it. Continuous integration runs those that are not marked ``faults``. These
+are one launcher of each failure, and at least one failure of each launcher.
 """
 
 import json
@@ -24,7 +24,7 @@ STALL_SECONDS = 12.0
 BOUND_SECONDS = 30.0
 UNREACHABLE_BOUND_SECONDS = 15.0
 DEATH_BOUND_SECONDS = 10.0
-# Behind a dead link nobody can end a rank but itself: its lease runs out, then it is ended.
+# Behind a dead link a rank ends itself, when its lease has run out.
 GONE_SECONDS = STALL_SECONDS + LEASE_SECONDS
 LAUNCHERS = {
     "torchrun": "ddp",
@@ -33,7 +33,7 @@ LAUNCHERS = {
     "mpirun": "mpi",
 }
 BY_DAEMON = ("horovodrun-mpi", "mpirun")
-"""Those that start the ranks of a host by a daemon there. With Gloo each comes by ssh, and more may come."""
+"""Launchers that start the ranks of a host by a daemon there."""
 IN_A_RANK = {
     "raise": ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"],
     "kill": ["rank 1 on n2 died", "killed by SIGKILL (kill -9, or out of memory)"],
@@ -88,8 +88,11 @@ def cases(kinds):
     ]
 
 
-class Disturbed:
-    """A run under way, at the login; on n1 and n2 with a rank each, or with as many as ``hosts`` says."""
+class Run:
+    """A run that was started at the login.
+
+    It has a rank on n1 and on n2, or those that ``hosts`` names.
+    """
 
     def __init__(self, lab, mnist_dir, arm, *more, fault=None, **options):
         self.lab = lab
@@ -110,11 +113,11 @@ class Disturbed:
         until(lambda: self._is_training(launch) or self.process.poll() is not None, 150)
         assert self.process.poll() is None, self.process.communicate()
 
-    def said(self):
-        """Wait for its end, and return what it said, in words without their line ends."""
-        said = " ".join(self.process.communicate(timeout=150)[1].split())
-        assert "Traceback" not in said
-        return said
+    def output(self):
+        """Wait for its end, and return what it printed, on one line."""
+        output = " ".join(self.process.communicate(timeout=150)[1].split())
+        assert "Traceback" not in output
+        return output
 
     def _is_training(self, launch):
         files = list((self.lab.folder / "run").glob(f"launches/{launch:02d}-*/rank-*.progress"))
@@ -135,12 +138,12 @@ def gone_from(lab, machines, seconds):
 @pytest.mark.parametrize(("launcher", "kind"), cases(IN_A_RANK))
 def test_a_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_backend, record, launcher, kind):
     fault = {"module": "compare.worker.rank", "kind": kind, "rank": 1, "step": 100}
-    run = Disturbed(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault)
-    said = run.said()
+    run = Run(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault)
+    output = run.output()
     took = time.time() - float((run.site / "injected_at").read_text())
-    assert run.process.returncode == FAILURES[kind].code, said
+    assert run.process.returncode == FAILURES[kind].code, output
     for words in IN_A_RANK[kind]:
-        assert words in said
+        assert words in output
     assert took < BOUND_SECONDS
     assert not read_run(run.lab.folder / "run").complete
     assert left(run.lab) == []
@@ -153,14 +156,14 @@ def test_a_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_bac
 def test_a_rank_that_is_gone_without_a_word_is_named_with_its_host(
     make_lab, mnist_dir, every_backend, launcher
 ):
-    """Its launcher does not mind a status of 0; what is left of the launch on its host tells."""
-    fault = {"module": "compare.worker.watchdog", "kind": "exit 0 before its first word", "rank": 1}
-    run = Disturbed(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault, hosts="n1:2,n2:1")
-    said = run.said()
-    assert run.process.returncode == 6, said
-    assert "rank 1 on n1 died" in said
-    assert "exited with status 0 and left no result" in said
-    assert "It wrote no progress record." in said
+    """Its launcher takes a status of 0 for success."""
+    fault = {"module": "compare.worker.watchdog", "kind": "exit 0 before the first record", "rank": 1}
+    run = Run(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault, hosts="n1:2,n2:1")
+    output = run.output()
+    assert run.process.returncode == 6, output
+    assert "rank 1 on n1 died" in output
+    assert "exited with status 0 and left no result" in output
+    assert "It wrote no progress record." in output
     assert time.time() - float((run.site / "injected_at").read_text()) < DEATH_BOUND_SECONDS
     assert left(run.lab) == []
 
@@ -168,15 +171,15 @@ def test_a_rank_that_is_gone_without_a_word_is_named_with_its_host(
 @pytest.mark.parametrize(("launcher", "fault"), cases(ON_A_HOST))
 def test_a_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, launcher, fault):
     lab = make_lab(2)
-    run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
+    run = Run(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
     lost, (kept, *_) = lab.hosts[1], lab.hosts
     getattr(lost, fault)()
     began = time.monotonic()
-    said = run.said()
+    output = run.output()
     took = time.monotonic() - began
-    assert run.process.returncode == FAILURES[fault].code, said
-    assert "Host n2 (-H:2)" in said
+    assert run.process.returncode == FAILURES[fault].code, output
+    assert "Host n2 (-H:2)" in output
     assert took < BOUND_SECONDS
     gone_from(lab, [lab.login, kept], 2)
     if fault != "stop":
@@ -187,14 +190,14 @@ def test_a_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record
 @pytest.mark.parametrize(("launcher", "kind"), cases(["ctrl-c"]))
 def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend, record, launcher, kind):
     lab = make_lab(2)
-    run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
+    run = Run(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
     os.kill(parent_of(run), signal.SIGINT)
     began = time.monotonic()
-    said = run.said()
+    output = run.output()
     took = time.monotonic() - began
-    assert run.process.returncode == FAILURES[kind].code, said
-    assert "The finished part is kept" in said
+    assert run.process.returncode == FAILURES[kind].code, output
+    assert "The finished part is kept" in output
     assert took < BOUND_SECONDS
     assert left(lab) == []
     record(FAILURES[kind], launcher, took)
@@ -203,7 +206,7 @@ def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend,
 @pytest.mark.parametrize(("launcher", "kind"), cases(["parent"]))
 def test_nothing_outlives_a_parent_that_is_killed(make_lab, mnist_dir, every_backend, record, launcher, kind):
     lab = make_lab(2)
-    run = Disturbed(lab, mnist_dir, LAUNCHERS[launcher])
+    run = Run(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
     os.kill(parent_of(run), signal.SIGKILL)
     began = time.monotonic()
@@ -215,24 +218,24 @@ def test_nothing_outlives_a_parent_that_is_killed(make_lab, mnist_dir, every_bac
 @pytest.mark.faults
 def test_finished_launches_are_kept(make_lab, mnist_dir):
     lab = make_lab(2)
-    run = Disturbed(lab, mnist_dir, "ddp", "--repeats", "20", steps=200)
+    run = Run(lab, mnist_dir, "ddp", "--repeats", "20", steps=200)
     until(lambda: list((lab.folder / "run").glob("launches/03-*/rank-1.progress")), 150)
     lab.hosts[1].stop()
-    said = run.said()
-    assert run.process.returncode == 9, said
+    output = run.output()
+    assert run.process.returncode == 9, output
     assert len(read_run(lab.folder / "run").launches) >= 2
-    assert "The finished part is kept" in said
+    assert "The finished part is kept" in output
 
 
 @pytest.mark.faults
 def test_a_port_that_was_taken_in_the_meantime_is_tried_again(make_lab, mnist_dir, record):
     fault = {"module": "compare.launch.cluster", "port": 22}  # sshd's
     began = time.monotonic()
-    run = Disturbed(make_lab(2), mnist_dir, "ddp", fault=fault, steps=30)
-    said = run.said()
+    run = Run(make_lab(2), mnist_dir, "ddp", fault=fault, steps=30)
+    output = run.output()
     took = time.monotonic() - began
-    assert run.process.returncode == FAILURES["port"].code, said
-    assert "starts again: another process took its port" in said
+    assert run.process.returncode == FAILURES["port"].code, output
+    assert "starts again: another process took its port" in output
     assert took < FAILURES["port"].bound_seconds
     assert left(run.lab) == []
     record(FAILURES["port"], "torchrun", took)
@@ -268,7 +271,7 @@ def test_a_wrong_interpreter_on_one_host_is_named(make_lab, mnist_dir, every_bac
 
 
 def refused(lab, hosts, mnist_dir, arm, failure, words, *more):
-    """Execute a run that ends before it begins, and return after how many seconds."""
+    """Execute a run that is refused, and return how long it took."""
     began = time.monotonic()
     done = compare(lab, hosts, mnist_dir, "--backend", arm, *more)
     took = time.monotonic() - began
@@ -280,6 +283,6 @@ def refused(lab, hosts, mnist_dir, arm, failure, words, *more):
 
 
 def parent_of(run):
-    """The process of `compare run`; what was started is nsenter, which waits for it."""
+    """Return the process of `compare run`, a child of the one started."""
     (parent,) = [p for p in run.lab.login.processes() if "compare" in p.cmdline() and "run" in p.cmdline()]
     return parent.pid

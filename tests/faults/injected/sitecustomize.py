@@ -1,4 +1,4 @@
-"""Put on PYTHONPATH, this lets one rank of a launch fail as ``fault.json`` beside it says.
+"""Let one rank of a launch fail as ``fault.json`` beside it says.
 
 The product has no hooks for faults: this changes its modules as they are imported, in one rank alone.
 """
@@ -47,12 +47,12 @@ def _raise():
 FAULTS = {
     "raise": _raise,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "kill before its first word": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "kill before the first record": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit 0": lambda: os._exit(0),
     "exit 3": lambda: os._exit(3),
-    "exit 0 before its first word": lambda: os._exit(0),
-    "be slow to say its first word": lambda: time.sleep(8),
+    "exit 0 before the first record": lambda: os._exit(0),
+    "delay the first record": lambda: time.sleep(8),
     "crash": _crash,
     "hang": lambda: time.sleep(1e6),
     "hang before rendezvous": lambda: time.sleep(1e6),
@@ -66,21 +66,21 @@ _groups = []
 
 
 def _remember_groups(backends):
-    """Keep hold of the group that a rank joins, for a collective that no other rank comes to."""
+    """Keep the group of a rank, for a collective of its own."""
     load = backends.load
 
-    def load_and_listen(*which):
+    def load_and_remember(*which):
         group, replica = load(*which)
 
-        class Heard(group):
+        class Remembered(group):
             @classmethod
             def join(cls, *arguments):
                 _groups.append(super().join(*arguments))
                 return _groups[-1]
 
-        return Heard, replica
+        return Remembered, replica
 
-    backends.load = load_and_listen
+    backends.load = load_and_remember
 
 
 def _is_meant(fault):
@@ -97,7 +97,7 @@ def _spoil_beginning(fault):
 
 
 def _spoil_start(module, fault):
-    """Hold up what horovodrun has between itself and a rank: all but the first, which has a rank begin.
+    """Delay the process between horovodrun and a rank, but the first.
 
     Not as it is imported: until it has opened its semaphores, other tests take them for left behind.
     """
