@@ -98,14 +98,8 @@ WORDS = {
     r"mend(s|ed|ing)?": "fix",
 }
 """Patterns of words that are not used, and what to write instead."""
-OLD_CLASSES = {
-    "Begin": "Start",
-    "Begun": "Started",
-    "Ended": "Exited",
-    "Gone": "RankDied",
-    "Piece": "FileChunk",
-    "Whole": "FileContent",
-}
+OLD_CLASSES = {"Begin": "Start", "Begun": "Started", "Ended": "Exited", "Gone": "RankDied"}
+OLD_CLASSES |= {"Piece": "FileChunk", "Whole": "FileContent"}
 BANNED = [(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), instead) for word, instead in WORDS.items()]
 
 
