@@ -132,23 +132,20 @@ def carried_out(monkeypatch):
         ("--backend ddp --backend ddp", USAGE, ["named twice"]),
         ("--backend ddp --baseline horovod", USAGE, ["--baseline cannot be horovod", "none or ddp"]),
         ("--backend ddp --steps 10 --warmup 30", USAGE, ["left to time", "10 training steps", "--warmup"]),
-        ("--backend ddp --steps 0", USAGE, ["--steps cannot be 0"]),
-        ("--backend ddp --steps 100000000000000000000", USAGE, ["--steps cannot be 1"]),
-        ("--backend ddp --epochs 0", USAGE, ["--epochs cannot be 0"]),
-        ("--backend ddp --repeats 0", USAGE, ["--repeats cannot be 0"]),
-        ("--backend ddp --max-reruns -1", USAGE, ["--max-reruns cannot be -1"]),
-        ("--backend ddp --batch-size 0", USAGE, ["--batch-size cannot be 0"]),
-        ("--backend ddp --batch-size 60000", USAGE, ["--batch-size cannot be 60000"]),
-        ("--backend ddp --lr 0", USAGE, ["--lr cannot be 0"]),
-        ("--backend ddp --lr nan", USAGE, ["--lr cannot be nan"]),
-        ("--backend ddp --timeout inf", USAGE, ["--timeout cannot be inf"]),
-        ("--backend ddp --seed -1", USAGE, ["--seed cannot be -1"]),
+        *(
+            (f"--backend ddp {flag} {value}", USAGE, [f"{flag} cannot be {value}"])
+            for flag, value in (
+                *((flag, "0") for flag in ("--steps", "--epochs", "--repeats", "--batch-size", "--lr")),
+                *((flag, "-1") for flag in ("--max-reruns", "--seed")),
+                *(("--steps", "1" + 20 * "0"), ("--batch-size", "60000")),
+                *(("--lr", "nan"), ("--timeout", "inf"), ("--threads", "0")),
+            )
+        ),
         ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
         ("--backend ddp --optimizer lion", USAGE, ["--optimizer cannot be lion", "sgd or adam or adamw"]),
         ("--backend ddp --device tpu", USAGE, ["--device cannot be tpu", "cpu or cuda"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "mnist or digits"]),
         ("--backend ,", USAGE, ["--backend names no arm"]),
-        ("--backend ddp --threads 0", USAGE, ["--threads cannot be 0"]),
         ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read", "No such file"]),
         ("--hostfile .", USAGE, ["the hostfile cannot be read", "Is a directory"]),
         ("--backend mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed", "pip install"]),
@@ -160,13 +157,28 @@ def carried_out(monkeypatch):
         ("--backend ddp --device cuda", UNAVAILABLE, ["2 ranks on localhost need 2 GPUs", "--device cpu"]),
         ("--backend ddp --export-json gone/run.json", OUTPUT, ["gone/run.json could not be written"]),
         ("--backend ddp --export-json .", OUTPUT, ["is a folder"]),
+        ("verify --backend dpp", USAGE, ["Did you mean ddp?"]),
+        ("verify --backend ,", USAGE, ["--backend names no arm"]),
+        ("verify --backend mpi", UNAVAILABLE, ["mpi4py is not installed"]),
+        ("verify --backend ddp --model resnet", USAGE, ["--model cannot be resnet"]),
+        ("verify --backend ddp --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
+        ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
+        ("doctor -H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
+        ("doctor --hostfile gone", USAGE, ["gone: the hostfile cannot be read"]),
+        ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
+        ("doctor --export-markdown .", OUTPUT, ["is a folder"]),
+        *(
+            (f"report {path}", OUTPUT, ["no run", "compare run"])
+            for path in ("gone", ".", "gone/results.json")
+        ),
     ],
 )
-def test_run_with_a_mistake_prints_three_parts_and_starts_nothing(
-    compare, carried_out, arguments, code, says
+def test_command_with_a_mistake_prints_three_parts_and_starts_nothing(
+    compare, carried_out, monkeypatch, arguments, code, says
 ):
     carried_out(AssertionError("nothing may be started"))
-    ended = compare("run", *shlex.split(arguments))
+    monkeypatch.setattr(doctor, "examine", lambda *_, **__: pytest.fail("no host may be examined"))
+    ended = compare(*shlex.split(arguments if arguments[0] != "-" else f"run {arguments}"))
     assert ended.code == code
     for part in says:
         assert part in " ".join(ended.parts)
@@ -174,12 +186,21 @@ def test_run_with_a_mistake_prints_three_parts_and_starts_nothing(
 
 
 @pytest.mark.parametrize(
-    "arguments", ["-np 0", "-np -1", "-np two", "--num-proc 0", "--no-such-flag", "--batch-size x"]
+    "arguments",
+    [
+        "run -np 0",
+        "run -np -1",
+        "run -np two",
+        "run --num-proc 0",
+        "run --no-such-flag",
+        "run --batch-size x",
+        "rnu",
+    ],
 )
-def test_run_with_a_value_that_is_no_number_names_the_flag(compare, arguments):
-    ended = compare("run", *arguments.split())
+def test_command_that_typer_refuses_names_the_wrong_word(compare, arguments):
+    ended = compare(*arguments.split())
     assert ended.code == USAGE
-    assert arguments.split()[0] in ended.err
+    assert arguments.split()[:2][-1] in ended.err
     assert list(Path.cwd().iterdir()) == []
 
 
@@ -190,12 +211,6 @@ def _signals_as_they_were():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_an_unknown_command_exits_with_2(compare):
-    ended = compare("rnu")
-    assert ended.code == USAGE
-    assert "rnu" in ended.err
 
 
 def test_error_shows_terminal_escapes_as_text(compare):
@@ -223,22 +238,18 @@ def test_run_with_a_wrong_hostfile_names_its_line(compare, text, ranks, says):
     assert [path.name for path in Path.cwd().iterdir()] == ["hosts"]
 
 
-def test_run_with_an_output_folder_that_cannot_be_made_exits_with_5(compare, carried_out):
+@pytest.mark.parametrize(
+    ("output", "what", "remedy"), [("notes/run", "notes/run", "--output"), ("old", "old is not empty", "")]
+)
+def test_run_into_an_unfit_output_folder_exits_with_5(compare, carried_out, output, what, remedy):
     carried_out(AssertionError("nothing may be started"))
-    Path("file").touch()
-    ended = compare("run", "--backend", "ddp", "--output", "file/run")
+    for path in (Path("notes"), Path("old/notes")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    ended = compare("run", "--backend", "ddp", "--output", output)
     assert ended.code == OUTPUT
-    assert "file/run" in ended.parts[0]
-    assert "--output" in ended.parts[-1]
-
-
-def test_run_leaves_an_output_folder_that_is_not_empty(compare, carried_out):
-    carried_out(AssertionError("nothing may be started"))
-    Path("old").mkdir()
-    Path("old/notes").write_text("mine")
-    ended = compare("run", "--backend", "ddp", "--output", "old")
-    assert ended.code == OUTPUT
-    assert "old is not empty" in ended.parts[0]
+    assert what in ended.parts[0]
+    assert remedy in ended.parts[-1]
     assert [path.name for path in Path("old").iterdir()] == ["notes"]
 
 
@@ -255,27 +266,22 @@ def test_run_with_damaged_data_exits_with_3(compare, carried_out, monkeypatch):
     assert compare("data", "status", "--data-dir", "data").code == DATA
 
 
-def test_report_with_an_unknown_format_exits_with_2(compare):
+@pytest.mark.parametrize(
+    ("content", "arguments", "code", "says"),
+    [
+        (None, "--format pdf", USAGE, ["'pdf'", *RENDERERS]),
+        (None, "--output gone/table.txt", OUTPUT, ["gone/table.txt"]),
+        ('{"schema_version": 1, "laun', "", OUTPUT, [RESULTS_FILE]),
+    ],
+    ids=["unknown format", "no such folder", "truncated file"],
+)
+def test_report_with_a_mistake_exits_with_its_code(compare, content, arguments, code, says):
     write_json(Path(RESULTS_FILE), a_run())
-    ended = compare("report", ".", "--format", "pdf")
-    assert ended.code == USAGE
-    assert "'pdf'" in ended.parts[0]
-    assert all(form in ended.parts[-1] for form in RENDERERS)
-
-
-@pytest.mark.parametrize("path", ["gone", ".", "gone/results.json"])
-def test_report_of_a_missing_run_exits_with_5(compare, path):
-    ended = compare("report", path)
-    assert ended.code == OUTPUT
-    assert "no run" in ended.parts[0]
-    assert "compare run" in ended.parts[-1]
-
-
-def test_report_of_a_truncated_file_exits_with_5(compare):
-    Path(RESULTS_FILE).write_text('{"schema_version": 1, "laun')
-    ended = compare("report", ".")
-    assert ended.code == OUTPUT
-    assert RESULTS_FILE in ended.parts[0]
+    Path(RESULTS_FILE).write_text(content or Path(RESULTS_FILE).read_text())
+    ended = compare("report", ".", *arguments.split())
+    assert ended.code == code
+    assert says[0] in ended.parts[0]
+    assert all(part in ended.parts[-1] for part in says[1:])
 
 
 def test_report_with_detail_shows_where_the_cost_goes(compare):
@@ -285,60 +291,22 @@ def test_report_with_detail_shows_where_the_cost_goes(compare):
     assert "Where the sync cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
 
 
-def test_report_that_cannot_be_written_exits_with_5(compare):
-    write_json(Path(RESULTS_FILE), a_run())
-    ended = compare("report", ".", "--output", "gone/table.txt")
-    assert ended.code == OUTPUT
-    assert "gone/table.txt" in ended.parts[0]
-
-
 # ---- how a run ends ----
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("kind", "code"),
     [
-        (UsageError("what", remedy="remedy"), USAGE),
-        (DataError("what", remedy="remedy"), DATA),
-        (UnavailableError("what", remedy="remedy"), UNAVAILABLE),
-        (OutputError("what", remedy="remedy"), OUTPUT),
-        (LaunchError("what", remedy="remedy"), LAUNCH),
-        (StalledError("what", remedy="remedy"), STALLED),
-        (ParityError("what", remedy="remedy"), PARITY),
+        *((UsageError, USAGE), (DataError, DATA), (UnavailableError, UNAVAILABLE), (OutputError, OUTPUT)),
+        *((LaunchError, LAUNCH), (StalledError, STALLED), (ParityError, PARITY)),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_run_that_fails_exits_with_its_code_and_prints_what_is_kept(compare, carried_out, error, code):
-    carried_out(error)
+def test_run_that_fails_exits_with_its_code_and_prints_what_is_kept(compare, carried_out, kind, code):
+    carried_out(kind("what", remedy="remedy"))
     ended = compare("run", "--backend", "ddp", "--output", "out")
     assert ended.code == code
     assert f"compare report {Path('out').absolute()}" in " ".join(ended.err.split())
     assert "error: what\n  remedy\n" in ended.err
-
-
-def test_run_that_is_interrupted_prints_what_is_kept(compare, carried_out):
-    carried_out(KeyboardInterrupt())
-    ended = compare("run", "--backend", "ddp", "--output", "out")
-    assert ended.code == INTERRUPTED
-    assert "Interrupted" in ended.err
-    assert "compare report" in ended.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        ("--backend dpp", USAGE, "Did you mean ddp?"),
-        ("--backend ,", USAGE, "--backend names no arm"),
-        ("--backend mpi", UNAVAILABLE, "mpi4py is not installed"),
-        ("--backend ddp --model resnet", USAGE, "--model cannot be resnet"),
-        ("--backend ddp --export-json gone/out.json", OUTPUT, "gone/out.json"),
-    ],
-)
-def test_verify_refuses_what_run_refuses(compare, arguments, code, says):
-    ended = compare("verify", *arguments.split())
-    assert ended.code == code
-    assert says in " ".join(ended.parts)
-    assert list(Path.cwd().iterdir()) == []
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("passed", 0), ("failed", PARITY)])
@@ -361,24 +329,9 @@ def test_verify_prints_its_table_and_exits_with_its_code(compare, monkeypatch, o
     assert (config.ranks, config.total_steps, [arm.label for arm in config.arms]) == (3, 20, ["ddp"])
 
 
-def test_verify_that_is_interrupted_prints_what_is_kept(compare, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(verification, "verify", interrupt)
-    ended = compare("verify", "--backend", "ddp", "--output", "out")
-    assert ended.code == INTERRUPTED
-    assert str(Path("out").absolute()) in ended.err
-
-
 def test_an_interrupt_before_the_first_launch_exits_with_130(compare, monkeypatch):
     asked = []
-
-    def interrupt(wanted):
-        asked.append([*wanted])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(availability, "survey", interrupt)
+    monkeypatch.setattr(availability, "survey", lambda wanted: asked.append([*wanted]) or interrupt())
     assert compare("run", "--backend", "ddp").code == INTERRUPTED
     assert asked == [["ddp"]], "nothing is loaded for backends that were not named"
 
@@ -482,24 +435,6 @@ def test_backends_lists_options_and_why_one_is_missing(compare):
 # ---- help ----
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        ("-H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
-        ("-H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
-        ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read"]),
-        ("--export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
-        ("--export-markdown .", OUTPUT, ["is a folder"]),
-    ],
-)
-def test_doctor_with_wrong_flags_examines_no_host(compare, monkeypatch, arguments, code, says):
-    monkeypatch.setattr(doctor, "examine", lambda *_, **__: pytest.fail("nobody may be examined"))
-    ended = compare("doctor", *arguments.split())
-    assert ended.code == code
-    for part in says:
-        assert part in " ".join(ended.parts)
-
-
 def test_doctor_without_hosts_examines_this_machine(compare):
     ended = compare("doctor", "--quick", "--export-json", "found.json", "--export-markdown", "found.md")
     found = json.loads(Path("found.json").read_text())
@@ -516,14 +451,24 @@ def test_doctor_that_finds_a_problem_exits_with_9(compare):
     assert ended.err == "Examining 1 host\n"
 
 
-def test_doctor_that_is_interrupted_exits_with_130(compare, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
 
-    monkeypatch.setattr(doctor, "examine", interrupt)
-    ended = compare("doctor")
+
+@pytest.mark.parametrize(
+    ("command", "module", "name", "says"),
+    [
+        ("run --backend ddp --output out", run, "carry_out", ["Interrupted", "compare report"]),
+        ("verify --backend ddp --output out", verification, "verify", ["{out}"]),
+        ("doctor", doctor, "examine", ["Interrupted.\n"]),
+    ],
+)
+def test_command_that_is_interrupted_exits_with_130(compare, monkeypatch, command, module, name, says):
+    monkeypatch.setattr(module, name, interrupt)
+    ended = compare(*command.split())
     assert ended.code == INTERRUPTED
-    assert ended.err.endswith("Interrupted.\n")
+    assert all(part.format(out=Path("out").absolute()) in ended.err for part in says)
+    assert command != "doctor" or ended.err.endswith(says[0])
 
 
 def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
@@ -535,13 +480,8 @@ def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
     monkeypatch.setattr(
         doctor, "examine", lambda hosts, **options: asked.update(options, hosts=hosts) or shown
     )
-    ended = compare(
-        "doctor",
-        *["-H", "a:2,b", "--ssh-user", "me", "--ssh-port", "22022"],
-        "--ssh-identity",
-        "key",
-        "--ports",
-    )
+    logins = ["-H", "a:2,b", "--ssh-user", "me", "--ssh-port", "22022", "--ssh-identity", "key"]
+    ended = compare("doctor", *logins, "--ports")
     assert ended.code == 0
     assert [(host.name, host.slots) for host in asked["hosts"]] == [("a", 2), ("b", 1)]
     assert asked["carrier"] == Ssh(user="me", port=22022, identity="key")
@@ -564,24 +504,18 @@ for arguments in (["--help"], ["-h"], ["run", "--help"], ["aa", "--help"], ["ver
     loaded = sorted(set(sys.modules) & {HEAVY!r})
     assert not loaded, (arguments, loaded)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = execute(["-c", script])
     assert done.returncode == 0, done.stderr
     for flag in ("--backend", "--num-proc", "--hostfile", "--format", "--data-dir", "--force"):
         assert flag in done.stdout
 
 
-def print_to(stdout, arguments):
-    """Start the program with an output of its own."""
+def execute(arguments, stdout=subprocess.PIPE, cwd=ROOT):
+    """Start the program as a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "compare", *arguments],
-        cwd=ROOT,
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        cwd=cwd,
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
@@ -593,7 +527,7 @@ def print_to(stdout, arguments):
 @pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
 def test_output_that_cannot_be_printed_exits_with_5(arguments):
     with Path("/dev/full").open("w") as full:
-        done = print_to(full, arguments)
+        done = execute(["-m", "compare", *arguments], full)
     assert done.returncode == errors.OutputError.exit_code
     assert done.stderr == f"error: Standard output cannot be written.\n  {os.strerror(errno.ENOSPC)}\n"
 
@@ -602,7 +536,7 @@ def test_output_that_cannot_be_printed_exits_with_5(arguments):
 def test_a_closed_pipe_prints_no_message(arguments):
     reader, writer = os.pipe()
     os.close(reader)
-    done = print_to(writer, arguments)
+    done = execute(["-m", "compare", *arguments], writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (errors.OutputError.exit_code, "")
 
@@ -627,15 +561,7 @@ def test_every_exit_code_is_documented_and_unique():
     ],
 )
 def test_python_m_compare_prints_the_same_errors(tmp_path, arguments, code, says):
-    done = subprocess.run(
-        [sys.executable, "-m", "compare", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = execute(["-m", "compare", *arguments], cwd=tmp_path)
     assert done.returncode == code
     assert done.stdout == ""
     assert says in done.stderr

@@ -22,14 +22,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def facts_of(argv, **environment):
+    environment = os.environ | environment
     done = subprocess.run(
-        argv,
-        input=SOURCE,
-        capture_output=True,
-        check=False,
-        timeout=60,
-        env=os.environ | environment,
-        cwd="/",
+        argv, input=SOURCE, capture_output=True, check=False, timeout=60, env=environment, cwd="/"
     )
     assert done.returncode == 0, done.stderr
     (line,) = [row for row in done.stdout.decode().splitlines() if row.startswith(checkup.PREFIX)]
@@ -155,18 +150,12 @@ def test_meet_counts_the_hosts_that_connect(monkeypatch):
     assert listened == {"role": "listens", "problem": "", "connected": 2}
 
 
-def test_meet_port_in_use_is_a_problem_of_the_listener():
+def test_meet_that_fails_names_the_role_and_the_problem(monkeypatch):
     with socket.create_server((LOOPBACK, 0)) as taken:
         found = checkup.meet(LOOPBACK, taken.getsockname()[1], 1, 0.3)
     assert found == {"role": "listens", "problem": "Address already in use"}
-
-
-def test_meet_without_a_listener_is_refused(monkeypatch):
+    found = checkup.meet(LOOPBACK, free_port(), 1, 0.3)
+    assert found == {"role": "listens", "problem": "", "connected": 0}
     monkeypatch.setattr(checkup, "_is_own", lambda address: False)
     found = checkup.meet(LOOPBACK, free_port(), 1, 0.3)
     assert found == {"role": "connects", "problem": "Connection refused"}
-
-
-def test_meet_without_connections_counts_none():
-    found = checkup.meet(LOOPBACK, free_port(), 1, 0.3)
-    assert found == {"role": "listens", "problem": "", "connected": 0}

@@ -302,10 +302,6 @@ def test_mpi_flavour_reads_name_and_version(text, flavour):
     assert mpi_flavour(text) == flavour
 
 
-def test_diagnose_two_mpiruns_in_one_launch_are_a_problem():
-    assert ("problem", "mpi", "n3") in outline(group(mpirun=Mpirun("/usr/bin/mpirun", OPEN_MPI_5)))
-
-
 def test_diagnose_localhost_among_others_is_a_problem():
     hosts = group(2)
     hosts[0] = msgspec.structs.replace(hosts[0], host=Host("localhost", 1, source="hosts.txt:1"))
@@ -327,17 +323,14 @@ def test_diagnose_address_on_all_hosts_names_the_interface():
     assert "On docker0, like n2, n3." in finding.found
 
 
-def test_shared_network_prefers_the_default_route():
+def test_shared_network_is_of_all_hosts_and_of_the_default_route():
+    assert shared_network(ALL_WITH_DOCKER).network == "10.0.0.0/24"
+    assert shared_network(group(**FAR)) is None
     other = [Interface(name="ib0", up=True, addresses=[f"10.1.0.{n}/24"]) for n in (1, 2)]
     hosts = [well(n, interfaces=[LO, other[n - 1], eth0(n)]) for n in (1, 2)]
     assert shared_network(hosts).addresses == ["10.0.0.1", "10.0.0.2"]
     hosts = [well(n, interfaces=[LO, other[n - 1], eth0(n)], default_interface="") for n in (1, 2)]
     assert shared_network(hosts).interfaces == ["ib0", "ib0"]
-
-
-def test_shared_network_needs_an_address_of_each_host():
-    assert shared_network(ALL_WITH_DOCKER).network == "10.0.0.0/24"
-    assert shared_network(group(**FAR)) is None
 
 
 @pytest.mark.parametrize(
@@ -371,20 +364,17 @@ def test_diagnose_clock_is_wrong_beyond_uncertainty(ahead, found):
     assert diagnose([one, unsure], HERE) == []
 
 
-def test_diagnose_gpus_are_counted_and_compared():
+def test_diagnose_gpus_and_mpiruns_are_counted_and_compared():
     assert "2 slots, 1 GPU." in diagnose(both(**GPU), HERE)[0].found
     assert ("note", "alike", "n3") in outline(group(**GPU))
+    assert ("problem", "mpi", "n3") in outline(group(mpirun=Mpirun("/usr/bin/mpirun", OPEN_MPI_5)))
 
 
-def test_diagnose_unreached_host_is_reported_alone():
-    trouble = Finding(
-        level="problem", topic="reach", host="n3", what="Cannot be reached.", found="", fix="Is it on?"
-    )
-    assert diagnose([*group(2), ExaminedHost(host=Host("n3", 1), trouble=trouble)], HERE) == [trouble]
-
-
-def test_diagnose_facts_of_another_python_skip_the_software():
+def test_diagnose_host_with_a_trouble_is_judged_by_what_is_known():
     trouble = Finding(level="problem", topic="python", host="n3", what="There is none.", found="", fix="x")
+    unreached = ExaminedHost(host=Host("n3", 1), trouble=msgspec.structs.replace(trouble, topic="reach"))
+    assert diagnose([*group(2), unreached], HERE) == [unreached.trouble]
+    # Facts of another Python tell nothing about the software.
     hosts = group(ringside="", packages={}, libraries={}, mpirun=None, python="3.8.1", open_files=5)
     hosts[2] = msgspec.structs.replace(hosts[2], trouble=trouble)
     assert outline(hosts) == [("problem", "python", "n3"), ("warning", "limits", "n3")]

@@ -39,39 +39,31 @@ def test_examine_this_machine_needs_no_ssh(fake_ssh):
     assert abs(host.clock_ahead_seconds) <= host.clock_uncertain_seconds < 5, "it is the same clock"
 
 
-def test_examine_ignores_what_a_login_shell_prints(fake_ssh):
-    fake_ssh(f'echo Welcome; echo; ( {LIKE_SSHD} ); status=$?; echo "RINGSIDE is nice"; exit $status')
+def test_examine_sends_the_checkup_past_a_talkative_shell(fake_ssh, tmp_path):
+    fake_ssh(
+        f'echo Welcome; echo "$@" >{tmp_path}/seen; ( {LIKE_SSHD} ); status=$?; '
+        'echo "RINGSIDE is nice"; exit $status'
+    )
     (host,) = look(N1).hosts
     assert host.facts.python
     assert host.trouble is None
-
-
-def test_examine_sends_the_checkup_as_standard_input(fake_ssh, tmp_path):
-    fake_ssh(f'echo "$@" >{tmp_path}/seen; {LIKE_SSHD}')
-    assert look(N1).hosts[0].facts
     assert (tmp_path / "seen").read_text().rstrip().endswith(f"{sys.executable} - --quick")
+
+
+NOT_THE_ANSWER = "The answer is not that of the examination."
 
 
 @pytest.mark.parametrize(
     ("script", "what", "found"),
     [
-        (
-            "echo This account is currently not available.; cat >/dev/null",
-            *("The answer is not that of the examination.", "currently not available"),
-        ),
-        (
-            f"""cat >/dev/null; echo '{checkup.PREFIX}{{"hostname": 1}}'""",
-            *("The answer is not that of the examination.", "hostname"),
-        ),
-        (
-            "echo Fatal Python error: no encodings >&2; cat >/dev/null; exit 1",
-            *("A command failed with status 1.", "no encodings"),
-        ),
+        ("echo This account is currently not available.", NOT_THE_ANSWER, "currently not available"),
+        (f"""echo '{checkup.PREFIX}{{"hostname": 1}}'""", NOT_THE_ANSWER, "hostname"),
+        ("echo Fatal: no encodings >&2; status=1", "A command failed with status 1.", "no encodings"),
     ],
     ids=["no shell", "facts of another version", "broken Python"],
 )
 def test_examine_unusable_answer_is_a_problem(fake_ssh, script, what, found):
-    fake_ssh(script)
+    fake_ssh(f"{script}; cat >/dev/null; exit $status")
     (finding,) = look(N1).findings
     assert (finding.level, finding.topic, finding.host) == ("problem", "python", "n1")
     assert finding.what == what

@@ -88,12 +88,9 @@ def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):
 @pytest.mark.parametrize(
     ("asked", "ranks", "gpus", "taken"),
     [
-        ("auto", 2, 0, "cpu"),
-        ("auto", 2, 2, "cuda"),
-        ("auto", 1, 8, "cuda"),
-        ("cpu", 2, 0, "cpu"),
-        ("cpu", 2, 8, "cpu"),
-        ("cuda", 2, 2, "cuda"),
+        *(("auto", 2, 0, "cpu"), ("auto", 2, 2, "cuda"), ("auto", 1, 8, "cuda")),
+        *(("cpu", 2, 0, "cpu"), ("cpu", 2, 8, "cpu"), ("cuda", 2, 2, "cuda")),
+        ("tpu", 2, 8, "tpu"),  # the config refuses it
     ],
 )
 def test_the_device_is_what_was_asked_for_or_what_there_is(asked, ranks, gpus, taken):
@@ -112,10 +109,6 @@ def test_too_few_gpus_are_an_error_and_never_the_cpu_instead(asked, gpus, remedy
     assert remedy in caught.value.remedy
 
 
-def test_an_unknown_device_is_left_to_the_config_to_refuse():
-    assert settle.choose_device("tpu", [Host("here", 2)], [8]) == "tpu"
-
-
 # ---- arms ----
 
 
@@ -128,65 +121,59 @@ def test_choose_arms_refuses_cuda_options_on_the_cpu():
     assert settle.choose_arms(arms, "cuda", a_survey(gpus=2), one_host=True) == (arms, {})
 
 
-def test_all_that_can_run_are_taken_where_none_is_named():
-    arms, left_out = settle.choose_arms((), "cpu", a_survey(), one_host=True)
-    assert [arm.label for arm in arms] == ["ddp", "manual", "manual:mode=shared_memory", "horovod", "mpi"]
-    assert left_out == {}
+ALL = ["ddp", "manual", "manual:mode=shared_memory", "horovod", "mpi"]
 
 
-def test_choose_arms_takes_zero_and_single_only_by_name():
-    arms, left_out = settle.choose_arms((), "cpu", a_survey(), one_host=True)
-    assert {"zero", "single"}.isdisjoint({arm.backend for arm in arms} | set(left_out))
-    named = parse_arms(["zero,single"])
+@pytest.mark.parametrize(
+    ("device", "one_host", "missing", "labels", "left_out"),
+    [
+        ("cpu", True, [], ALL, {}),
+        ("cpu", True, ["shared_memory"], [*ALL[:2], *ALL[3:]], {ALL[2]: ["memory cannot be shared (why)"]}),
+        ("cpu", False, [], [*ALL[:2], *ALL[3:]], {}),
+        ("cuda", True, [], ["ddp", "manual", "horovod"], {"mpi": ["--device cpu"]}),
+        (
+            *("cpu", True, ["horovod", "mpi"], ALL[:3]),
+            {"horovod": ["horovod is not installed", "compare install horovod"], "mpi": ["mpi4py"]},
+        ),
+    ],
+)
+def test_choose_arms_unnamed_takes_what_can_run(device, one_host, missing, labels, left_out):
+    survey = a_survey(gpus=2 if device == "cuda" else 0, missing=missing)
+    if "shared_memory" in missing:
+        survey.libraries["torch"].facts["shared_memory_problem"] = "memory cannot be shared (why)"
+    arms, reasons = settle.choose_arms((), device, survey, one_host=one_host)
+    assert [arm.label for arm in arms] == labels
+    assert list(reasons) == list(left_out)
+    assert all(part in reasons[arm] for arm, parts in left_out.items() for part in parts)
+
+
+@pytest.mark.parametrize("text", ["zero,single", "mpi,ddp:bucket_cap_mb=1,horovod:controller=mpi"])
+def test_choose_arms_takes_named_arms_as_they_are(text):
+    named = parse_arms([text])
     assert settle.choose_arms(named, "cpu", a_survey(), one_host=True) == (named, {})
 
 
-def test_choose_arms_leaves_shared_memory_out_with_the_reason():
-    survey = a_survey()
-    survey.libraries["torch"].facts["shared_memory_problem"] = "memory cannot be shared here (why)"
-    arms, left_out = settle.choose_arms((), "cpu", survey, one_host=True)
-    assert [arm.label for arm in arms] == ["ddp", "manual", "horovod", "mpi"]
-    assert left_out == {"manual:mode=shared_memory": "memory cannot be shared here (why)"}
-
-
-@pytest.mark.parametrize(("device", "one_host"), [("cpu", False), ("cuda", True)])
-def test_over_hosts_and_on_gpus_shared_memory_is_not_taken_unasked(device, one_host):
-    arms, _ = settle.choose_arms((), device, a_survey(gpus=2), one_host=one_host)
-    assert not [arm.label for arm in arms if "shared_memory" in arm.label]
-
-
-def test_what_cannot_run_is_left_out_with_reason_and_remedy():
-    arms, left_out = settle.choose_arms((), "cpu", a_survey(missing=["horovod", "mpi"]), one_host=True)
-    assert [arm.label for arm in arms] == ["ddp", "manual", "manual:mode=shared_memory"]
-    assert list(left_out) == ["horovod", "mpi"]
-    assert "horovod is not installed" in left_out["horovod"]
-    assert "compare install horovod" in left_out["horovod"]
-
-
-def test_on_gpus_what_cannot_average_there_is_left_out_with_the_reason():
-    arms, left_out = settle.choose_arms((), "cuda", a_survey(gpus=2), one_host=True)
-    assert [arm.label for arm in arms] == ["ddp", "manual", "horovod"]
-    assert "--device cpu" in left_out["mpi"]
-
-
-def test_arms_that_are_named_are_taken_as_they_are():
-    named = parse_arms(["mpi,ddp:bucket_cap_mb=1,horovod:controller=mpi"])
-    assert settle.choose_arms(named, "cpu", a_survey(), one_host=True) == (named, {})
-
-
-def test_an_arm_that_is_named_and_cannot_run_is_an_error():
+@pytest.mark.parametrize(
+    ("text", "device", "without", "parts"),
+    [
+        (
+            "ddp,horovod",
+            "cpu",
+            {"missing": ["horovod"]},
+            ["horovod", "not installed", "compare install horovod"],
+        ),
+        ("ddp,mpi", "cuda", {"gpus": 2}, ["mpi", "", "--device cpu"]),
+        ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, ["without its mpi controller", "", ""]),
+        ("horovod", "cpu", {"controllers": ["mpi"]}, ["without its gloo controller", "", ""]),
+    ],
+)
+def test_choose_arms_refuses_a_named_arm_that_cannot_run(text, device, without, parts):
     with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms(parse_arms(["ddp,horovod"]), "cpu", a_survey(missing=["horovod"]), one_host=True)
-    assert "horovod" in caught.value.what
-    assert "not installed" in caught.value.found
-    assert "compare install horovod" in caught.value.remedy
-
-
-def test_an_arm_that_is_named_and_cannot_use_the_device_is_an_error():
-    with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms(parse_arms(["ddp,mpi"]), "cuda", a_survey(gpus=2), one_host=True)
-    assert "mpi" in caught.value.what
-    assert "--device cpu" in caught.value.remedy
+        settle.choose_arms(parse_arms([text]), device, a_survey(**without), one_host=True)
+    error = caught.value
+    assert all(
+        part in place for part, place in zip(parts, (error.what, error.found, error.remedy), strict=True)
+    )
 
 
 def test_a_second_backend_over_horovod_needs_only_its_controller(monkeypatch):
@@ -194,14 +181,6 @@ def test_a_second_backend_over_horovod_needs_only_its_controller(monkeypatch):
     a_survey().require("mpi", {"controller": "gloo"})
     with pytest.raises(UnavailableError, match="Horovod was built without its mpi controller"):
         a_survey(controllers=["gloo"]).require("mpi", {"controller": "mpi"})
-
-
-@pytest.mark.parametrize(("text", "controller"), [("horovod:controller=mpi", "mpi"), ("horovod", "gloo")])
-def test_a_controller_that_was_not_built_is_an_error(text, controller):
-    survey = a_survey(controllers=[name for name in ("gloo", "mpi") if name != controller])
-    with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms(parse_arms([text]), "cpu", survey, one_host=True)
-    assert f"without its {controller} controller" in caught.value.what
 
 
 def test_it_is_an_error_where_nothing_can_run():
@@ -259,20 +238,17 @@ def test_choose_baseline_takes_the_named_arm_or_the_first(asked, named, baseline
     assert settle.choose_baseline(asked, parse_arms([named])) == baseline
 
 
-def test_a_baseline_that_is_no_arm_is_refused():
-    with pytest.raises(UsageError, match="'dpp'"):
-        settle.choose_baseline("dpp", parse_arms(["ddp"]))
-
-
 # ---- data and hosts ----
 
 
-@pytest.mark.parametrize("name", ["auto", "mnist", "digits"])
-def test_a_data_set_is_taken_by_its_name(name):
-    assert settle.choose_dataset(name) == name
-
-
-def test_an_unknown_data_set_is_answered_with_the_known_ones():
+def test_an_unknown_baseline_or_data_set_is_refused():
+    assert [settle.choose_dataset(name) for name in ("auto", "mnist", "digits")] == [
+        "auto",
+        "mnist",
+        "digits",
+    ]
+    with pytest.raises(UsageError, match="'dpp'"):
+        settle.choose_baseline("dpp", parse_arms(["ddp"]))
     with pytest.raises(UsageError) as caught:
         settle.choose_dataset("cifar")
     assert "'cifar'" in caught.value.what
@@ -291,16 +267,6 @@ def hostfile(tmp_path):
 
 def slots(hosts):
     return [(host.name, host.slots) for host in hosts]
-
-
-def test_without_a_hostfile_this_machine_takes_every_rank():
-    assert slots(settle.choose_hosts(None, 3)) == [("localhost", 3)]
-    assert slots(settle.choose_hosts(None, None)) == [("localhost", 2)]
-
-
-def test_the_hostfile_says_how_many_ranks_there_are(hostfile):
-    assert slots(settle.choose_hosts(hostfile("localhost slots=4\n"), None)) == [("localhost", 4)]
-    assert slots(settle.choose_hosts(hostfile("localhost slots=4\n"), 3)) == [("localhost", 3)]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +293,11 @@ def test_other_machines_are_taken_from_a_file_or_from_the_command_line(hostfile)
     assert slots(settle.choose_hosts(hostfile(text), None, include=["n[2-3]"])) == [("n2", 2), ("n3", 2)]
 
 
-def test_hosts_are_named_once(hostfile):
+def test_choose_hosts_without_or_beside_a_hostfile_follows_the_flags(hostfile):
+    assert slots(settle.choose_hosts(None, 3)) == [("localhost", 3)]
+    assert slots(settle.choose_hosts(None, None)) == [("localhost", 2)]
+    assert slots(settle.choose_hosts(hostfile("localhost slots=4\n"), None)) == [("localhost", 4)]
+    assert slots(settle.choose_hosts(hostfile("localhost slots=4\n"), 3)) == [("localhost", 3)]
     with pytest.raises(UsageError, match="both name hosts"):
         settle.choose_hosts(hostfile("n1\n"), None, named="n1")
     with pytest.raises(UsageError, match="need named hosts"):
@@ -349,19 +319,8 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
         *("run", "-x", "A=***", "-xB=***", "--env", "C=***", "--env=D=***", "-x", "TOKEN"),
         *("--backend", "x:y=1"),
     ]
-    more = [
-        "run",
-        "-vx",
-        "A=1",
-        "-vxB=2=3",
-        "--env",
-        "C=4",
-        "--en=D=5",
-        "--en",
-        "E=6",
-        "--export-json",
-        "a=b",
-    ]
+    more = ["run", "-vx", "A=1", "-vxB=2=3", "--env", "C=4", "--en=D=5", "--en", "E=6"]
+    more += ["--export-json", "a=b"]
     assert environment.masked(more) == [
         *("run", "-vx", "A=***", "-vxB=***", "--env", "C=***", "--en=D=***", "--en", "E=***"),
         *("--export-json", "a=b"),
@@ -441,10 +400,7 @@ def test_a_new_run_records_what_it_begins_with(monkeypatch):
 
 def test_a_folder_is_claimed_by_the_first_run(tmp_path):
     """Two runs of the same second must not share a folder."""
+    store.require_writable(tmp_path / "run" / "x.json", to_be_made=tmp_path / "run")
     create_directory(tmp_path / "run")
     with pytest.raises(OutputError, match="not empty"):
         create_directory(tmp_path / "run")
-
-
-def test_an_export_may_lie_in_the_folder_that_the_run_makes(tmp_path):
-    store.require_writable(tmp_path / "run" / "x.json", to_be_made=tmp_path / "run")

@@ -41,23 +41,14 @@ def mistake(text):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "node1 slots=4",
-        "node1 slots = 4",
-        "node1\tslots=4\t",
-        "  node1   slots=4  # four GPUs",
-        "node1 slots=4#four GPUs",
-        "node1 slots=4\r",
-        "\ufeffnode1 slots=4",
-        "node1:4",
-        "node1 4",
-        "node1 slots=04",
-        "node1\nnode1\nnode1\nnode1",
-        "node1\r\n\r\nnode1\rnode1\n# a comment\nnode1",
-    ],
+FOUR_SLOTS = (
+    *("node1 slots=4", "node1 slots = 4", "node1\tslots=4\t", "  node1   slots=4  # four GPUs", "node1:4"),
+    *("node1 slots=4#four GPUs", "node1 slots=4\r", "\ufeffnode1 slots=4", "node1 4", "node1 slots=04"),
+    *("node1\nnode1\nnode1\nnode1", "node1\r\n\r\nnode1\rnode1\n# a comment\nnode1"),
 )
+
+
+@pytest.mark.parametrize("line", FOUR_SLOTS)
 def test_hostfile_forms_of_four_slots_read_alike(line):
     assert parsed(line) == [("node1", 4)]
 
@@ -120,85 +111,61 @@ def test_hostfile_hosts_keep_their_line():
     assert [host.source for host in hosts] == ["my/hosts:3", "my/hosts:4", "my/hosts:4"]
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("node1 slots=0", "slots=0"),
-        ("node1 slots=-1", "'-1'"),
-        ("node1 slots=+1", "'+1'"),
-        ("node1 slots=two", "'two'"),
-        ("node1 slots=2.0", "'2.0'"),
-        ("node1 slots=٣", "u0663"),
-        ("node1 slots=", "''"),
-        ("node1 slots", "'slots'"),
-        ("node1 slots=65537", "slots=65537"),
-        ("node1 slots=1" + "0" * 5000, "is not a number of slots"),
-        ("node1 slots=2 slots=2", "a second time"),
-        ("node1:2 slots=2", "a second time"),
-        ("node1 2 slots=2", "a second time"),
-        ("node1:", "''"),
-        ("node1:0", "slots=0"),
-        ("node1:x", "'x'"),
-        ("node1:2:3", "neither host:N nor an IPv6 address"),
-        ("node1 slots=4 max_slots=2", "less than slots=4"),
-        ("node1 slots=4 max_slots=0", "max_slots=0"),
-        ("node1 slots=4 max_slots=x", "max_slots"),
-        ("node1 Slots=4", "'Slots'"),
-        ("node1 gpus=4", "'gpus'"),
-        ("node1 slots=4 fast", "'fast'"),
-        ("slots=4", "'slots=4'"),
-        ("slots = 4", "'slots=4'"),
-        ("slots 4", "is a key"),
-        (":4", "''"),
-        ("@node1", "no user"),
-        ("alice@", "''"),
-        ("-oProxyCommand=x slots=4", "'-oProxyCommand=x'"),
-        ("-l slots=4", "'-l'"),
-        ("-l@node1", "is not a user name"),
-        ("a;b slots=4", "'a;b'"),
-        ("$HOME slots=4", "'$HOME'"),
-        ("`id` slots=4", "'`id`'"),
-        ('"node1" slots=4', "is not a host name"),
-        ("'node1' slots=4", "is not a host name"),
-        ("a|b@node1", "is not a user name"),
-        ("node1,node2 slots=4", "'node1,node2'"),
-        ("nod\N{CYRILLIC SMALL LETTER IE}1 slots=4", "'nod\\u04351'"),
-        ("node1\N{NO-BREAK SPACE}slots=4", "xa0"),
-        ("node1\x1b[2J slots=4", "x1b"),
-        ("n" * 300, "is not a host name"),
-        ("4", "neither a host name nor an IPv4 address"),
-        ("10.0.1 slots=4", "neither a host name nor an IPv4 address"),
-        ("10.0.0.256 slots=4", "neither a host name nor an IPv4 address"),
-        ("fe80::1%eth0 slots=4", "nor an IPv6 address"),
-        ("[fe80::x]:4", "nor an IPv6 address"),
-        ("[::1]x:4", "is not a range"),
-        ("node[1-4 slots=4", "is not a range"),
-        ("node1-4] slots=4", "is not a range"),
-        ("node[] slots=4", "is not a range"),
-        ("node[a-b] slots=4", "is not a range"),
-        ("node[1-2][ slots=4", "is not a range"),
-        ("@all[1-2] slots=4", "no user"),
-        ("node[1-2]!node[1] slots=4", "is not a range"),
-        ("-n[1-2] slots=4", "is not a range"),
-        ("node[4-1] slots=4", "is not a range"),
-        ("node[1-010] slots=4", "is not a range"),
-        ("node[1-4/0] slots=4", "is not a range"),
-        ("node[1,1] slots=4", "a host twice"),
-        ("node[1,11][1,11] slots=4", "a host twice"),
-        ("node[1-100000000] slots=4", "100,000,000 hosts"),
-        ("r[1-1000]n[1-1000] slots=4", "1,000,000 hosts"),
-        ("n" + "[1-9999]" * 20, "hosts: the limit is"),
-        ("node[1-" + "9" * 5000 + "]", "is not a range"),
-        ("node1 slots=4\nnode1 slots=4", "before, at hosts:2"),
-        ("node1 slots=4\nNODE1 slots=4", "before, at hosts:2"),
-        ("node1\nnode1 slots=4", "before, at hosts:2"),
-        ("node1 slots=4\nnode1", "before, at hosts:2"),
-        ("node1 max_slots=4\nnode1", "before, at hosts:2"),
-        ("::1 slots=4\n[0::1]:4", "before, at hosts:2"),
-        ("node[1-4] slots=4\nnode3 slots=2", "before, at hosts:2"),
-        ("alice@node1\nbob@node1", "alice@node1 before, at hosts:2"),
+MISTAKES = {
+    "slots=0": ["node1 slots=0", "node1:0"],
+    "'-1'": ["node1 slots=-1"],
+    "'+1'": ["node1 slots=+1"],
+    "'two'": ["node1 slots=two"],
+    "'2.0'": ["node1 slots=2.0"],
+    "u0663": ["node1 slots=٣"],
+    "''": ["node1 slots=", "node1:", ":4", "alice@"],
+    "'slots'": ["node1 slots"],
+    "slots=65537": ["node1 slots=65537"],
+    "is not a number of slots": ["node1 slots=1" + "0" * 5000],
+    "a second time": ["node1 slots=2 slots=2", "node1:2 slots=2", "node1 2 slots=2"],
+    "'x'": ["node1:x"],
+    "neither host:N nor an IPv6 address": ["node1:2:3"],
+    "less than slots=4": ["node1 slots=4 max_slots=2"],
+    "max_slots=0": ["node1 slots=4 max_slots=0"],
+    "max_slots": ["node1 slots=4 max_slots=x"],
+    "'Slots'": ["node1 Slots=4"],
+    "'gpus'": ["node1 gpus=4"],
+    "'fast'": ["node1 slots=4 fast"],
+    "'slots=4'": ["slots=4", "slots = 4"],
+    "is a key": ["slots 4"],
+    "no user": ["@node1", "@all[1-2] slots=4"],
+    "'-oProxyCommand=x'": ["-oProxyCommand=x slots=4"],
+    "'-l'": ["-l slots=4"],
+    "is not a user name": ["-l@node1", "a|b@node1"],
+    "'a;b'": ["a;b slots=4"],
+    "'$HOME'": ["$HOME slots=4"],
+    "'`id`'": ["`id` slots=4"],
+    "is not a host name": ['"node1" slots=4', "'node1' slots=4", "n" * 300],
+    "'node1,node2'": ["node1,node2 slots=4"],
+    "'nod\\u04351'": ["nod\N{CYRILLIC SMALL LETTER IE}1 slots=4"],
+    "xa0": ["node1\N{NO-BREAK SPACE}slots=4"],
+    "x1b": ["node1\x1b[2J slots=4"],
+    "neither a host name nor an IPv4 address": ["4", "10.0.1 slots=4", "10.0.0.256 slots=4"],
+    "nor an IPv6 address": ["fe80::1%eth0 slots=4", "[fe80::x]:4"],
+    "is not a range": [
+        *("[::1]x:4", "node[1-4 slots=4", "node1-4] slots=4", "node[] slots=4", "node[a-b] slots=4"),
+        *("node[1-2][ slots=4", "node[1-2]!node[1] slots=4", "-n[1-2] slots=4", "node[4-1] slots=4"),
+        *("node[1-010] slots=4", "node[1-4/0] slots=4", "node[1-" + "9" * 5000 + "]"),
     ],
-)
+    "a host twice": ["node[1,1] slots=4", "node[1,11][1,11] slots=4"],
+    "100,000,000 hosts": ["node[1-100000000] slots=4"],
+    "1,000,000 hosts": ["r[1-1000]n[1-1000] slots=4"],
+    "hosts: the limit is": ["n" + "[1-9999]" * 20],
+    "before, at hosts:2": [
+        *("node1 slots=4\nnode1 slots=4", "node1 slots=4\nNODE1 slots=4", "node1\nnode1 slots=4"),
+        *("node1 slots=4\nnode1", "node1 max_slots=4\nnode1", "::1 slots=4\n[0::1]:4"),
+        *("node[1-4] slots=4\nnode3 slots=2",),
+    ],
+    "alice@node1 before, at hosts:2": ["alice@node1\nbob@node1"],
+}
+
+
+@pytest.mark.parametrize(("line", "found"), [(line, f) for f, lines in MISTAKES.items() for line in lines])
 def test_hostfile_mistakes_name_their_line(line, found):
     error = mistake(f"# hosts\n{line}\n")
     number = 2 + line.count("\n")
@@ -211,11 +178,8 @@ def test_hostfile_mistakes_name_their_line(line, found):
 
 def test_hostfile_mistake_shows_the_line_as_written():
     assert mistake("a slots=2\nb  slots=none # later").found == "b  slots=none"
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n", "\ufeff", " \t\r\n"])
-def test_hostfile_without_hosts_is_an_error(text):
-    assert mistake(text).what == "hosts:1: no host is named"
+    for text in ("", "\n\n", "# nothing yet\n", "\ufeff", " \t\r\n"):
+        assert mistake(text).what == "hosts:1: no host is named"
 
 
 def test_hostfile_with_too_many_hosts_or_slots_is_refused():
@@ -314,17 +278,8 @@ def test_parse_hosts_reads_lists(spec, expected):
 @pytest.mark.parametrize(
     ("spec", "place_of_mistake"),
     [
-        ("", 1),
-        (",", 1),
-        ("a:2,", 2),
-        ("a:2,,b:2", 2),
-        ("a:2,b:0", 2),
-        ("a:2,a:2", 2),
-        ("a b", 1),
-        ("n[1,2", 1),
-        ("a:2,-x:1", 2),
-        ("a#b", 1),
-        ("a\nb", 1),
+        *((spec, 1) for spec in ("", ",", "a b", "n[1,2", "a#b", "a\nb")),
+        *((spec, 2) for spec in ("a:2,", "a:2,,b:2", "a:2,b:0", "a:2,a:2", "a:2,-x:1")),
     ],
 )
 def test_parse_hosts_mistakes_name_their_place(spec, place_of_mistake):
@@ -415,19 +370,14 @@ def test_select_mistakes_name_the_option(include, exclude, what):
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    ("name", "hosts", "slots"),
-    [("localhost", 1, 2), ("two-machines", 2, 8), ("uneven-slots", 3, 14), ("ranges", 11, 52)],
-)
-def test_hostfile_examples_have_their_hosts_and_slots(name, hosts, slots):
-    found = read_hostfile(EXAMPLES / name)
-    assert len(found) == hosts
-    assert sum(host.slots for host in found) == slots
-
-
-def test_hostfile_examples_are_all_tested():
-    names = {path.name for path in EXAMPLES.iterdir()}
-    assert names == {"localhost", "two-machines", "uneven-slots", "ranges"}
+def test_hostfile_examples_have_their_hosts_and_slots():
+    found = {path.name: read_hostfile(path) for path in EXAMPLES.iterdir()}
+    assert {name: (len(hosts), sum(host.slots for host in hosts)) for name, hosts in found.items()} == {
+        "localhost": (1, 2),
+        "two-machines": (2, 8),
+        "uneven-slots": (3, 14),
+        "ranges": (11, 52),
+    }
 
 
 def test_format_hostfile_writes_open_mpi_form():
