@@ -60,7 +60,7 @@ def supervise(
         name: the launch's own name; marks every process that descends from it.
         log: file for the output of the command.
         deadline_seconds: maximum time for all of it.
-        on_tick: called twice a second, and at the end; returns whether the launch may go on.
+        on_tick: called twice a second; returns whether the launch may go on.
         wake: a descriptor; ``on_tick`` is called at once when it can be read.
 
     Raises:
@@ -78,7 +78,6 @@ def supervise(
             if seconds > deadline_seconds or not on_tick():
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
             _wait(process, wake, _TICK_SECONDS)
-        on_tick()  # a rank that died right before its launcher must be seen before the others are ended
         return Ending(process.returncode, time.monotonic() - began)
     finally:
         end_all(name, process)
@@ -131,13 +130,12 @@ def end_all(name: str, child: subprocess.Popen[bytes] | None = None) -> None:
     A second Ctrl-C ends the wait between them.
 
     Args:
-        name: the launch's.
+        name: the launch's name.
         child: the launch's process that this one started, and must reap.
     """
     try:
         if child:
-            # A stopped launcher would not receive SIGTERM. A stopped rank must not wake up, because it
-            # would report that it was ended. It must stay the rank that made no progress.
+            # A stopped launcher would not receive SIGTERM. The witnesses wake stopped ranks.
             child.send_signal(signal.SIGCONT)
         _end_with(psutil.Process.terminate, name)
     finally:
@@ -159,17 +157,17 @@ def _kill_but_trackers(process: psutil.Process) -> None:
 
 
 def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:
-    told: set[psutil.Process] = set()
-    patience = time.monotonic() + _GRACE_SECONDS
+    signalled: set[psutil.Process] = set()
+    deadline = time.monotonic() + _GRACE_SECONDS
     # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
     # have exited stay zombies, which are not listed.
     while left := list(descendants(name)):
         for process in left:
-            if process not in told:
+            if process not in signalled:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     end(process)
-        told.update(left)
-        if time.monotonic() > patience:
+        signalled.update(left)
+        if time.monotonic() > deadline:
             return
         time.sleep(_POLL_SECONDS)
 

@@ -1,7 +1,7 @@
-"""Test that failures on hosts are named in time and cleaned up.
+"""A failure on a host is named with rank and host.
 
-`make test-hosts` runs all of it. Continuous integration runs those that are not marked ``faults``. These
-are one launcher of each failure, and at least one failure of each launcher.
+All tests are for ``make test-hosts``. Those without the mark ``faults`` are for continuous integration too.
+They have each failure with one launcher, and each launcher with one failure at least.
 """
 
 import json
@@ -24,7 +24,7 @@ STALL_SECONDS = 12.0
 BOUND_SECONDS = 30.0
 UNREACHABLE_BOUND_SECONDS = 15.0
 DEATH_BOUND_SECONDS = 10.0
-# Behind a dead link a rank ends itself, when its lease has run out.
+# Behind a dead link, a rank is ended by its own witness when its lease expires.
 GONE_SECONDS = STALL_SECONDS + LEASE_SECONDS
 LAUNCHERS = {
     "torchrun": "ddp",
@@ -32,13 +32,22 @@ LAUNCHERS = {
     "horovodrun-mpi": "horovod:controller=mpi",
     "mpirun": "mpi",
 }
-BY_DAEMON = ("horovodrun-mpi", "mpirun")
-"""Launchers that start the ranks of a host by a daemon there."""
 IN_A_RANK = {
     "raise": ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"],
-    "kill": ["rank 1 on n2 died", "killed by SIGKILL (kill -9, or out of memory)"],
+    "kill": ["rank 1 on n2 died", "It was killed by SIGKILL (kill -9, or out of memory)."],
     "hang": ["rank 1 on n2 made no progress for 12 s", "sitecustomize.py:"],
 }
+EARLY = "before its first progress record"
+KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
+UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
+DEATHS = {
+    "exit 3": "It exited with status 3 and left no result.",
+    "crash": "It was killed by SIGSEGV (Segmentation fault).",
+    "kill its witness": UNRECORDED,
+    f"kill {EARLY}": KILLED,
+    f"exit 0 {EARLY}": "It exited with status 0 and left no result.",
+}
+"""Further deaths; the table of the README does not list them."""
 ON_A_HOST = ("link_down", "drop_packets", "stop")
 BEFORE_A_RUN = ("down", "silent", "no-such-host")
 QUICK = {
@@ -49,6 +58,8 @@ QUICK = {
     ("torchrun", "link_down"),
     ("horovodrun-gloo", "parent"),
     ("mpirun", "ctrl-c"),
+    ("torchrun", f"exit 0 {EARLY}"),
+    ("mpirun", "kill its witness"),
 }
 FAILURES = {
     "raise": Failure("a rank raises", 6, "rank, host, error, file:line", BOUND_SECONDS),
@@ -88,36 +99,36 @@ def cases(kinds):
     ]
 
 
-class Run:
-    """A run that was started at the login.
-
-    It has a rank on n1 and on n2, or those that ``hosts`` names.
-    """
+class StartedRun:
+    """A run with a fault, a rank each on n1 and n2."""
 
     def __init__(self, lab, mnist_dir, arm, *more, fault=None, **options):
         self.lab = lab
-        self.site = lab.folder / "site"
-        shutil.copytree(REPOSITORY / "tests" / "faults" / "injected", self.site)
+        self.injected = lab.folder / "injected"
+        shutil.copytree(REPOSITORY / "tests" / "faults" / "injected", self.injected)
         if fault:
-            (self.site / "fault.json").write_text(json.dumps(fault))
+            (self.injected / "fault.json").write_text(json.dumps(fault))
         self.process = start(
             lab,
             options.get("hosts", "n1,n2"),
             mnist_dir,
             *("--backend", arm, "--stall", STALL_SECONDS, *more),
             steps=options.get("steps", 28_000),
-            environment={"PYTHONPATH": "/run/lab/site"},
+            environment={"PYTHONPATH": "/run/lab/injected"},
         )
 
     def wait_for_training(self, launch=1):
         until(lambda: self._is_training(launch) or self.process.poll() is not None, 150)
         assert self.process.poll() is None, self.process.communicate()
 
-    def output(self):
-        """Wait for its end, and return what it printed, on one line."""
-        output = " ".join(self.process.communicate(timeout=150)[1].split())
-        assert "Traceback" not in output
-        return output
+    def wait(self):
+        """Wait for its end, and return its messages as one line."""
+        printed = " ".join(self.process.communicate(timeout=150)[1].split())
+        assert "Traceback" not in printed
+        return printed
+
+    def seconds_since_the_fault(self):
+        return time.time() - float((self.injected / "injected_at").read_text())
 
     def _is_training(self, launch):
         files = list((self.lab.folder / "run").glob(f"launches/{launch:02d}-*/rank-*.progress"))
@@ -136,50 +147,74 @@ def gone_from(lab, machines, seconds):
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(IN_A_RANK))
-def test_a_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_backend, record, launcher, kind):
-    fault = {"module": "compare.worker.rank", "kind": kind, "rank": 1, "step": 100}
-    run = Run(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault)
-    output = run.output()
-    took = time.time() - float((run.site / "injected_at").read_text())
-    assert run.process.returncode == FAILURES[kind].code, output
+def test_rank_that_fails_is_named_with_its_host(make_lab, mnist_dir, every_backend, record, launcher, kind):
+    run = StartedRun(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=a_fault(kind))
+    printed = run.wait()
+    took = run.seconds_since_the_fault()
+    assert run.process.returncode == FAILURES[kind].code, printed
     for words in IN_A_RANK[kind]:
-        assert words in output
+        assert words in printed
     assert took < BOUND_SECONDS
     assert not read_run(run.lab.folder / "run").complete
     assert left(run.lab) == []
     record(FAILURES[kind], launcher, took)
 
 
-@pytest.mark.parametrize(
-    "launcher", ["torchrun", *(pytest.param(name, marks=pytest.mark.faults) for name in BY_DAEMON)]
-)
-def test_a_rank_that_is_gone_without_a_word_is_named_with_its_host(
-    make_lab, mnist_dir, every_backend, launcher
-):
-    """Its launcher takes a status of 0 for success."""
-    fault = {"module": "compare.worker.watchdog", "kind": "exit 0 before the first record", "rank": 1}
-    run = Run(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=fault, hosts="n1:2,n2:1")
-    output = run.output()
-    assert run.process.returncode == 6, output
-    assert "rank 1 on n1 died" in output
-    assert "exited with status 0 and left no result" in output
-    assert "It wrote no progress record." in output
-    assert time.time() - float((run.site / "injected_at").read_text()) < DEATH_BOUND_SECONDS
+@pytest.mark.parametrize(("launcher", "kind"), cases(DEATHS))
+def test_rank_that_dies_is_named_with_its_host(make_lab, mnist_dir, every_backend, launcher, kind):
+    run = StartedRun(make_lab(2), mnist_dir, LAUNCHERS[launcher], fault=a_fault(kind), hosts="n1:2,n2:1")
+    printed = run.wait()
+    took = run.seconds_since_the_fault()
+    print(f"{launcher}, {kind}: {took:.1f} s")
+    assert run.process.returncode == 6, printed
+    assert "rank 1 on n1 died" in printed
+    assert DEATHS[kind] in printed
+    assert ("It wrote no progress record." in printed) == (EARLY in kind)
+    assert took < DEATH_BOUND_SECONDS
     assert left(run.lab) == []
 
 
-@pytest.mark.parametrize(("launcher", "fault"), cases(ON_A_HOST))
-def test_a_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, launcher, fault):
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("victim", ["rank", "witness"])
+def test_rank_killed_from_outside_is_named_with_its_host(
+    make_lab, mnist_dir, every_backend, launcher, victim
+):
     lab = make_lab(2)
-    run = Run(lab, mnist_dir, LAUNCHERS[launcher])
+    run = StartedRun(lab, mnist_dir, LAUNCHERS[launcher])
+    run.wait_for_training()
+    processes = [p for p in lab.hosts[1].processes() if "compare.worker" in p.cmdline()]
+    witness, *_ = [p for p in processes if any(child in processes for child in p.children())]
+    process = witness if victim == "witness" else witness.children()[0]
+    process.kill()
+    began = time.monotonic()
+    printed = run.wait()
+    took = time.monotonic() - began
+    print(f"{launcher}, {victim}: {took:.1f} s")
+    assert run.process.returncode == 6, printed
+    assert "rank 1 on n2 died" in printed
+    assert (UNRECORDED if victim == "witness" else KILLED) in printed
+    assert took < DEATH_BOUND_SECONDS
+    assert left(lab) == []
+
+
+def a_fault(kind):
+    module = "compare.worker.watchdog" if EARLY in kind else "compare.worker.rank"
+    return {"module": module, "kind": kind, "rank": 1, "step": 100}
+
+
+@pytest.mark.parametrize(("launcher", "fault"), cases(ON_A_HOST))
+def test_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, launcher, fault):
+    lab = make_lab(2)
+    run = StartedRun(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
     lost, (kept, *_) = lab.hosts[1], lab.hosts
     getattr(lost, fault)()
     began = time.monotonic()
-    output = run.output()
+    printed = run.wait()
     took = time.monotonic() - began
-    assert run.process.returncode == FAILURES[fault].code, output
-    assert "Host n2 (-H:2)" in output
+    assert run.process.returncode == FAILURES[fault].code, printed
+    assert "Host n2 (-H:2)" in printed
     assert took < BOUND_SECONDS
     gone_from(lab, [lab.login, kept], 2)
     if fault != "stop":
@@ -190,23 +225,23 @@ def test_a_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record
 @pytest.mark.parametrize(("launcher", "kind"), cases(["ctrl-c"]))
 def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend, record, launcher, kind):
     lab = make_lab(2)
-    run = Run(lab, mnist_dir, LAUNCHERS[launcher])
+    run = StartedRun(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
     os.kill(parent_of(run), signal.SIGINT)
     began = time.monotonic()
-    output = run.output()
+    printed = run.wait()
     took = time.monotonic() - began
-    assert run.process.returncode == FAILURES[kind].code, output
-    assert "The finished part is kept" in output
+    assert run.process.returncode == FAILURES[kind].code, printed
+    assert "The finished part is kept" in printed
     assert took < BOUND_SECONDS
     assert left(lab) == []
     record(FAILURES[kind], launcher, took)
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(["parent"]))
-def test_nothing_outlives_a_parent_that_is_killed(make_lab, mnist_dir, every_backend, record, launcher, kind):
+def test_parent_killed_leaves_nothing_on_any_host(make_lab, mnist_dir, every_backend, record, launcher, kind):
     lab = make_lab(2)
-    run = Run(lab, mnist_dir, LAUNCHERS[launcher])
+    run = StartedRun(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
     os.kill(parent_of(run), signal.SIGKILL)
     began = time.monotonic()
@@ -216,33 +251,33 @@ def test_nothing_outlives_a_parent_that_is_killed(make_lab, mnist_dir, every_bac
 
 
 @pytest.mark.faults
-def test_finished_launches_are_kept(make_lab, mnist_dir):
+def test_launches_that_finished_are_kept(make_lab, mnist_dir):
     lab = make_lab(2)
-    run = Run(lab, mnist_dir, "ddp", "--repeats", "20", steps=200)
+    run = StartedRun(lab, mnist_dir, "ddp", "--repeats", "20", steps=200)
     until(lambda: list((lab.folder / "run").glob("launches/03-*/rank-1.progress")), 150)
     lab.hosts[1].stop()
-    output = run.output()
-    assert run.process.returncode == 9, output
+    printed = run.wait()
+    assert run.process.returncode == 9, printed
     assert len(read_run(lab.folder / "run").launches) >= 2
-    assert "The finished part is kept" in output
+    assert "The finished part is kept" in printed
 
 
 @pytest.mark.faults
-def test_a_port_that_was_taken_in_the_meantime_is_tried_again(make_lab, mnist_dir, record):
+def test_port_that_was_taken_is_tried_again(make_lab, mnist_dir, record):
     fault = {"module": "compare.launch.cluster", "port": 22}  # sshd's
     began = time.monotonic()
-    run = Run(make_lab(2), mnist_dir, "ddp", fault=fault, steps=30)
-    output = run.output()
+    run = StartedRun(make_lab(2), mnist_dir, "ddp", fault=fault, steps=30)
+    printed = run.wait()
     took = time.monotonic() - began
-    assert run.process.returncode == FAILURES["port"].code, output
-    assert "starts again: another process took its port" in output
+    assert run.process.returncode == FAILURES["port"].code, printed
+    assert "starts again: another process took its port" in printed
     assert took < FAILURES["port"].bound_seconds
     assert left(run.lab) == []
     record(FAILURES["port"], "torchrun", took)
 
 
 @pytest.mark.parametrize(("launcher", "host"), cases(BEFORE_A_RUN))
-def test_a_host_that_does_not_answer_is_named_before_anything_starts(
+def test_host_that_does_not_answer_is_named_before_the_start(
     make_lab, mnist_dir, every_backend, record, launcher, host
 ):
     lab = make_lab(1)
@@ -253,14 +288,14 @@ def test_a_host_that_does_not_answer_is_named_before_anything_starts(
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(["slots"]))
-def test_more_ranks_than_slots_are_refused(make_lab, mnist_dir, every_backend, record, launcher, kind):
+def test_ranks_beyond_the_slots_are_refused(make_lab, mnist_dir, every_backend, record, launcher, kind):
     words = ["3 ranks do not fit: the hosts take 2"]
     took = refused(make_lab(1), "n1:2", mnist_dir, LAUNCHERS[launcher], FAILURES[kind], words, "-np", "3")
     record(FAILURES[kind], launcher, took)
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(["interpreter"]))
-def test_a_wrong_interpreter_on_one_host_is_named(make_lab, mnist_dir, every_backend, record, launcher, kind):
+def test_wrong_interpreter_on_one_host_is_named(make_lab, mnist_dir, every_backend, record, launcher, kind):
     lab = make_lab(2)
     interpreter = os.path.realpath(arguments("n1", mnist_dir)[0])
     lab.hosts[1].run(["mount", "--bind", "/run/lab/nothing", interpreter])
@@ -271,18 +306,18 @@ def test_a_wrong_interpreter_on_one_host_is_named(make_lab, mnist_dir, every_bac
 
 
 def refused(lab, hosts, mnist_dir, arm, failure, words, *more):
-    """Execute a run that is refused, and return how long it took."""
+    """Execute a run that is refused, and return its seconds."""
     began = time.monotonic()
     done = compare(lab, hosts, mnist_dir, "--backend", arm, *more)
     took = time.monotonic() - began
     assert done.returncode == failure.code, done.stderr
-    for said in words:
-        assert said in done.stderr
+    for text in words:
+        assert text in done.stderr
     assert took < failure.bound_seconds
     return took
 
 
 def parent_of(run):
-    """Return the process of `compare run`, a child of the one started."""
+    """Return the process of `compare run`, for which nsenter waits."""
     (parent,) = [p for p in run.lab.login.processes() if "compare" in p.cmdline() and "run" in p.cmdline()]
     return parent.pid

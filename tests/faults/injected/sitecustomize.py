@@ -1,6 +1,7 @@
-"""Let one rank of a launch fail as ``fault.json`` beside it says.
+"""Let one rank of a launch fail.
 
-The product has no hooks for faults: this changes its modules as they are imported, in one rank alone.
+The file ``fault.json`` beside this one says how. Python loads this module from PYTHONPATH. The product has
+no hooks for faults, so this changes its modules as they are imported, in one rank alone.
 """
 
 import importlib.abc
@@ -16,7 +17,7 @@ _FOLDER = Path(__file__).parent
 _RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 
 
-def _say_when():
+def _note_time():
     (_FOLDER / "injected_at").write_text(repr(time.time()))
 
 
@@ -28,6 +29,16 @@ def _allocate_too_much():
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
     torch.ones(1 << 30)
+
+
+def _exceed_memory_group():
+    (Path(_fault["group"]) / "cgroup.procs").write_text(str(os.getpid()))
+    os.urandom(1 << 30)
+
+
+def _kill_witness():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1e6)
 
 
 def _crash():
@@ -44,21 +55,25 @@ def _raise():
     raise RuntimeError("injected by the test")
 
 
+EARLY = "before its first progress record"
 FAULTS = {
     "raise": _raise,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "kill before the first record": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    f"kill {EARLY}": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "kill its witness": _kill_witness,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit 0": lambda: os._exit(0),
     "exit 3": lambda: os._exit(3),
-    "exit 0 before the first record": lambda: os._exit(0),
-    "delay the first record": lambda: time.sleep(8),
+    f"exit 0 {EARLY}": lambda: os._exit(0),
+    f"be slow {EARLY}": lambda: time.sleep(8),
     "crash": _crash,
+    "abort": os.abort,
     "hang": lambda: time.sleep(1e6),
     "hang before rendezvous": lambda: time.sleep(1e6),
     "hang in a collective": _wait_alone,
     "hang while loading": lambda: time.sleep(1e6),
     "out of memory": _allocate_too_much,
+    "be killed out of memory": _exceed_memory_group,
 }
 
 
@@ -66,7 +81,7 @@ _groups = []
 
 
 def _remember_groups(backends):
-    """Keep the group of a rank, for a collective of its own."""
+    """Keep the group of a rank, for a collective of one rank."""
     load = backends.load
 
     def load_and_remember(*which):
@@ -92,14 +107,14 @@ def _spoil_beginning(fault):
         others = Path(sys.orig_argv[-1]).with_name("rank-0.progress")
         while not others.exists():
             time.sleep(0.01)
-        _say_when()
+        _note_time()
         FAULTS[fault["kind"]]()
 
 
 def _spoil_start(module, fault):
-    """Delay the process between horovodrun and a rank, but the first.
+    """Hold up the process between horovodrun and a rank, except the first.
 
-    Not as it is imported: until it has opened its semaphores, other tests take them for left behind.
+    Not as it is imported: other tests take its semaphores for traces until it has opened them.
     """
     execute = module._exec_middleman
 
@@ -107,7 +122,7 @@ def _spoil_start(module, fault):
         try:
             (_FOLDER / "first").touch(exist_ok=False)
         except FileExistsError:
-            _say_when()
+            _note_time()
             FAULTS[fault["kind"]]()
         execute(*arguments)
 
@@ -120,7 +135,7 @@ def _spoil_rank(module, fault):
         return
 
     def strike():
-        _say_when()
+        _note_time()
         FAULTS[fault["kind"]]()
 
     if fault["kind"] == "hang while loading":

@@ -111,12 +111,12 @@ def launch(tmp_path, monkeypatch):
 # ---- how a launch ends ----
 
 
-def test_a_launch_that_ends_well(launch):
+def test_supervise_success_returns_0(launch):
     assert launch.supervise("print('a')") == 0
     assert launch.is_gone()
 
 
-def test_stdout_and_stderr_go_to_the_log(launch):
+def test_supervise_writes_stdout_and_stderr_to_the_log(launch):
     launch.supervise("import sys; print('out', flush=True); print('err', file=sys.stderr)")
     assert launch.log.read_text().splitlines() == ["out", "err"]
 
@@ -126,11 +126,11 @@ def test_supervise_failure_returns_the_status(launch):
     assert launch.is_gone()
 
 
-def test_death_by_a_signal_is_a_failure(launch):
+def test_supervise_death_by_a_signal_is_a_failure(launch):
     assert launch.supervise("import os, signal; os.kill(os.getpid(), signal.SIGKILL)") == -9
 
 
-def test_a_launch_beyond_its_deadline_is_ended(launch):
+def test_supervise_beyond_the_deadline_ends_the_launch(launch):
     began = time.monotonic()
     ending = launch.supervise_command(Command((sys.executable, "-c", SLEEP), {}), deadline=0.5)
     assert time.monotonic() - began < 30
@@ -139,27 +139,27 @@ def test_a_launch_beyond_its_deadline_is_ended(launch):
     assert launch.is_gone()
 
 
-def test_a_launch_without_hope_is_ended_at_once(launch):
+def test_supervise_whose_tick_gives_up_ends_the_launch(launch):
     began = time.monotonic()
     assert launch.supervise(SLEEP, on_tick=lambda: False) is None
     assert time.monotonic() - began < 10
     assert launch.is_gone()
 
 
-def test_ticks_come_as_long_as_it_runs(launch):
+def test_supervise_ticks_while_the_launch_runs(launch):
     ticks = []
     launch.supervise("import time; time.sleep(1.5)", on_tick=lambda: ticks.append(time.monotonic()))
     assert len(ticks) >= 2
 
 
-def test_an_end_is_not_waited_for_until_the_next_tick(launch, monkeypatch):
+def test_supervise_sees_an_exit_before_the_next_tick(launch, monkeypatch):
     monkeypatch.setattr(module, "_TICK_SECONDS", 20.0)
     began = time.monotonic()
     assert launch.supervise("import time; time.sleep(0.5)") == 0
     assert time.monotonic() - began < 10
 
 
-def test_supervise_without_a_command_ends_when_told(launch):
+def test_supervise_without_a_command_ends_when_the_tick_gives_up(launch):
     began = time.monotonic()
     ticks = iter([True, False])
     ending = launch.supervise_command(None, on_tick=lambda: next(ticks))
@@ -182,25 +182,6 @@ def test_supervise_descriptor_that_can_be_read_brings_a_tick_at_once(launch, mon
     assert time.monotonic() - began < 10
     for descriptor in (reading, writing):
         os.close(descriptor)
-
-
-def test_supervise_ticks_after_the_end_and_before_others_are_ended(launch):
-    """The last tick sees a rank that died before its launcher."""
-    alive_at_ticks = []
-    file = launch.pid_file("other")
-    wait = f"""
-import pathlib
-while not pathlib.Path({file!r}).exists():
-    time.sleep(0.01)
-raise SystemExit(5)
-"""
-    ended = launch.supervise(
-        PARENT.format(child=STAY.format(file=file), rest=wait),
-        on_tick=lambda: alive_at_ticks.append(len(list(module.descendants(launch.name)))),
-    )
-    assert ended == 5
-    assert alive_at_ticks[-1] == 1, "the launcher has ended, and what it started has not"
-    assert launch.is_gone()
 
 
 def test_supervise_without_pidfd_sees_an_end_at_the_next_tick(launch, monkeypatch):
@@ -230,7 +211,7 @@ def test_supervise_error_in_a_tick_leaves_nothing_behind(launch, error):
 # ---- what is left behind ----
 
 
-def test_a_child_that_ignores_sigterm_is_killed(launch):
+def test_child_that_ignores_sigterm_is_killed(launch):
     with pytest.raises(KeyboardInterrupt):
         launch.supervise(
             STUBBORN.format(file=launch.pid_file("stubborn")),
@@ -240,7 +221,7 @@ def test_a_child_that_ignores_sigterm_is_killed(launch):
     assert launch.is_gone()
 
 
-def test_a_child_may_leave_in_good_order(launch):
+def test_child_that_handles_sigterm_has_time_to_exit(launch):
     farewell = launch.folder / "farewell"
     polite = (
         f"import pathlib, signal, sys\n"
@@ -292,7 +273,7 @@ def test_supervise_does_not_wait_for_orphans_that_have_exited(launch, monkeypatc
 
 
 @pytest.mark.parametrize("child", [STAY, STUBBORN], ids=["gentle", "stubborn"])
-def test_grandchildren_in_sessions_of_their_own_are_found_and_ended(launch, child):
+def test_grandchildren_in_sessions_of_their_own_are_ended(launch, child):
     code = PARENT.format(child=child.format(file=launch.pid_file("grandchild")), rest=SLEEP)
     with pytest.raises(KeyboardInterrupt):
         launch.supervise(code, on_tick=launch.when_there(["grandchild"], interrupt))
@@ -301,7 +282,7 @@ def test_grandchildren_in_sessions_of_their_own_are_found_and_ended(launch, chil
 
 
 @pytest.mark.parametrize("status", [0, 5])
-def test_orphans_of_a_launcher_that_has_ended_are_found_and_ended(launch, status):
+def test_orphans_of_a_launcher_that_exited_are_ended(launch, status):
     file = launch.pid_file("orphan")
     wait = f"""
 import pathlib
@@ -314,7 +295,7 @@ raise SystemExit({status})
     assert launch.is_gone()
 
 
-def test_other_launches_are_left_alone(launch):
+def test_processes_of_other_launches_are_left_alone(launch):
     other = subprocess.Popen([sys.executable, "-c", SLEEP], env=os.environ | {MARKER: launch.name + "0"})
     unmarked = subprocess.Popen([sys.executable, "-c", SLEEP])
     try:
@@ -364,12 +345,12 @@ def typed_ahead():
         os.close(handle)
 
 
-def test_there_is_nothing_to_read_from_stdin(launch, typed_ahead):
+def test_child_reads_nothing_from_stdin(launch, typed_ahead):
     code = "import os; raise SystemExit(9 if os.read(0, 1) else 0)"
     assert launch.supervise(code, deadline=10) == 0
 
 
-def test_a_child_sees_what_was_set_and_no_secret(launch, monkeypatch):
+def test_child_has_the_environment_of_its_command_and_no_secret(launch, monkeypatch):
     monkeypatch.setenv("FOO_TOKEN", "secret")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     code = f"""
@@ -394,21 +375,21 @@ def test_supervise_command_that_cannot_be_executed_is_named(launch):
     assert launch.is_gone()
 
 
-def test_a_file_that_is_no_program_is_named(launch):
+def test_supervise_file_that_is_no_program_is_named(launch):
     text = launch.folder / "notes.txt"
     text.write_text("no program")
     with pytest.raises(UnavailableError, match=r"notes\.txt"):
         launch.supervise_command(Command((str(text),), {}))
 
 
-def test_a_log_that_cannot_be_written_is_named(launch):
+def test_supervise_log_that_cannot_be_written_is_named(launch):
     launch.log = launch.folder / "gone" / "launcher.log"
     with pytest.raises(OutputError, match=r"launcher\.log"):
         launch.supervise(SLEEP)
     assert launch.is_gone()
 
 
-def test_nothing_is_read_by_a_shell(launch):
+def test_command_is_not_read_by_a_shell(launch):
     command = Command((sys.executable, "-c", "import sys; print(sys.argv[1])", "$HOME; touch x `id`"), {})
     assert launch.supervise_command(command).status == 0
     assert launch.log.read_text() == "$HOME; touch x `id`\n"

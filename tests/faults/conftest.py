@@ -1,0 +1,66 @@
+"""Runs with a fault in them, and the table of outcomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.outcomes import Outcomes
+from tests.faults.started import LAUNCHERS, StartedRun
+
+OUTCOMES = pytest.StashKey[Outcomes]()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--outcomes",
+        type=Path,
+        metavar="FILE",
+        help="put the table of outcomes, as observed, between its marks in FILE",
+    )
+
+
+def pytest_configure(config):
+    config.stash[OUTCOMES] = Outcomes()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    """Write the table if every promise in it was kept."""
+    file = session.config.getoption("--outcomes", None)
+    if file and exitstatus == 0:
+        session.config.stash[OUTCOMES].write(file)
+
+
+@pytest.fixture
+def record(pytestconfig):
+    """Record the message of a failure, its exit code, and its seconds."""
+    return pytestconfig.stash[OUTCOMES].record
+
+
+@pytest.fixture(scope="session")
+def data(any_data):
+    dataset, folder = any_data
+    return ["--dataset", dataset, "--data-dir", str(folder)]
+
+
+@pytest.fixture
+def start(tmp_path, data, requires_backend):
+    """Start a run of a launcher's arm with a fault."""
+    started = []
+
+    def begin(arm, *arguments, fault=None):
+        arm = LAUNCHERS.get(arm, arm)
+        name, _, options = arm.partition(":")
+        requires_backend(name, **({"controller": "mpi"} if "controller=mpi" in options else {}))
+        steps = [] if {"--epochs", "--steps"} & set(arguments) else ["--epochs", "60"]
+        started.append(StartedRun(tmp_path, data, ["--backend", arm, *steps, *arguments], fault))
+        return started[0]
+
+    yield begin
+    for run in started:
+        run.process.kill()
+        run.process.communicate()
+        for process in run.processes():
+            process.kill()

@@ -1,0 +1,200 @@
+"""A `compare run` with a fault, and the traces that it may leave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from backends.launchers.request import MARKER
+
+# Long enough to import torch on a busy machine, which is one stage.
+STALL_SECONDS = 15.0
+DEATH_BOUND_SECONDS = 10.0
+HANG_BOUND_SECONDS = STALL_SECONDS + 10.0
+
+LAUNCHERS = {
+    "torchrun": "ddp",
+    "horovodrun-gloo": "horovod",
+    "horovodrun-mpi": "horovod:controller=mpi",
+    "mpirun": "mpi",
+}
+# Files of launchers and libraries outside the folders that are made for them.
+TRACES = {
+    Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*"),
+    Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*"),  # noqa: S108 -- only looked at
+}
+TRACES_SECONDS = 3.0
+"""Maximum time until a trace is gone.
+
+Other tests run at the same time, and a killed launcher has a process that removes its semaphores later.
+"""
+QUICK = {("torchrun", "raise"), ("horovodrun-gloo", "hang"), ("mpirun", "kill")}
+BRIEFLY = ("--steps", "40", "--warmup", "5", "--repeats", "1")
+
+
+def cases(kinds, launchers=LAUNCHERS):
+    """Return every fault under every launcher; ``make test`` takes one fault a launcher."""
+    return [
+        pytest.param(
+            launcher,
+            kind,
+            marks=[] if (launcher, kind) in QUICK else [pytest.mark.faults],
+            id=f"{launcher}-{kind}",
+        )
+        for launcher in launchers
+        for kind in kinds
+    ]
+
+
+def a_fault(kind, rank=1):
+    """Return a fault of a rank, in its training or before."""
+    early = "before its first progress record" in kind
+    module = "compare.worker.watchdog" if early else "compare.worker.rank"
+    return {"module": module, "kind": kind, "rank": rank, "step": 100}
+
+
+class StartedRun:
+    """A `compare run` under way."""
+
+    def __init__(self, folder, data, arguments, fault=None):
+        self.injected = folder / "injected"
+        self.directory = folder / "run"
+        self.traces_before = traces()
+        shutil.copytree(Path(__file__).parent / "injected", self.injected)
+        if fault:
+            (self.injected / "fault.json").write_text(json.dumps(fault))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "compare", "run", "--max-reruns", "0", "--no-control", *data]
+            + ["--output", str(self.directory), "--stall", str(STALL_SECONDS), *arguments],
+            env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(self.injected)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell ignores it for what it runs in the background.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+        )
+
+    def wait(self, since=None):
+        """Wait for the end.
+
+        Returns:
+            The messages, and the seconds since the fault or ``since``.
+        """
+        _, printed = self.process.communicate(timeout=120)
+        ended_at = time.time()
+        assert "Traceback" not in printed
+        return printed, ended_at - (since or self.injected_at())
+
+    def injected_at(self):
+        return float((self.injected / "injected_at").read_text())
+
+    def processes(self):
+        mark = f"{self.directory.resolve()}/"
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARKER, "").startswith(mark) and process.status() != "zombie":
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def agent(self):
+        """Return the process that conducts the launches."""
+        children = psutil.Process(self.process.pid).children()
+        (agent,) = [child for child in children if "compare.launch.agent" in child.cmdline()]
+        return agent
+
+    def launcher(self):
+        """Return the process of the launcher."""
+        (launcher,) = [child for child in self.agent().children() if child.environ().get(MARKER)]
+        return launcher
+
+    def witness(self, rank=1, launch=1):
+        """Return the witness of a rank."""
+        (file,) = self.directory.glob(f"launches/{launch:02d}-*/rank-{rank}.witness")
+        return psutil.Process(int(file.read_text()))
+
+    def rank(self, rank=1, launch=1):
+        """Return the process of a rank."""
+        (process,) = self.witness(rank, launch).children()
+        return process
+
+    def wait_for_training(self, launch=1):
+        """Wait until the ranks of a launch take timed steps."""
+        wait_until(lambda: self._is_training(launch), 60)
+
+    def _is_training(self, launch):
+        files = list(self.directory.glob(f"launches/{launch:02d}-*/rank-*.progress"))
+        return len(files) == 2 and all('"train"' in file.read_text() for file in files)
+
+    def progress(self, rank):
+        """Return all progress records of a rank of the only launch."""
+        (file,) = self.directory.glob(f"launches/*/rank-{rank}.progress")
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+    def results(self):
+        return list(self.directory.glob("launches/*/rank-[01].json"))
+
+    def log_of_rank_1(self):
+        (log,) = self.directory.glob("launches/*/rank-1.log")
+        return log.read_text()
+
+    def scratch(self):
+        """Return folders that the launches of this run have left behind."""
+        mine = f"ringside-{self.process.pid}-*"
+        return [*Path(tempfile.gettempdir()).glob(mine), *Path("/dev/shm").glob(mine)]  # noqa: S108
+
+    def assert_launched_once(self, printed):
+        """A fault of the program is no reason for a second try."""
+        assert "starts again" not in printed
+        assert len(list((self.directory / "launches").iterdir())) == 1
+
+    def assert_nothing_is_left(self):
+        assert [p.cmdline() for p in self.processes()] == []
+        assert self.scratch() == []
+        self.assert_no_new_traces()
+
+    def assert_no_new_traces(self):
+        deadline = time.monotonic() + TRACES_SECONDS
+        while (new := traces() - self.traces_before) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not new
+
+
+def traces():
+    """Return unused files of launchers and libraries."""
+    found = {str(path) for folder, names in TRACES.items() for name in names for path in folder.glob(name)}
+    segments = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
+    number, attached = segments[0].index("shmid"), segments[0].index("nattch")
+    unused = {f"System V segment {segment[number]}" for segment in segments[1:] if segment[attached] == "0"}
+    return unused | (found - mapped(found))
+
+
+def mapped(paths):
+    """Return which of these files a process has in its memory."""
+    found = set()
+    for table in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            text = table.read_text()
+            found |= {path for path in paths if path in text}
+    return found
+
+
+def wait_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.05)

@@ -1,0 +1,116 @@
+"""A launch that is ended from outside leaves nothing."""
+
+import signal
+import time
+
+import pytest
+
+from compare.schema.store import read_run
+from tests.faults.started import (
+    BRIEFLY,
+    DEATH_BOUND_SECONDS,
+    HANG_BOUND_SECONDS,
+    LAUNCHERS,
+    wait_until,
+)
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launcher_killed_takes_its_ranks_along(start, record, launcher):
+    run = start(launcher)
+    run.wait_for_training()
+    killed_at = kill(run.launcher())
+    printed, took = run.wait(since=killed_at)
+    assert took < DEATH_BOUND_SECONDS
+    assert run.process.returncode == 6, printed
+    assert "the launcher was killed (signal 9)" in printed
+    run.assert_nothing_is_left()
+    record("launcher: kill -9", launcher, run.process.returncode, printed, took)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_agent_killed_ends_the_launch(start, record, launcher):
+    run = start(launcher)
+    run.wait_for_training()
+    killed_at = kill(run.agent())
+    printed, took = run.wait(since=killed_at)
+    assert took < DEATH_BOUND_SECONDS
+    assert run.process.returncode == 9, printed
+    assert "Host localhost" in printed
+    run.assert_nothing_is_left()
+    record("agent: kill -9", launcher, run.process.returncode, printed, took)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_parent_suspended_ends_the_launch_and_reports_why(start, launcher):
+    run = start(launcher)
+    run.wait_for_training()
+    run.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: not run.processes() and run.scratch() == [], DEATH_BOUND_SECONDS)
+    run.process.send_signal(signal.SIGCONT)
+    printed, _ = run.wait(since=time.time())
+    assert run.process.returncode == 6, printed
+    assert "this program sent no messages" in printed
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_parent_killed_leaves_nothing(start, record, launcher):
+    run = start(launcher)
+    run.wait_for_training()
+    assert len(run.processes()) >= 3
+    took = killed_and_gone(run)
+    assert not read_run(run.directory).complete
+    record("`compare`: kill -9, until nothing is left", launcher, -signal.SIGKILL, "", took)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_parent_killed_after_its_ranks_leaves_nothing(start, launcher):
+    """No rank is left then whose lease could expire."""
+    run = start(launcher, *BRIEFLY)
+    wait_until(lambda: len(run.results()) == 2, 60)
+    killed_and_gone(run)
+
+
+def killed_and_gone(run):
+    killed_at = kill(run.process)
+    run.process.communicate()
+    wait_until(lambda: not run.processes() and run.scratch() == [], DEATH_BOUND_SECONDS)
+    took = time.time() - killed_at
+    run.assert_no_new_traces()
+    return took
+
+
+def kill(process):
+    process.kill()
+    return time.time()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "horovodrun-gloo"])  # mpirun holds up its ranks' exit
+def test_launcher_that_outlives_its_ranks_is_ended(start, launcher):
+    run = start(launcher, "--steps", "2000", "--repeats", "1")
+    run.wait_for_training()
+    run.launcher().suspend()
+    wait_until(lambda: len(run.results()) == 2, 60)
+    printed, took = run.wait(since=time.time())
+    assert took <= HANG_BOUND_SECONDS
+    assert run.process.returncode == 7
+    assert "its ranks are done, but its launcher did not end" in printed
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_once_or_twice_ends_everything(start, record, launcher, times):
+    run = start(launcher)
+    run.wait_for_training()
+    for _ in range(times):
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    printed, took = run.wait(since=time.time())
+    assert took < DEATH_BOUND_SECONDS
+    assert run.process.returncode == 130, printed
+    run.assert_nothing_is_left()
+    record(f"Ctrl-C, {'once' if times == 1 else 'twice'}", launcher, run.process.returncode, printed, took)
