@@ -21,7 +21,7 @@ ALONE = SimpleNamespace(rank=0, world_size=1)
 
 def main(folder, out, seed, model, batch_size, steps, published_steps, palindromes):
     torch.set_num_threads(1)
-    config = RunConfig(arms=(), model=model, batch_size_per_rank=int(batch_size))
+    config = RunConfig(arms=(), ranks=1, model=model, batch_size_per_rank=int(batch_size))
     raw = mnist.training_set(folder)
     images, labels = as_tensors(*raw, torch.device("cpu"))
     resident = iter(Batches(images, labels, (0, 1), config))
