@@ -31,6 +31,20 @@ def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir,
     assert left(lab) == []
 
 
+def test_run_on_hosts_starts_one_process_on_the_first_host(make_lab, mnist_dir):
+    lab = make_lab(2)
+    done = compare(lab, "n1:2,n2:1", mnist_dir, "--backend", "ddp,single,zero", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    run = read_run(lab.folder / "run")
+    ranks = {launch.arm: launch.ranks for launch in run.launches}
+    assert [rank.host for rank in ranks["single"]] == ["n1"]
+    assert [rank.host for rank in ranks["zero"]] == ["n1", "n1", "n2"]
+    (single,) = ranks["single"]
+    assert single.attestation["threads"] == 2
+    assert single.attestation["batch"]["samples"] == run.config.global_batch_size
+    assert left(lab) == []
+
+
 def test_run_on_hosts_copies_the_data_set_once(make_lab, mnist_dir):
     lab = make_lab(2)
     # In the private /tmp of the login, and with a cache on every host that no other sees.

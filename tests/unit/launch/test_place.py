@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from backends.launchers.request import MARKER, Command
@@ -98,6 +99,20 @@ def test_carry_out_failure_after_the_others_ended_well_counts(hosts, files):
     first.exit_at_once(0)
     ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=after(2, lambda: second.exit(4)))
     assert ending.status == 4
+
+
+def test_carry_out_one_process_has_its_rank_on_the_first_host(hosts, files):
+    config = a_config("single", ranks=2)
+    (arm,) = config.arms
+    job = msgspec.structs.replace(a_job(), config=config.as_run_by(arm, slots=1), arm=arm)
+    first, second = hosts.agents
+    first.exit_at_once(0)
+    ending = hosts.place(files).carry_out(
+        one_for_each(hosts)[:1], job, deadline_seconds=30.0, on_tick=lambda: True
+    )
+    assert ending.status == 0
+    assert [bool(agent.launches[0].argv) for agent in (first, second)] == [True, False]
+    assert [agent.told_to_end for agent in (first, second)] == [False, True]
 
 
 def test_carry_out_beyond_the_deadline_ends_every_host(hosts, files):
