@@ -12,6 +12,7 @@ from tests.bench import launches
 from tests.bench.estimate import Section
 from tests.bench.machine import OTHER_LOAD_LIMIT, LoadMeter, family_seconds
 from tests.bench.pairs import await_quiet
+from tests.bench.report import line
 
 ARMS = ("ddp", launches.SHARED_MEMORY, "horovod", "mpi")
 # Steps in all, and those that warm up.
@@ -78,11 +79,11 @@ def _points(run):
 def _table(points, figure):
     arms = list(dict.fromkeys(point.arm for point in sorted(points, key=_place_in_table)))
     cells = {(point.ranks, point.megabytes, point.arm): _cell(point) for point in points}
-    lines = [_line(["ms a step, of it sync", *(f"`{arm}`" for arm in arms)])]
-    lines.append(_line(["---"] + ["---:"] * len(arms)))
+    lines = [line(["ms a step, of it sync", *(f"`{arm}`" for arm in arms)])]
+    lines.append(line(["---"] + ["---:"] * len(arms)))
     for ranks, megabytes in sorted({(point.ranks, point.megabytes) for point in points}):
         head = f"{ranks} × {megabytes:.3g} MB{_mark(ranks)}"
-        lines.append(_line([head, *(cells[ranks, megabytes, arm] for arm in arms)]))
+        lines.append(line([head, *(cells[ranks, megabytes, arm] for arm in arms)]))
     notes = "\n\\* More ranks than cores: they wait for each other's core, so do not rank these arms.\n"
     picture = f"![Step time and sync cost]({figure.name})\n\n" if figure else ""
     return picture + "\n".join(lines) + "\n" + notes
@@ -99,10 +100,6 @@ def _cell(point):
 def _short(seconds):
     milliseconds = seconds * 1e3
     return f"{milliseconds:.2g}" if abs(milliseconds) < 99.5 else f"{milliseconds:.0f}"
-
-
-def _line(cells):
-    return f"| {' | '.join(cells)} |"
 
 
 def _mark(ranks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from functools import partial
 
 CONFIDENCE = 0.95
 FEW = 10
@@ -78,16 +79,9 @@ class Target:
         return ("holds" if holds else "MISSED") + (", within noise" if doubtful else "")
 
 
-def at_least(value: float) -> Target:
-    return Target("at least", value)
-
-
-def at_most(value: float) -> Target:
-    return Target("at most", value)
-
-
-def reaches(value: float) -> Target:
-    return Target("reaches", value)
+at_least = partial(Target, "at least")
+at_most = partial(Target, "at most")
+reaches = partial(Target, "reaches")
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ def family_seconds() -> float:
 
 def describe() -> str:
     """Return processor, cores and memory."""
-    return f"{_processor()}, {_CPUS} cores, {_memory_gib():.0f} GiB"
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_processor()}, {_CPUS} cores, {memory_gib:.0f} GiB"
 
 
 def _processor() -> str:
@@ -77,7 +78,3 @@ def _processor() -> str:
     model = names.get("model name", os.uname().machine)
     # Cloud machines give all their processors one name; family and model distinguish them.
     return f"{model} (family {names.get('cpu family', '?')}, model {names.get('model', '?')})"
-
-
-def _memory_gib() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-COLOURS = {
-    "none": "#777777",
-    "ddp": "#d55e00",
-    "manual:mode=shared_memory": "#009e73",
-    "horovod": "#cc79a7",
-    "mpi": "#0072b2",
+STYLES = {
+    "none": ("#777777", "x"),
+    "ddp": ("#d55e00", "o"),
+    "manual:mode=shared_memory": ("#009e73", "s"),
+    "horovod": ("#cc79a7", "^"),
+    "mpi": ("#0072b2", "D"),
 }
-MARKS = {"none": "x", "ddp": "o", "manual:mode=shared_memory": "s", "horovod": "^", "mpi": "D"}
 
 
 def draw(points, file, *, cores):
@@ -42,13 +41,13 @@ def draw(points, file, *, cores):
 
 def _draw_column(column, points):
     above, below = column
-    for index, (arm, colour) in enumerate(COLOURS.items()):
+    for index, (arm, (colour, mark)) in enumerate(STYLES.items()):
         own = sorted((p for p in points if p.arm == arm), key=lambda point: point.megabytes)
         if not own:
             continue
         # The bars stand side by side, so that none covers another.
-        megabytes = [point.megabytes * 1.05 ** (index - len(COLOURS) // 2) for point in own]
-        style = {"color": colour, "marker": MARKS[arm], "markersize": 5, "linewidth": 1.6, "label": arm}
+        megabytes = [point.megabytes * 1.05 ** (index - len(STYLES) // 2) for point in own]
+        style = {"color": colour, "marker": mark, "markersize": 5, "linewidth": 1.6, "label": arm}
         _draw_line(above, megabytes, [point.step_seconds for point in own], style)
         if own[0].sync_seconds is not None:
             _draw_line(below, megabytes, [point.sync_seconds for point in own], style)

@@ -105,8 +105,8 @@ def _section(record) -> str:
         f"{section.text}\n",
     ]
     if section.rows:
-        parts += [_line(_HEADS), _line(["---"] * len(_HEADS))]
-        parts += [_line(_cells(row)) for row in section.rows] + [""]
+        parts += [line(_HEADS), line(["---"] * len(_HEADS))]
+        parts += [line(_cells(row)) for row in section.rows] + [""]
     if section.appendix:
         parts.append(section.appendix)
     if section.conditions:
@@ -125,7 +125,7 @@ def _figure(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= 2 else f"{ratio:.3f}"
 
 
-def _line(cells) -> str:
+def line(cells) -> str:
     return f"| {' | '.join(cells)} |"
 
 

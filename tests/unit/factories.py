@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backends import BACKENDS
 from compare.data import DatasetSource
+from compare.doctor.availability import Availability, Survey
+from compare.doctor.facts import Library
 from compare.launch.agent.protocol import Exited, Ready
 from compare.launch.cluster import Cluster
 from compare.launch.engines.local import Local
@@ -38,6 +41,23 @@ def a_config(arms: str = "none,ddp", **changes: Any) -> RunConfig:
     parsed = parse_arms([arms])
     first = next((arm.label for arm in parsed if arm.backend != "none"), "none")
     return RunConfig(**{"arms": parsed, "baseline": first, "steps": 100, "warmup_steps": 10} | changes)
+
+
+def a_survey(
+    *, gpus: int = 0, missing: Sequence[str] = (), controllers: Sequence[str] = ("gloo", "mpi")
+) -> Survey:
+    """Return what can run here; the missing backends cannot."""
+    backends = {
+        name: Availability(
+            backend=name,
+            launcher=backend.launcher,
+            problem=f"{'mpi4py' if name == 'mpi' else name} is not installed" if name in missing else "",
+            remedy=backend.install if name in missing else "",
+        )
+        for name, backend in BACKENDS.items()
+    }
+    facts = {"torch": {"gpus": gpus}, "horovod": {"controllers": list(controllers)}, "mpi4py": {}}
+    return Survey(backends, {name: Library(facts=found) for name, found in facts.items()})
 
 
 class AnAgent:

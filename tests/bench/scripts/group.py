@@ -12,7 +12,7 @@ from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
 from compare.worker.batches import Batches, as_tensors
 from compare.worker.workload import build_model, optimizer_maker
-from tests.bench.scripts import mnist
+from tests.bench.scripts import published
 
 CPU = torch.device("cpu")
 _TIMEOUT_SECONDS = 60
@@ -28,7 +28,7 @@ def join(label):
 
 
 def images(folder):
-    return as_tensors(*mnist.training_set(folder), CPU)
+    return as_tensors(*published.training_set(folder), CPU)
 
 
 def replica_of(label, group, model, tensors):

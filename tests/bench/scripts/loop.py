@@ -14,7 +14,7 @@ from compare.schema.config import RunConfig
 from compare.worker.batches import Batches, as_tensors
 from compare.worker.loop import train
 from compare.worker.workload import build_model, optimizer_maker
-from tests.bench.scripts import mnist, palindrome, published
+from tests.bench.scripts import palindrome, published
 
 ALONE = SimpleNamespace(rank=0, world_size=1)
 
@@ -22,7 +22,7 @@ ALONE = SimpleNamespace(rank=0, world_size=1)
 def main(folder, out, seed, model, batch_size, steps, published_steps, palindromes):
     torch.set_num_threads(1)
     config = RunConfig(arms=(), ranks=1, model=model, batch_size_per_rank=int(batch_size))
-    raw = mnist.training_set(folder)
+    raw = published.training_set(folder)
     images, labels = as_tensors(*raw, torch.device("cpu"))
     resident = iter(Batches(images, labels, (0, 1), config))
     # Both use one model and one buffer, because memory layout moved their ratio by some percent. The floor

@@ -17,8 +17,16 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from compare import data
+
 LOG_EVERY = 10
 _TYPES = {"I": np.int32, "I;16": np.int16, "F": np.float32}
+
+
+def training_set(folder):
+    """Return the images and the labels in a folder, as unsigned bytes."""
+    source = data.DatasetSource(name="mnist", requested="mnist", directory=str(folder))
+    return data.load_split(source, "train")
 
 
 class Images(Dataset):

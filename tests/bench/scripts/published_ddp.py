@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.bench.scripts import mnist, published, stopwatch
+from tests.bench.scripts import published, stopwatch
 
 
 def main(folder, out, launched_at, steps):
@@ -21,7 +21,7 @@ def main(folder, out, launched_at, steps):
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    images, labels = mnist.training_set(folder)
+    images, labels = published.training_set(folder)
     sampler = DistributedSampler(published.Images(images, labels))
     loader = published.endless(images, labels, stopwatch.BATCH, sampler)
     train = partial(published.train, model, optimizer, loader)

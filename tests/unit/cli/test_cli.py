@@ -21,8 +21,7 @@ from compare.data import mnist
 from compare.data.catalogue import FILES, TRAIN_IMAGES
 from compare.doctor import availability
 from compare.doctor import examine as doctor
-from compare.doctor.availability import Availability, Survey
-from compare.doctor.facts import Installation, Library
+from compare.doctor.facts import Installation
 from compare.errors import (
     DataError,
     LaunchError,
@@ -40,7 +39,7 @@ from compare.report import RENDERERS
 from compare.schema.files import read_json, write_json
 from compare.schema.results import ArmVerification, Gate, Verification
 from compare.schema.store import RESULTS_FILE
-from tests.unit.factories import MNIST, a_run
+from tests.unit.factories import MNIST, a_run, a_survey
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib"}
@@ -48,22 +47,7 @@ HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib"
 USAGE, DATA, UNAVAILABLE, OUTPUT, LAUNCH, STALLED, PARITY, HOST, INTERRUPTED = 2, 3, 4, 5, 6, 7, 8, 9, 130
 
 RESOLVE = data.resolve
-SURVEY = Survey(
-    {
-        name: Availability(
-            backend=name,
-            launcher=backend.launcher,
-            problem="mpi4py is not installed" if name == "mpi" else "",
-            remedy=backend.install if name == "mpi" else "",
-        )
-        for name, backend in BACKENDS.items()
-    },
-    {
-        "torch": Library(facts={"gpus": 0}),
-        "horovod": Library(facts={"controllers": ["gloo"]}),
-        "mpi4py": Library(),
-    },
-)
+SURVEY = a_survey(missing=["mpi"], controllers=["gloo"])
 
 
 class Outcome:

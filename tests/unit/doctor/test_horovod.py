@@ -192,13 +192,10 @@ def test_find_gpu_needs_a_cuda_torch_and_a_toolkit(tmp_path):
     ("nvcc", "found", "remedy"), [(False, "bin/nvcc", "CUDA_HOME"), (True, "nvidia-nccl", "from PyPI")]
 )
 def test_find_gpu_incomplete_toolkit_is_refused(tmp_path, nvcc, found, remedy):
-    facts = CUDA_TORCH | {"cuda_home": str(tmp_path)}
-    if nvcc:
-        executable(tmp_path / "bin" / "nvcc")
-    else:
-        facts["nccl_home"] = str(tmp_path)
+    executable(tmp_path / ("bin" if nvcc else "other") / "nvcc")
+    facts = {"cuda_home": str(tmp_path)} | ({} if nvcc else {"nccl_home": str(tmp_path)})
     with pytest.raises(UnavailableError) as caught:
-        recipes.find_gpu(facts)
+        recipes.find_gpu(CUDA_TORCH | facts)
     assert found in caught.value.found
     assert remedy in caught.value.remedy
 

@@ -23,9 +23,7 @@ from compare.schema import environment, store
 from compare.schema.arms import Arm, parse_arms
 from compare.schema.hosts import Host
 from compare.schema.store import create_directory
-from tests.unit.factories import DIGITS, a_cluster, a_config
-
-MISSING = {"horovod": "horovod is not installed", "mpi": "mpi4py is not installed"}
+from tests.unit.factories import DIGITS, a_cluster, a_config, a_survey
 
 
 @pytest.mark.parametrize(
@@ -61,25 +59,6 @@ def test_survey_interrupted_ends_every_process(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         survey(["mpi"])
     assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
-
-
-def a_survey(*, gpus=0, missing=(), controllers=("gloo", "mpi")):
-    return Survey(
-        {
-            name: Availability(
-                backend=name,
-                launcher=backend.launcher,
-                problem=MISSING[name] if name in missing else "",
-                remedy=backend.install if name in missing else "",
-            )
-            for name, backend in BACKENDS.items()
-        },
-        {
-            "torch": Library(facts={"gpus": gpus}),
-            "horovod": Library(facts={"controllers": list(controllers)}),
-            "mpi4py": Library(),
-        },
-    )
 
 
 # ---- device ----

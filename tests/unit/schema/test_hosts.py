@@ -44,15 +44,11 @@ def test_is_local_knows_this_machine_by_name_alone(monkeypatch):
 
 def test_local_host_is_this_machine():
     host = local_host(2)
-    assert (host.name, host.slots) == ("localhost", 2)
+    assert (host.name, host.slots, host.destination) == ("localhost", 2, "localhost")
     assert is_local(host)
+    assert Host("a", 1, user="alice").destination == "alice@a"
     with pytest.raises(UsageError, match="slots=0"):
         local_host(0)
-
-
-def test_host_destination_has_the_user():
-    assert Host("a", 1).destination == "a"
-    assert Host("a", 1, user="alice").destination == "alice@a"
 
 
 def placed(spec, ranks):
@@ -77,8 +73,7 @@ def test_place_fills_hosts_in_order(ranks, expected):
     ("ranks", "what"),
     [
         (5, "5 ranks do not fit: the hosts take 4"),
-        (0, "0 ranks cannot be placed"),
-        (-1, "-1 ranks cannot be placed"),
+        *((ranks, f"{ranks} ranks cannot be placed") for ranks in (0, -1)),
     ],
 )
 def test_place_refuses_too_many_ranks_or_none(ranks, what):
@@ -86,9 +81,6 @@ def test_place_refuses_too_many_ranks_or_none(ranks, what):
         placed("a slots=2 max_slots=3\nb slots=2 max_slots=3", ranks)
     assert caught.value.what == what
     assert "a:2,b:2" in caught.value.found
-
-
-def test_place_on_no_hosts_is_an_error():
     with pytest.raises(UsageError):
         place((), None)
 

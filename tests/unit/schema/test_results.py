@@ -121,32 +121,20 @@ def test_write_json_that_fails_leaves_only_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_write_text_interrupted_leaves_only_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / RESULTS_FILE
+@pytest.mark.parametrize(("owner", "name", "left"), [(os, "fdopen", "old"), (Path, "replace", "new")])
+def test_write_text_interrupted_leaves_the_old_or_the_new_file(tmp_path, monkeypatch, owner, name, left):
+    path, function = tmp_path / RESULTS_FILE, getattr(owner, name)
     write_text(path, "old")
 
-    def interrupt(*_arguments):
+    def interrupt(*arguments):
+        if left == "new":
+            function(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fdopen", interrupt)
+    monkeypatch.setattr(owner, name, interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_text(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_write_text_interrupted_after_the_rename_raises_only_that(tmp_path, monkeypatch):
-    path = tmp_path / RESULTS_FILE
-    replace = Path.replace
-
-    def interrupt_after(source, target):
-        replace(source, target)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", interrupt_after)
-    with pytest.raises(KeyboardInterrupt):
-        write_text(path, "new")
-    assert path.read_text() == "new"
+    assert path.read_text() == left
     assert list(tmp_path.iterdir()) == [path]
 
 
