@@ -95,10 +95,11 @@ class StartedRun:
         _, printed = self.process.communicate(timeout=120)
         ended_at = time.time()
         assert "Traceback" not in printed
-        return printed, ended_at - (since or self.injected_at())
-
-    def injected_at(self):
-        return float((self.injected / "injected_at").read_text())
+        if since is None:
+            injected_at = self.injected / "injected_at"
+            assert injected_at.exists(), f"the run ended before the fault: {printed}"
+            since = float(injected_at.read_text())
+        return printed, ended_at - since
 
     def processes(self):
         mark = f"{self.directory.resolve()}/"
