@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from compare.data.catalogue import TRAIN_COUNT
@@ -20,7 +22,7 @@ _SEEDS = 2**32
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings that decide what a run measures, common to its arms."""
 
-    arms: tuple[Arm, ...]
+    arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)]
     """In the user's order; the control, if any, comes first."""
     baseline: str = ""
     """Label of the arm that the others are compared with."""
@@ -42,7 +44,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = DEFAULT_ROUNDS
     budget_seconds: float | None = None
     """Maximum time for rounds that settle every verdict; ``rounds`` is their maximum."""
-    comparisons: int | None = None
+    comparisons: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Number of comparisons of `compare aa`, which share the rounds equally."""
     max_reruns: int = 3
     """Maximum number of noisy rounds to repeat."""

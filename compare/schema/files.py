@@ -106,5 +106,5 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
         raise OutputError(
             f"{path} is not a file of this version of Ringside.",
             found=str(error),
-            remedy="Was it cut short, or written by another version?",
+            remedy="Was it edited, cut short, or written by another version?",
         ) from None

@@ -7,7 +7,7 @@ every field of ``results.json``.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,8 @@ from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Network
 
 SCHEMA_VERSION = 3
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+"""A whole number from 1; reading a file refuses another."""
 PHASES = {"forward", "backward", "sync", "step"}
 """The phases of a step; a fused step has no forward."""
 
@@ -39,8 +41,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive steps of one rank, timed together."""
 
     mode: Mode = "training"
-    steps: int
-    wall_ns: int
+    steps: Positive
+    wall_ns: Positive
     cpu_ns: int
     """CPU time of the rank during the block, all threads together."""
     phases: dict[str, list[int]] = {}
@@ -50,8 +52,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
     """How busy a host was during the measurement, by its first rank."""
 
-    wall_ns: int
-    cpus: int
+    wall_ns: Positive
+    cpus: Positive
     """CPUs that the ranks may use."""
     busy_ns: int
     """Busy time of all these CPUs, caused by any process."""
@@ -73,7 +75,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Times of an all-reduce of one size, alone."""
 
     message_bytes: int
-    ns: list[int]
+    ns: Annotated[list[Positive], msgspec.Meta(min_length=1)]
 
 
 PassKind: TypeAlias = Literal["float64", "float32", "as run"]
@@ -132,7 +134,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     gradient_tensors: int
     message_bytes: list[int]
     """Bytes of each call that averages gradients in a step."""
-    collective_ns: list[int]
+    collective_ns: list[Positive]
     """A step's collectives without training, per sample; empty if impossible."""
     sweep: list[Sweep] = []
     """The group's all-reduce over sizes; empty if the strategy bypasses it."""
@@ -161,7 +163,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     inherited: dict[str, str] = {}
     """Settings of libraries from the user's own environment."""
     started_at: float
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
     restarted_because: str = ""
     """Why it was launched a second time, or empty."""
     ranks: list[RankResult]
@@ -186,12 +188,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     config: RunConfig
     dataset: DatasetSource
-    hosts: list[Host]
+    hosts: Annotated[list[Host], msgspec.Meta(min_length=1)]
     network: Network = Network()
     """How the ranks of all arms reach each other."""
-    cores: int
+    cores: Positive
     """CPUs that a host's ranks may use; the minimum of all hosts."""
-    cores_by_host: list[int] = []
+    cores_by_host: list[Positive] = []
     """The same for each host; empty in results without this field."""
     left_out: dict[str, str] = {}
     """Reasons of backends that cannot run and that were not named."""
