@@ -46,7 +46,6 @@ _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8913, 0x8915, 0x89
 _IFF_RUNNING = 0x40
 _LINK_LOCAL = "20"
 _RETRY_SECONDS = 0.1
-_NO_LIMIT = 1 << 62
 
 
 def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -64,11 +63,9 @@ def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
         "core_quota": _core_quota(),
         "load": os.getloadavg()[0],
         "gpus": [] if quick else _gpus(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "disks": [_disk(path) for path in _folders()],
         "python": platform.python_version(),
         "executable": sys.executable,
-        "kernel": platform.release(),
         "machine": platform.machine(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         **ours,
@@ -230,7 +227,7 @@ def _disk(path: str) -> dict[str, Any]:
 
 def _limit(kind: int) -> int | None:
     soft, _ = resource.getrlimit(kind)
-    return None if soft == resource.RLIM_INFINITY or soft > _NO_LIMIT else soft
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 # ---- software --------------------------------------------------------------------------------------------

@@ -86,11 +86,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """CPU time that the control group allows, in cores."""
     load: float = 0.0
     gpus: list[str] = []
-    memory_bytes: int = 0
     disks: list[Disk] = []
     python: str
     executable: str = ""
-    kernel: str = ""
     machine: str = ""
     packages: dict[str, str] = {}
     ringside: str = ""

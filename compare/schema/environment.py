@@ -26,20 +26,8 @@ EXPORTED = "RINGSIDE_EXPORTED"
 """File with the variables of ``-x``, which must not be logged."""
 
 _NAMES = {
-    *(
-        "HOME",
-        "LANG",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "LOGNAME",
-        "PATH",
-        "SHELL",
-        "TERM",
-        "TMPDIR",
-        "TZ",
-        "USER",
-    ),
-    *("PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
+    *("HOME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ"),
+    *("USER", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
 }
 _PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
@@ -48,15 +36,8 @@ _PREFIXES = (
 # Variables of one launch: its place, its parent, its installation. They are no settings of a library.
 _OF_ONE_LAUNCH = (
     *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "OMPI_MCA_shmem_RUNTIME"),
-    *(
-        "HOROVOD_CROSS_",
-        "HOROVOD_GLOO_",
-        "HOROVOD_HOSTNAME",
-        "HOROVOD_LOCAL_",
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-    ),
-    *("OMPI_MCA_btl_vader_backing_directory", "LC_", "SLURM_"),
+    *("HOROVOD_CROSS_", "HOROVOD_GLOO_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK"),
+    *("HOROVOD_SIZE", "OMPI_MCA_btl_vader_backing_directory", "LC_", "SLURM_"),
 )
 # Some secrets have the prefix of a setting: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile("API_?KEY|CREDENTIAL|JWT|PASSW|SECRET|TOKEN")

@@ -59,7 +59,7 @@ def read_run(path: Path) -> Run:
 
 
 def _fields(file: Path, content: Any) -> dict[str, Any]:
-    """Return the fields of a run or of its export, by today's names."""
+    """Return the fields of a run or its export, by today's names."""
     content = msgspec.convert(content, dict[str, Any])
     exported = "schema_version" not in content and isinstance(content.get("run"), dict)
     if exported and "summary" not in content and "arms" in content:

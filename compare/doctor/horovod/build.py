@@ -165,15 +165,7 @@ def check_tools() -> None:
 
 
 def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[str, str]:
-    """Return the environment of a build.
-
-    It has the recipe's variables, and the paths of this machine.
-
-    Args:
-        recipe: of the wheel.
-        gpu: from ``find_gpu``.
-        scratch: folder for temporary files.
-    """
+    """Return a build's environment: the recipe's variables, and this machine's paths."""
     # The user's settings for Horovod would change the wheel, but not its key. An outer make would share its
     # jobs. Constraints have no hashes, which pip demands here.
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"}

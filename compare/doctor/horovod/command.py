@@ -10,16 +10,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Self, TextIO
-
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from typing import TYPE_CHECKING, TextIO
 
 from compare.errors import UnavailableError
 
@@ -67,6 +58,8 @@ class Commands:
         """
         self.log.write(f"\n$ {shlex.join(command)}\n")
         output: deque[str] = deque(maxlen=_LINES_KEPT)
+        self.console.print(f"  {title} ...")
+        started, percent = time.monotonic(), 0
         process = subprocess.Popen(
             command,
             env=environment,
@@ -77,12 +70,16 @@ class Commands:
             errors="replace",
             start_new_session=True,  # to end the compilers with it
         )
-        with process, _Meter(self.console, title) as meter:
+        with process, self.console.status(title):
             try:
                 for line in process.stdout or ():
                     self.log.write(line)
                     output.append(line.rstrip())
-                    meter.read(line)
+                    # CMake's makefiles print it. It may go back: several jobs run, and Gloo counts by itself.
+                    found = _PERCENT.match(line)
+                    if found and int(found[1]) // 10 > percent // 10:
+                        percent = int(found[1])
+                        self.console.print(f"  {title}: {percent:3d}%  {minutes(time.monotonic() - started)}")
                 status = process.wait()
             except BaseException:  # above all an interrupt
                 with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
@@ -96,52 +93,6 @@ class Commands:
                 found="\n".join(error_lines(output)) or "There is no output.",
                 remedy=f"Correct the cause, then run this command again. The full log is {self.log.name}.",
             )
-
-
-class _Meter:
-    """The progress of a command.
-
-    It is a live line on a terminal, and elsewhere a line for every tenth.
-    """
-
-    def __init__(self, console: Console, title: str) -> None:
-        self.title = title
-        self.started = time.monotonic()
-        self.percent = 0
-        self.console = console
-        self.live = Progress(
-            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn()),
-            *(TaskProgressColumn(), TimeElapsedColumn()),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.task = self.live.add_task(title, total=None)  # without a total the bar pulses
-
-    def __enter__(self) -> Self:
-        if not self.console.is_terminal:
-            self.console.print(f"  {self.title} ...")
-        self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.live.stop()
-
-    def read(self, line: str) -> None:
-        """Read a percentage from a line of output; CMake's makefiles print ``[ 40%]``.
-
-        Args:
-            line: with or without its newline.
-        """
-        found = _PERCENT.match(line)
-        # Percentages may go back: several jobs run, and Gloo counts by itself.
-        if not found or int(found.group(1)) <= self.percent:
-            return
-        before, self.percent = self.percent, int(found.group(1))
-        self.live.update(self.task, total=100, completed=self.percent)
-        if not self.console.is_terminal and self.percent // 10 > before // 10:
-            elapsed = minutes(time.monotonic() - self.started)
-            self.console.print(f"  {self.title}: {self.percent:3d}%  {elapsed}")
 
 
 def error_lines(output: Iterable[str], most: int = 6) -> list[str]:

@@ -145,9 +145,6 @@ def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
 
     Without a toolkit this is None.
 
-    Args:
-        facts: from :func:`torch_facts`.
-
     Raises:
         UnavailableError: the toolkit has no ``nvcc``, or torch no NCCL. Horovod's own search would fail
             in the middle of the build.
@@ -171,13 +168,7 @@ def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
 
 
 def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:
-    """Return the recipe of the wheel for this machine.
-
-    Args:
-        torch_version: with its local tag.
-        mpi: from :func:`find_mpi`.
-        gpu: from :func:`find_gpu`.
-    """
+    """Return the recipe of the wheel for this machine."""
     libc, libc_version = platform.libc_ver()
     return Recipe(
         torch=torch_version,
@@ -235,11 +226,7 @@ def installed_key() -> str | None:
 
 
 def wheel_in(folder: Path) -> Path | None:
-    """Return the wheel in a folder, or None.
-
-    Args:
-        folder: of a recipe, or of a build.
-    """
+    """Return the wheel in a folder, or None."""
     return next(iter(sorted(folder.glob(f"horovod-{HOROVOD_VERSION}-*.whl"))), None)
 
 

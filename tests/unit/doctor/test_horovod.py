@@ -339,7 +339,7 @@ def test_progress_without_a_terminal_prints_every_tenth(commands, console):
 
 
 def test_progress_on_a_terminal_shows_the_percentage(commands):
-    commands.console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    commands.console = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=100)
     script = "print('[ 42%] Building', flush=True); import time; time.sleep(0.5)"
     commands.run("building", [sys.executable, "-c", script])
     assert "42%" in commands.console.file.getvalue()
@@ -351,13 +351,13 @@ def test_command_interrupted_leaves_no_process(tmp_path, commands, monkeypatch):
         "import os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
-        "print('started', flush=True); time.sleep(60)\n"
+        "print('[ 50%] Building', flush=True); time.sleep(60)\n"
     )
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command._Meter, "read", interrupt)
+    monkeypatch.setattr(command, "minutes", interrupt)
     with pytest.raises(KeyboardInterrupt):
         commands.run("building", [sys.executable, "-c", script])
 
