@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    import filelock
-
 LOCK_SECONDS: Final = 900.0
 """Maximum time to wait for the lock on a data folder."""
 
@@ -225,7 +223,17 @@ def locked(directory: Path, tell: Callable[[str], None] = lambda _: None) -> Ite
     lock = filelock.FileLock(directory / ".ringside.lock")
     with writing(directory):
         try:
-            _acquire(lock, directory, tell)
+            with suppress(filelock.Timeout):
+                lock.acquire(timeout=0)
+            if not lock.is_locked:
+                tell(f"Waiting for another process that writes to {directory}")
+                lock.acquire(timeout=LOCK_SECONDS)
+        except filelock.Timeout as error:
+            raise DataError(
+                f"Another process has kept the lock on {directory} for {LOCK_SECONDS:g} s",
+                found=f"The lock is {lock.lock_file}.",
+                remedy=f"Find the process with `fuser -v {shlex.quote(lock.lock_file)}` and end it.",
+            ) from error
         except (OSError, NotImplementedError) as error:
             if getattr(error, "errno", errno.ENOSYS) not in _NO_FLOCK_ERRNOS:
                 raise
@@ -233,20 +241,3 @@ def locked(directory: Path, tell: Callable[[str], None] = lambda _: None) -> Ite
         yield
     finally:
         lock.release()
-
-
-def _acquire(lock: filelock.BaseFileLock, directory: Path, tell: Callable[[str], None]) -> None:
-    import filelock
-
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        tell(f"Waiting for another process that writes to {directory}")
-        try:
-            lock.acquire(timeout=LOCK_SECONDS)
-        except filelock.Timeout as error:
-            raise DataError(
-                f"Another process has kept the lock on {directory} for {LOCK_SECONDS:g} s",
-                found=f"The lock is {lock.lock_file}.",
-                remedy=f"Find the process with `fuser -v {shlex.quote(lock.lock_file)}` and end it.",
-            ) from error

@@ -13,6 +13,7 @@ import difflib
 import itertools
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -198,13 +199,7 @@ def parse_arm(text: str) -> Arm:
             raise UsageError(f"{text}: {key} is set twice.", remedy="Name each option once.")
         given[key] = value
     arm = Arm(name, given)
-    _require_needed(arm, text)
-    return arm
-
-
-def _require_needed(arm: Arm, text: str) -> None:
-    """Refuse an option that has no effect with the others."""
-    for option in BACKENDS[arm.backend].options:
+    for option in backend.options:
         if option.name not in arm.given or option.needs is None:
             continue
         other, value = option.needs
@@ -215,6 +210,7 @@ def _require_needed(arm: Arm, text: str) -> None:
                 found=f"It needs {other}={value}; this arm has {other}={has}.",
                 remedy=f"Leave {option.name} out, or write {other}={value}.",
             )
+    return arm
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -264,7 +260,9 @@ def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, Opti
     if key not in options:
         raise _unknown(f"option of {backend.name}", key, options, text)
     if not equals or not value:
-        raise UsageError(f"{text}: {key} has no value.", remedy=f"Write {key}={_example(options[key])}.")
+        raise UsageError(
+            f"{text}: {key} has no value.", remedy=f"Write {key}={_spell(options[key].default)}."
+        )
     return key, _parse_value(options[key], value, text)
 
 
@@ -293,9 +291,9 @@ def _parse_value(option: Option, value: str, text: str) -> OptionValue:
     if option.kind == "choice" and value.replace("-", "_") in option.choices:
         return value.replace("-", "_")
     if option.kind == "number":
-        number = _positive(value)
-        if number is not None:
-            return number
+        with suppress(ValueError):
+            if 0 < float(value) < float("inf"):
+                return float(value)
     if option.kind == "count" and _COUNT.fullmatch(value) and int(value) >= option.least:
         return int(value)
     raise UsageError(
@@ -303,14 +301,6 @@ def _parse_value(option: Option, value: str, text: str) -> OptionValue:
         found=f"{option.name}: {option.summary}.",
         remedy=f"Use {_allowed(option)}.",
     )
-
-
-def _positive(value: str) -> float | None:
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if 0 < number < float("inf") else None
 
 
 def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageError:
@@ -330,10 +320,6 @@ def _allowed(option: Option) -> str:
         "number": "a number above 0",
         "count": f"a whole number from {option.least}",
     }[option.kind]
-
-
-def _example(option: Option) -> str:
-    return _spell(option.default)
 
 
 def _spell(value: OptionValue) -> str:

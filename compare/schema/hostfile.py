@@ -123,13 +123,14 @@ def select(
     return kept
 
 
-def format_hostfile(hosts: Iterable[Host]) -> str:
+def format_hostfile(hosts: Sequence[Host]) -> str:
     """Return hosts as a hostfile in Open MPI's form.
 
     Parsing it gives the same hosts again. It has no comments and no blank lines, because Horovod's own
     parser fails on both.
     """
-    return "".join(f"{host.destination} slots={host.slots}{_max_slots_suffix(host)}\n" for host in hosts)
+    most = ("" if host.max_slots is None else f" max_slots={host.max_slots}" for host in hosts)
+    return "".join(f"{h.destination} slots={h.slots}{limit}\n" for h, limit in zip(hosts, most, strict=True))
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -148,15 +149,6 @@ class _Line(msgspec.Struct, frozen=True):
         return UsageError(f"{self.where}: {fault}", found=shown(self.text), remedy=fault.remedy or self.form)
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    """The fields of a line; ``slots`` is None where it has none."""
-
-    pattern: str
-    user: str
-    slots: int | None
-    max_slots: int | None
-
-
 def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
     hosts: dict[str, Host] = {}
     counted: set[str] = set()  # hosts whose slots are written out, and must not be repeated
@@ -169,14 +161,13 @@ def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
 
 
 def _enter(hosts: dict[str, Host], counted: set[str], line: _Line) -> None:
-    entry = _parse_entry(line.text)
-    for name in _expand(entry.pattern):
-        slots = 1 if entry.slots is None else entry.slots
-        host = Host(name, slots, entry.user, entry.max_slots, line.where)
+    pattern, user, slots, max_slots = _parse_entry(line.text)
+    for name in _expand(pattern):
+        host = Host(name, 1 if slots is None else slots, user, max_slots, line.where)
         key = host.key
-        bare = entry.slots is None and key not in counted
+        bare = slots is None and key not in counted
         hosts[key] = _repeated(hosts[key], host, bare=bare) if key in hosts else host
-        if entry.slots is not None:
+        if slots is not None:
             counted.add(key)
     if len(hosts) > MAX_HOSTS:
         raise HostFaultError(line.text, f"is one host too many: the limit is {MAX_HOSTS:,}")
@@ -192,7 +183,8 @@ def _repeated(first: Host, again: Host, *, bare: bool) -> Host:
     return msgspec.structs.replace(first, slots=first.slots + 1)
 
 
-def _parse_entry(text: str) -> _Entry:
+def _parse_entry(text: str) -> tuple[str, str, int | None, int | None]:
+    """Return the name, user, slots and max_slots of a line."""
     # Open MPI reads '=' as a word of its own, so 'slots = 4' is as good as 'slots=4'.
     head, *words = _GAP.sub(" ", text).replace(" =", "=").replace("= ", "=").split(" ")
     user, at, address = head.rpartition("@")
@@ -201,13 +193,16 @@ def _parse_entry(text: str) -> _Entry:
     pattern, count = _split_count(address)
     numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
     for word in words:
-        key, value = _split_word(word)
+        written, equals, value = word.rpartition("=")
+        if equals and written not in _KEYS:
+            raise HostFaultError(written, "is not a key: hosts have slots and max_slots")
+        key = _KEYS[written] if equals else "slots"  # LSF writes a bare number of slots
         if key in numbers:
             raise HostFaultError(word, f"gives {key} a second time")
         numbers[key] = _number(key, value)
     most = numbers.get("max_slots")
     # max_slots alone gives the slots too, as in Open MPI (hostfile.c, seen with mpirun 4.1.8).
-    return _Entry(pattern, user, numbers.get("slots", most), most)
+    return pattern, user, numbers.get("slots", most), most
 
 
 def _split_count(address: str) -> tuple[str, str | None]:
@@ -221,16 +216,6 @@ def _split_count(address: str) -> tuple[str, str | None]:
         return address, None
     name, colon, count = address.partition(":")
     return name, count if colon else None
-
-
-def _split_word(word: str) -> tuple[str, str]:
-    """Split ``key=N``; a word without '=' is LSF's bare number of slots."""
-    key, equals, value = word.rpartition("=")
-    if not equals:
-        return "slots", word
-    if key not in _KEYS:
-        raise HostFaultError(key, "is not a key: hosts have slots and max_slots")
-    return _KEYS[key], value
 
 
 def _number(key: str, text: str) -> int:
@@ -296,8 +281,11 @@ def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[s
     named: set[str] = set()
     for number, pattern in enumerate((item for text in patterns for item in _split_list(text)), 1):
         line = _Line(option, number, pattern, _NAME_FORM)
+        written, count = _split_count(pattern)
+        if count is not None:
+            raise line.error(HostFaultError(pattern, "selects hosts, not slots"))
         try:
-            keys = [Host(name, 1).key for name in _expand(_uncounted(pattern))]
+            keys = [Host(name, 1).key for name in _expand(written)]
         except HostFaultError as fault:
             raise line.error(fault) from None
         if unknown := [key for key in keys if key not in known]:
@@ -305,14 +293,3 @@ def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[s
             raise UsageError(what, found=listed(hosts), remedy=_NAME_FORM)
         named.update(keys)
     return named
-
-
-def _uncounted(pattern: str) -> str:
-    name, count = _split_count(pattern)
-    if count is not None:
-        raise HostFaultError(pattern, "selects hosts, not slots")
-    return name
-
-
-def _max_slots_suffix(host: Host) -> str:
-    return "" if host.max_slots is None else f" max_slots={host.max_slots}"

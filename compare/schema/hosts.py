@@ -85,11 +85,11 @@ class Host(msgspec.Struct, frozen=True):
             _check_name(self.name)
         if self.user and not _USER.fullmatch(self.user):
             raise HostFaultError(self.user, "is not a user name")
-        _check_slots("slots", self.slots)
-        if self.max_slots is not None:
-            _check_slots("max_slots", self.max_slots)
-            if self.max_slots < self.slots:
-                raise HostFaultError(f"max_slots={self.max_slots}", f"is less than slots={self.slots}")
+        for key, value in (("slots", self.slots), ("max_slots", self.max_slots)):
+            if value is not None and not 1 <= value <= MAX_SLOTS:
+                raise HostFaultError(f"{key}={value}", f"is out of range: from 1 to {MAX_SLOTS:,}")
+        if self.max_slots is not None and self.max_slots < self.slots:
+            raise HostFaultError(f"max_slots={self.max_slots}", f"is less than slots={self.slots}")
 
     @property
     def key(self) -> str:
@@ -147,7 +147,11 @@ def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
     room = sum(host.slots for host in hosts)
     wanted = room if ranks is None else ranks
     if not 1 <= wanted <= room:
-        raise _misplaced(hosts, wanted, room)
+        what, remedy = f"{wanted} ranks cannot be placed", "Ask for one rank or more."
+        if wanted > room:
+            what = f"{wanted} ranks do not fit: the hosts take {room}"
+            remedy = f"Ask for {room} ranks at most (-np {room}), or give the hosts more slots."
+        raise UsageError(what, found=listed(hosts), remedy=remedy)
     before = itertools.accumulate((host.slots for host in hosts), initial=0)
     counts = [min(host.slots, max(0, wanted - taken)) for host, taken in zip(hosts, before, strict=False)]
     placed = zip(hosts, counts, strict=True)
@@ -173,11 +177,6 @@ def _counted(host: Host) -> str:
     return f"{login}{name}:{host.slots}"
 
 
-def _check_slots(key: str, value: int) -> None:
-    if not 1 <= value <= MAX_SLOTS:
-        raise HostFaultError(f"{key}={value}", f"is out of range: from 1 to {MAX_SLOTS:,}")
-
-
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise HostFaultError(name, "is not a host name: letters, digits, '.', '-' and '_'")
@@ -198,12 +197,3 @@ def _ipv6(name: str) -> str:
     except ValueError:
         pass
     raise HostFaultError(name, "is neither host:N nor an IPv6 address")
-
-
-def _misplaced(hosts: Sequence[Host], ranks: int, room: int) -> UsageError:
-    if ranks < 1:
-        what, remedy = f"{ranks} ranks cannot be placed", "Ask for one rank or more."
-    else:
-        what = f"{ranks} ranks do not fit: the hosts take {room}"
-        remedy = f"Ask for {room} ranks at most (-np {room}), or give the hosts more slots."
-    return UsageError(what, found=listed(hosts), remedy=remedy)
