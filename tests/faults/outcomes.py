@@ -11,6 +11,8 @@ from tests.lab.failure_table import write
 if TYPE_CHECKING:
     from pathlib import Path
 
+_FOUND_CHARACTERS = 100
+
 
 class _Row(NamedTuple):
     fault: str
@@ -54,7 +56,8 @@ def _message(printed: str) -> str:
     what = lines[0].partition(": ")[2] if lines else ""
     found = lines[1] if len(lines) > 1 else ""
     what = re.sub(r" on \S+ (failed|died|made)", r" on HOST \1", what)
-    return f"{what} {re.sub(r' Last seen .*', '', found)}".replace("|", "/").strip()
+    found = re.sub(r" Last seen .*|^rank 0 was at .*", "", found)[:_FOUND_CHARACTERS]
+    return f"{what} {found}".replace("|", "/").strip()
 
 
 def _line(cells: list[str]) -> str:
