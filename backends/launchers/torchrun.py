@@ -18,9 +18,9 @@ REMEDY = "pip install --force-reinstall torch"
 
 
 def commands(request: Request) -> list[Command]:
-    """Start one agent on every host.
+    """Return one torchrun command for every host.
 
-    torchrun has no hostfile; the agents find each other by address.
+    torchrun has no hostfile; its processes meet at the master's address.
     """
     return [_command(request, number, host) for number, host in enumerate(request.hosts)]
 

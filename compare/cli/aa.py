@@ -1,4 +1,4 @@
-"""``compare aa``."""
+"""Compare an arm with itself: ``compare aa``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``compare backends``."""
+"""List the backends: ``compare backends``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``compare data``."""
+"""Fetch and check the data: ``compare data``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``compare doctor``."""
+"""Examine hosts: ``compare doctor``."""
 
 from __future__ import annotations
 

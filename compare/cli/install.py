@@ -1,4 +1,4 @@
-"""``compare install``."""
+"""Build Horovod: ``compare install horovod``."""
 
 from __future__ import annotations
 

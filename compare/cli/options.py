@@ -1,4 +1,4 @@
-"""Declare every flag once: its name, its type and its help."""
+"""Declare the flags that several commands share."""
 
 from __future__ import annotations
 

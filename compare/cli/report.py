@@ -1,4 +1,4 @@
-"""``compare report``."""
+"""Show a run again: ``compare report``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``compare run``."""
+"""Run arms side by side: ``compare run``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``compare verify``."""
+"""Prove what the arms train: ``compare verify``."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def writing(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{directory} cannot be written",
+            f"{directory} cannot be written.",
             found=f"{system_reason(error)}{f': {error.filename}' if error.filename else ''}.",
             remedy="Free space or set permissions there, or name another folder with --data-dir.",
         ) from error

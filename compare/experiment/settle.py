@@ -204,7 +204,7 @@ def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
     if device != "cuda" and arm.cuda_only:
         raise UnavailableError(
             f"{arm.label} cannot run on the CPU.",
-            found=f"torch has {' and '.join(arm.cuda_only)} for CUDA alone.",
+            found=f"torch supports {' and '.join(arm.cuda_only)} on CUDA alone.",
             remedy="Use --device cuda, or another choice.",
         )
 

@@ -168,7 +168,7 @@ class Lease:
         self._changed_at = time.monotonic()
 
     def has_expired(self) -> bool:
-        """Return whether the parent has not renewed it for ``LEASE_SECONDS``."""
+        """Return whether the lease file is unchanged for ``LEASE_SECONDS``."""
         # The folder may be gone, and the parent with it.
         with suppress(OSError):
             modified_ns = self._file.stat().st_mtime_ns

@@ -96,7 +96,7 @@ def test_choose_arms_refuses_cuda_options_on_the_cpu():
     with pytest.raises(UnavailableError) as caught:
         settle.choose_arms(arms, "cpu", a_survey(), one_host=True)
     assert caught.value.what == "ddp:comm_hook=bf16 cannot run on the CPU."
-    assert "comm_hook=bf16 for CUDA alone" in caught.value.found
+    assert "comm_hook=bf16 on CUDA alone" in caught.value.found
     assert settle.choose_arms(arms, "cuda", a_survey(gpus=2), one_host=True) == (arms, {})
 
 
