@@ -109,7 +109,7 @@ def _missing(directory: Path) -> list[str]:
 
 def _mirrors() -> list[str]:
     chosen = [mirror.strip() for mirror in os.environ.get(MIRRORS_VARIABLE, "").split(",")]
-    return [mirror for mirror in chosen if mirror] or list(MIRRORS)
+    return list(dict.fromkeys(filter(None, chosen))) or list(MIRRORS)
 
 
 def _url(mirror: str, name: str) -> str:

@@ -94,8 +94,9 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
         mark = f"contract-{os.getpid()}-{directory.name}"
         launch_marks.append(mark)
         try:
+            (command,) = LAUNCHERS[launch.launcher].commands(request)
             ending = supervise(
-                LAUNCHERS[launch.launcher].commands(request),
+                command,
                 name=mark,
                 log=directory / "launcher.log",
                 deadline_seconds=DEADLINE_SECONDS,
