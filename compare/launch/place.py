@@ -61,6 +61,7 @@ class LaunchPlace:
         """Where the files of the ranks are read."""
         self.cluster = cluster
         """The hosts."""
+        self._asked: list[Connection] = []
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         in_place = cluster.is_this_machine
         on_disk = temporary_root() if in_place else Path("/tmp")  # noqa: S108 -- agents insist on making it
@@ -134,9 +135,9 @@ class LaunchPlace:
             self._begin(list(own), own, job, deadline_seconds)
             ending = self._watch(list(own), deadline_seconds, on_tick)
         except BaseException:
-            self._end(used)
+            self._end()
             raise
-        lost = self._end(used)
+        lost = self._end()
         if lost and ending.status != 0:
             # Ranks report the peer whose host is lost: the host is the cause.
             raise lost
@@ -161,6 +162,7 @@ class LaunchPlace:
         """Start the launch on some hosts, and wait for their folders."""
         mirrored = None if self.cluster.is_this_machine else self.files
         for agent in agents:
+            self._asked.append(agent)
             agent.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored)
         self.cluster.wait(lambda: all(agent.started for agent in agents), agents)
 
@@ -207,8 +209,13 @@ class LaunchPlace:
             if not goes_on or seconds > deadline_seconds:
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
 
-    def _end(self, used: Sequence[Connection]) -> HostError | None:
-        """End the launch everywhere; return the error of a lost host."""
+    def _end(self) -> HostError | None:
+        """End the launch on the hosts that were asked to start it.
+
+        Returns:
+            The error of a lost host.
+        """
+        used = self._asked
         lost: dict[Connection, RingsideError] = {}
         for agent in used:
             if not agent.exited:

@@ -152,6 +152,16 @@ def test_carry_out_host_that_is_lost_is_the_cause_of_a_failure(hosts, files):
         carry_out(hosts.place(files), *one_for_each(hosts))
 
 
+def test_carry_out_host_that_refuses_ends_only_the_agents_asked(hosts, files):
+    def refuse(_message):
+        raise HostError("Host n2 cannot start the launch.")
+
+    hosts.agents[1].on_begin = refuse
+    with pytest.raises(HostError, match="n2"):
+        carry_out(hosts.place(files), Command(("mpirun",), {"PATH": "/bin"}))
+    assert [agent.told_to_end for agent in (*hosts.agents, hosts.here)] == [True, True, False]
+
+
 def test_carry_out_agent_here_that_is_lost_leaves_nothing(files):
     agent = AnAgent(status=None)
     place = a_cluster(agent=agent).place(files)
