@@ -47,7 +47,7 @@ def seconds_left(run: Run, now: float) -> float:
 
 
 def fullest_host(run: Run) -> tuple[int, int]:
-    """Return ranks and cores of the fullest host."""
+    """Return ranks and cores of the most oversubscribed host."""
     cores = run.cores_by_host or [run.cores] * len(run.hosts)
     pairs = [(host.slots, own) for host, own in zip(run.hosts, cores, strict=True)]
     return max(pairs, key=lambda pair: pair[0] / pair[1])

@@ -29,9 +29,9 @@ Key = Literal[
 ]
 
 MATTERS = 0.05
-"""Smallest share of a step that a cause must have."""
+"""Minimum share of a step. A cause below it is not reported."""
 DOMINATES = 2 / 3
-"""Smallest share of a part that dominates: twice the other."""
+"""Minimum share of a part that dominates: twice the other part."""
 FEWEST_ROUNDS = 3
 """Fewest launches: the range of two misses every second time."""
 ALPHA = 0.05

@@ -26,7 +26,7 @@ class Estimate(msgspec.Struct, frozen=True):
     method: Literal["t", "range"]
     """Kind of interval.
 
-    ``t``: Student's 95 % interval of the mean. ``range``: smallest and largest of one or two values.
+    ``t`` is Student's 95 % interval of the mean. ``range`` spans one or two values.
     """
 
     @classmethod

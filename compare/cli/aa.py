@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import Detail, MaxReruns, Shared, Warmup, read_request, with_shared
+from compare.cli.options import Detail, MaxReruns, Shared, Warmup, output_option, read_request, with_shared
 from compare.cli.run import print_run
 from compare.errors import UsageError
 
 
-@with_shared
+@with_shared(
+    backend=Annotated[list[str] | None, typer.Option(help="The one arm that is compared with itself.")],
+    output=Annotated[Path | None, output_option("-aa")],
+)
 def aa(
     shared: Shared,
     *,

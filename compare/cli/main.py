@@ -12,7 +12,7 @@ import typer
 from compare import __version__
 from compare.cli import aa, backends, data, doctor, install, report, run, streams, verify
 from compare.cli.console import print_error, print_notes
-from compare.errors import OutputError, RingsideError
+from compare.errors import OutputError, RingsideError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _register(to: typer.Typer, command: Callable[..., None], name: str) -> None:
-    """Register a command, with 130 as its exit code after Ctrl-C."""
+    """Register a command that turns Ctrl-C and wrong paths into exit codes."""
 
     @wraps(command)
     def interruptible(*arguments: Any, **options: Any) -> None:
@@ -88,6 +88,15 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str) -> None:
             typer.echo("Interrupted.", err=True)
             print_notes(interrupt)
             raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:
+            # ``Path`` raises for a name that is too long, and for a folder that may not be searched.
+            if error.filename is None:
+                raise
+            raise OutputError(
+                f"{error.filename} cannot be used.",
+                found=f"{system_reason(error)}.",
+                remedy="Choose another path, or change its permissions.",
+            ) from error
 
     to.command(name, context_settings=EITHER_SPELLING)(interruptible)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import MISSING, dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -14,7 +14,7 @@ import typer
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from compare.experiment.settle import UserRequest
     from compare.schema.arms import Arm
@@ -54,6 +54,12 @@ SshIdentity = Annotated[
 ]
 Warmup = Annotated[int, typer.Option(help="First steps, which train but are not timed.")]
 MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds that are repeated.")]
+
+
+def output_option(suffix: str = "") -> Any:
+    """Return the option for the folder of a run."""
+    name = f"runs/<time>-<model>-np<ranks>{suffix}"
+    return typer.Option(show_default=name, help="Folder for results and logs.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +123,8 @@ class Shared:
     ] = None
     dataset: Annotated[str, typer.Option(help="auto, mnist or digits.")] = "auto"
     data_dir: DataDir = None
-    output: Annotated[
-        Path | None,
-        typer.Option(show_default="runs/<time>-<model>-np<ranks>", help="Folder for results and logs."),
-    ] = None
-    export_json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None
+    output: Annotated[Path | None, output_option()] = None
+    export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None
     timeout: Annotated[float, typer.Option(help="Maximum time for a launch, in seconds.")] = 300.0
     stall: Annotated[float, typer.Option(help="Maximum time without progress, in seconds.")] = 30.0
     verbose: Annotated[
@@ -129,11 +132,19 @@ class Shared:
     ] = False
 
 
-def with_shared(command: Callable[..., None]) -> Callable[..., None]:
-    """Pass the flags of ``Shared`` to a command, as its first argument."""
+def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Pass the flags of ``Shared`` to a command, as its first argument.
+
+    Args:
+        described: for some of these flags, what ``--help`` says in this command.
+    """
+    return partial(_with_shared, described)
+
+
+def _with_shared(described: Mapping[str, Any], command: Callable[..., None]) -> Callable[..., None]:
     shared, *own = inspect.signature(command).parameters.values()
     hints = get_type_hints(command, include_extras=True)
-    shared_hints = get_type_hints(Shared, include_extras=True)
+    shared_hints = get_type_hints(Shared, include_extras=True) | dict(described)
     names = [field.name for field in fields(Shared)]
 
     @wraps(command)

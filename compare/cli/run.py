@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from compare.schema.results import Run
 
 
-@with_shared
+@with_shared()
 def run(
     shared: Shared,
     *,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from compare.cli.console import make_console, make_say, print_folder
-from compare.cli.options import Shared, read_request, with_shared
+from compare.cli.options import Shared, output_option, read_request, with_shared
 
 
-@with_shared
+@with_shared(
+    output=Annotated[Path | None, output_option("-verify")],
+    export_json=Annotated[Path | None, typer.Option(help="Also write the verification here.")],
+)
 def verify(shared: Shared) -> None:
     """Prove that every arm trains what a single process would."""
     from compare.experiment import verify_arms

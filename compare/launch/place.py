@@ -84,9 +84,14 @@ class LaunchPlace:
             "TMPDIR": str(self._temporary),
             # Open MPI's segments would survive a rank that was killed.
             "OMPI_MCA_btl_vader_backing_directory": str(self._shared_memory),
-            SCRATCH: f"{self._temporary}{os.pathsep}{self._shared_memory}",
+            SCRATCH: os.pathsep.join(map(str, self._scratch())),
             EXPORTED: str(self._exported),
         }
+
+    def _scratch(self) -> tuple[Path, ...]:
+        """Return the folders that are removed after the launch."""
+        mirrored = () if self.cluster.is_this_machine else (self._directory,)
+        return (*mirrored, self._temporary, self._shared_memory)
 
     def described(self) -> dict[str, str]:
         """Return the texts of small files, with values of ``-x`` masked."""
@@ -246,8 +251,7 @@ class LaunchPlace:
         """
         with uninterrupted():
             end_all(self.mark)
-            mirrored = () if self.cluster.is_this_machine else (self._directory,)
-            for folder in (*mirrored, self._temporary, self._shared_memory):
+            for folder in self._scratch():
                 shutil.rmtree(folder, ignore_errors=True)
 
 

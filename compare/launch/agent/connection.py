@@ -61,6 +61,8 @@ The carrier gives up a dead link earlier, because its error says why.
 
 _CLOSE_SECONDS = 3.0
 """Maximum time for all connections to close after a run."""
+_STATUS_SECONDS = 1.0
+"""Maximum time from a closed pipe to the exit of its process."""
 _STDERR_BYTES = 1 << 16
 _STDERR_READS = 8
 
@@ -234,10 +236,10 @@ class Connection:
         if self._pipe.closed:
             # Its status follows at once, unless the process was stopped.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=_CLOSE_SECONDS)
+                self._process.wait(timeout=_STATUS_SECONDS)
             raise self._lost(self._process.returncode)
-        patience = SILENT_SECONDS if self.ready else START_SECONDS
-        if self._pipe.silent_seconds > patience:
+        limit = SILENT_SECONDS if self.ready else START_SECONDS
+        if self._pipe.silent_seconds > limit:
             raise self._lost(None)
 
     def _read_stderr(self) -> None:

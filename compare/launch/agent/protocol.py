@@ -170,6 +170,8 @@ class MessagePipe:
 
     def waits_for(self) -> list[tuple[int, int]]:
         """Return the descriptors to poll, each with its event."""
+        if self.closed:
+            return []
         return [(self._read, select.POLLIN), *([(self._write, select.POLLOUT)] if self._to_send else [])]
 
     @property

@@ -188,7 +188,9 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
             found=found,
             remedy="Ringside and its Python must be at the same path on every host.",
         )
-    remedy = "The host was reached, and its command failed: see its output above."
+    remedy = "The host was reached; its command failed" + (
+        " and printed this." if found else " without output."
+    )
     if "No module named" in found:
         remedy = "Install Ringside there, for this Python and in the same version."
     return HostError(f"{name}: a command failed with status {answer.status}.", found=found, remedy=remedy)

@@ -59,7 +59,7 @@ def execute(
         KeyboardInterrupt: an interrupt came; no process is left.
     """
     loop = asyncio.new_event_loop()
-    if sys.version_info < (3, 12):
+    if sys.version_info < (3, 12) and _has_pidfd():
         # The default of 3.11 starts a thread for every process.
         watcher = asyncio.PidfdChildWatcher()
         watcher.attach_loop(loop)
@@ -70,6 +70,15 @@ def execute(
             return loop.run_until_complete(work)
     finally:
         loop.close()
+
+
+def _has_pidfd() -> bool:
+    """Return whether the kernel and the sandbox allow ``pidfd_open``."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 async def _execute(

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from compare.errors import HostError
+from compare.launch.engines import named
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -27,9 +30,15 @@ class Local(msgspec.Struct, frozen=True):
         del host
         return ""
 
-    def explain(self, answer: Answer) -> None:
-        """Return None: this machine is always reached."""
-        del answer
+    def explain(self, answer: Answer) -> HostError | None:
+        """Return why the process was killed; None for its own failure."""
+        if answer.status is None or answer.status >= 0:
+            return None
+        return HostError(
+            f"{named(answer.host)}: a process of Ringside was killed by signal {-answer.status}.",
+            found=answer.last_lines,
+            remedy="Was it killed by hand, or was memory short? Run again.",
+        )
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
         """Return no files: launchers start the ranks of this machine themselves."""

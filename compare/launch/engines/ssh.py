@@ -19,6 +19,7 @@ import msgspec
 
 from compare.errors import HostError, UnavailableError
 from compare.launch.engines import named
+from compare.launch.engines.local import Local
 from compare.schema.hosts import is_local
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
 
     def explain(self, answer: Answer) -> HostError | None:
         """Say why ssh failed; None where it did not."""
-        if answer.status != _FAILED or is_local(answer.host):
+        if is_local(answer.host):
+            return Local().explain(answer)
+        if answer.status != _FAILED:
             return None
         name, by_hand = named(answer.host), f"`{self.by_hand(answer.host)}`"
         printed, found = answer.stderr.decode(errors="replace"), answer.last_lines

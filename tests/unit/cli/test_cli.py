@@ -46,6 +46,7 @@ HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib"
 
 USAGE, DATA, UNAVAILABLE, OUTPUT, LAUNCH, STALLED, PARITY, HOST, INTERRUPTED = 2, 3, 4, 5, 6, 7, 8, 9, 130
 
+LONG_NAME = "x" * 300
 RESOLVE = data.resolve
 SURVEY = a_survey(missing=["mpi"], controllers=["gloo"])
 
@@ -266,6 +267,34 @@ def test_report_with_a_mistake_exits_with_its_code(compare, content, arguments, 
     assert ended.code == code
     assert says[0] in ended.parts[0]
     assert all(part in ended.parts[-1] for part in says[1:])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", LONG_NAME],
+        ["run", "--backend", "ddp", "--export-json", LONG_NAME],
+        ["doctor", "--export-json", LONG_NAME],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_path_that_the_system_refuses_exits_with_5(compare, arguments):
+    ended = compare(*arguments)
+    assert ended.code == OUTPUT
+    assert ended.parts[1:] == ["File name too long.", "Choose another path, or change its permissions."]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("run", ["all available", "np<ranks>"]),
+        ("aa", ["The one arm that is compared with itself", "np<ranks>-aa"]),
+        ("verify", ["np<ranks>-verify", "Also write the verification here"]),
+    ],
+)
+def test_help_describes_shared_flags_as_the_command_uses_them(compare, command, says):
+    shown = re.sub(r"\s", "", compare(command, "--help").out)
+    assert [text for text in says if re.sub(r"\s", "", text) not in shown] == []
 
 
 def test_report_with_detail_shows_where_the_cost_goes(compare):

@@ -328,8 +328,9 @@ def test_connection_to_a_killed_agent_is_lost(mark, files):
     agent = Connection(HERE, python=sys.executable, carrier=Local())
     tick_until(agent, lambda: agent.ready)
     os.kill(agent._process.pid, signal.SIGKILL)
-    with pytest.raises(HostError, match="Host localhost"):
+    with pytest.raises(HostError, match=r"Host localhost.* killed by signal 9") as raised:
         tick_until(agent, lambda: False, seconds=10)
+    assert "killed by hand" in raised.value.remedy
     close_all([agent])
 
 

@@ -1,5 +1,6 @@
 """Many processes at once: time-outs, limits on output, and interrupts."""
 
+import errno
 import os
 import resource
 import signal
@@ -69,6 +70,16 @@ def test_fanout_with_few_open_files_runs_in_batches(fake_ssh):
         [sys.executable, "-c", FEW_FILES], capture_output=True, text=True, check=False, timeout=120
     )
     assert child.stdout == "True\n", child.stderr
+
+
+def test_fanout_without_pidfd_runs_all_the_same(fake_ssh, monkeypatch):
+    def refuse(_pid):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    fake_ssh("exec cat")
+    (answer,) = run_everywhere([Host("n1", 1)], ["true"], carrier=Ssh(), timeout_seconds=20, stdin=b"x")
+    assert (answer.status, answer.stdout) == (0, b"x")
 
 
 @pytest.mark.parametrize(("stream", "name"), [("1", "stdout"), ("2", "stderr")])
