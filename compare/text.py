@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_LISTED_NAMES = 6
+
+
 def counted(number: float, noun: str) -> str:
     """Write a number with its noun: ``1 round``, ``2 rounds``, ``1.5 cores``."""
     shown = f"{number}" if isinstance(number, int) else f"{number:g}"  # a count has no exponent
@@ -23,11 +26,11 @@ def numbered(noun: str, numbers: Iterable[int]) -> str:
     return f"{noun}{'' if one else 's'} {', '.join(spans)}"
 
 
-def listed(names: Iterable[str], *, most: int = 6) -> str:
-    """Join names by commas, at most so many: ``a, b and 3 more``."""
+def listed(names: Iterable[str]) -> str:
+    """Join the first six names by commas: ``a, b and 3 more``."""
     shown = list(names)
-    more = len(shown) - most
-    return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")
+    more = len(shown) - _LISTED_NAMES
+    return ", ".join(shown[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

@@ -53,13 +53,8 @@ def twins(arm: Arm) -> tuple[Arm, Arm]:
     return first, second
 
 
-def assess(run: Run, *, experiments: int = EXPERIMENTS) -> AAResult | None:
-    """Judge the complete comparisons of an A/A test; None for another run.
-
-    Args:
-        run: the run, with two twins as its arms.
-        experiments: number of simulated comparisons of each kind.
-    """
+def assess(run: Run) -> AAResult | None:
+    """Judge the complete comparisons of an A/A test; None for another run."""
     if run.config.comparisons is None:
         return None
     first, second = run.config.arms
@@ -82,8 +77,8 @@ def assess(run: Run, *, experiments: int = EXPERIMENTS) -> AAResult | None:
         rate=false / len(found),
         low=low,
         high=high,
-        fixed=_simulated(run, [Look(each, each)], experiments),
-        sequential=_simulated(run, _looks_after_every_round(len(ratios)), experiments),
+        fixed=_simulated(run, [Look(each, each)]),
+        sequential=_simulated(run, _looks_after_every_round(len(ratios))),
     )
 
 
@@ -92,11 +87,11 @@ def _looks_after_every_round(recorded: int) -> list[Look]:
     return [Look(rounds, planned) for rounds in range(FIRST_LOOK, planned + 1)]
 
 
-def _simulated(run: Run, looks: list[Look], experiments: int) -> SimulatedRate | None:
+def _simulated(run: Run, looks: list[Look]) -> SimulatedRate | None:
     both = [
         [step_seconds(la) for la in run.launches if la.round == r] for r in range(1, run.config.rounds + 1)
     ]
     rounds = [times for times in both if len(times) == len(run.config.arms)]
     if not looks or len(rounds) < max(_FEWEST_RECORDED, looks[-1].rounds):
         return None
-    return simulate_aa(rounds, looks, experiments=experiments, seed=run.config.seed)
+    return simulate_aa(rounds, looks, experiments=EXPERIMENTS, seed=run.config.seed)

@@ -60,7 +60,6 @@ def simulate_aa(
     experiments: int = 10_000,
     seed: int = 0,
     alpha: float = ALPHA,
-    margin: float = MARGIN,
 ) -> SimulatedRate:
     """Compare one arm with itself many times, on recorded launches.
 
@@ -77,13 +76,12 @@ def simulate_aa(
         experiments: number of experiments.
         seed: the same seed gives the same result.
         alpha: see `judge`.
-        margin: see `judge`.
 
     Raises:
         ValueError: the record has too few rounds or launches, or a step time that is not above 0.
     """
     log_ratios = _draw_log_ratios(recorded, looks, arms, experiments, seed)
-    settled, rounds = follow(log_ratios, looks, alpha, margin)
+    settled, rounds = follow(log_ratios, looks, alpha, MARGIN)
     false = int(settled.different.any(-1).sum())
     low, high = binomial_interval(false, experiments)
     return SimulatedRate(

@@ -256,7 +256,7 @@ def decide(sample: Sample, alpha: float, margin: float, before: Settled) -> Deci
 def _p_value(sample: Sample) -> NDArray:
     """Return the two-sided p of the paired t test.
 
-    It is 1 with fewer than two rounds.     Rounds without spread have an infinite t: p is 0, or 1 if the mean
+    It is 1 with fewer than two rounds. Rounds without spread have an infinite t: p is 0, or 1 if the mean
     is 0 too. Real launches always spread, because clocks count nanoseconds.
     """
     import numpy as np

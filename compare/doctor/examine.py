@@ -108,9 +108,7 @@ def exit_code(examination: Examination) -> int:
     return HostError.exit_code if examination.of("problem") else 0
 
 
-def quick_check(
-    hosts: Sequence[Host], *, carrier: Carrier, python: str = sys.executable
-) -> tuple[Examination, list[Finding]]:
+def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> tuple[Examination, list[Finding]]:
     """Insist on hosts that can work together.
 
     They must answer, and have the same Ringside, Python and torch. This takes about a second, or 10 to 15
@@ -123,7 +121,7 @@ def quick_check(
         HostError: names every host that cannot be used, each with its fix.
         UnavailableError: there is no ssh here.
     """
-    examination = examine(hosts, carrier=carrier, python=python, quick=True)
+    examination = examine(hosts, carrier=carrier, python=sys.executable, quick=True)
     problems = examination.of("problem")
     stopping = [problem for problem in problems if problem.topic in STOPPING]
     if stopping:

@@ -47,7 +47,6 @@ def open_cluster(
     *,
     interface: str | None = None,
     exported: Mapping[str, str] | None = None,
-    python: str = sys.executable,
 ) -> Iterator[Cluster]:
     """Start an agent on every host, and end it after the block.
 
@@ -55,7 +54,6 @@ def open_cluster(
         allocation: the hosts, and the way to reach them.
         interface: network interface of all arms; None for the one that all hosts share.
         exported: environment of the ranks that travels in private files alone.
-        python: the interpreter, at the same path on every host.
 
     Raises:
         HostError: a host cannot be reached, or has another version.
@@ -65,8 +63,8 @@ def open_cluster(
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     with (
-        connected(hosts, python=python, carrier=carrier) as agents,
-        connected(beside, python=python, carrier=Local()) as own,
+        connected(hosts, python=sys.executable, carrier=carrier) as agents,
+        connected(beside, python=sys.executable, carrier=Local()) as own,
     ):
         _require_ready([*agents, *own], len(hosts))
         yield Cluster(
@@ -75,7 +73,6 @@ def open_cluster(
             network=_network(agents, interface),
             exported=exported or {},
             carrier=carrier,
-            python=python,
         )
 
 
@@ -88,7 +85,6 @@ class Cluster:
         network: how the ranks reach each other.
         exported: environment of the ranks that travels in private files alone.
         carrier: the way to reach other hosts.
-        python: the interpreter on every host.
     """
 
     def __init__(
@@ -99,7 +95,6 @@ class Cluster:
         network: Network,
         exported: Mapping[str, str],
         carrier: Carrier,
-        python: str,
     ) -> None:
         self.agents = agents
         self.here = here
@@ -110,7 +105,6 @@ class Cluster:
         """Whether this machine is the only host."""
         self._ready = [agent.ready for agent in agents if agent.ready]
         self._carrier = carrier
-        self._python = python
         self._datasets: list[str] = []
         self._name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._launches = 0
@@ -156,7 +150,7 @@ class Cluster:
         Raises:
             HostError: it cannot be copied to a host.
         """
-        self._datasets = stage(self.hosts, source, python=self._python, carrier=self._carrier, say=say)
+        self._datasets = stage(self.hosts, source, python=sys.executable, carrier=self._carrier, say=say)
 
     def free_port(self) -> int:
         """Return a port that is free now on the first host."""
@@ -213,7 +207,7 @@ class Cluster:
 
     def agent_commands(self) -> list[str]:
         """Return the commands that start the agents of other hosts, for ``--dry-run``."""
-        agent = python_command(self._python, "compare.launch.agent")
+        agent = python_command(sys.executable, "compare.launch.agent")
         return [shlex.join(self._carrier.argv(host, agent)) for host in self.hosts if not is_local(host)]
 
 

@@ -91,7 +91,7 @@ def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
     return hosts
 
 
-def parse_hosts(spec: str, source: str = "-H") -> tuple[Host, ...]:
+def parse_hosts(spec: str) -> tuple[Host, ...]:
     """Parse hosts from the command line, such as ``node1:4,node2:4`` or ``node[1-2,5]:4``.
 
     Errors number the hosts as a hostfile's lines: ``-H:2`` is the second of the list.
@@ -100,7 +100,7 @@ def parse_hosts(spec: str, source: str = "-H") -> tuple[Host, ...]:
         UsageError: as ``parse_hostfile``.
     """
     items = _split_list(spec)
-    return _collect(_Line(source, number, item, _LIST_FORM) for number, item in enumerate(items, 1))
+    return _collect(_Line("-H", number, item, _LIST_FORM) for number, item in enumerate(items, 1))
 
 
 def select(

@@ -70,13 +70,13 @@ def plan_blocks(steps: int, order: random.Random, *, reference: bool, cycle: int
     return plans
 
 
-def split_into_blocks(steps: int, block_steps: int = BLOCK_STEPS, *, cycle: int = 1) -> list[int]:
+def split_into_blocks(steps: int, *, cycle: int = 1) -> list[int]:
     """Split steps, a multiple of ``cycle``, into two or more blocks.
 
-    Blocks of about ``block_steps`` differ by one cycle at most. A short last block would be the noisiest.
+    Blocks of about ``BLOCK_STEPS`` differ by one cycle at most. A short last block would be the noisiest.
     """
     cycles = steps // cycle
-    count = max(min(2, cycles), min(cycles, round(steps / block_steps)))
+    count = max(min(2, cycles), min(cycles, round(steps / BLOCK_STEPS)))
     size, longer = divmod(cycles, count) if count else (0, 0)
     return [cycle * (size + (i < longer)) for i in range(count)]
 

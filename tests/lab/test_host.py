@@ -6,9 +6,6 @@ import time
 
 import pytest
 
-from backends.launchers.request import MARKER
-from tests.lab.hosts import REPOSITORY
-
 pytestmark = pytest.mark.lab
 
 # In the private /tmp of a host.
@@ -120,29 +117,3 @@ def test_put_writes_folders_on_all_hosts(make_lab):
             *("==>", f"{THERE}/a", "<==", "1", "==>", f"{THERE}/b", "<==", "2")
         ]
         assert host.run(["stat", "-c", "%a", THERE, f"{THERE}/a"]).stdout.split() == ["700", "600"]
-
-
-def test_agent_end_kills_all_processes_of_a_launch_on_all_hosts(make_lab):
-    lab = make_lab(2)
-    for host in lab.hosts:
-        host.start(["setsid", "sleep", "321"], environment={MARKER: "/runs/one"})
-        host.start(["setsid", "sleep", "654"], environment={MARKER: "/runs/other"})
-    for host in lab.hosts:
-        while sorted(host.command_lines()) != ["sleep 321", "sleep 654"]:
-            time.sleep(0.02)
-    ask(
-        lab,
-        what="run",
-        hosts="n1\nn2",
-        argv=[
-            "env",
-            f"PYTHONPATH={REPOSITORY}",
-            sys.executable,
-            "-m",
-            "compare.launch.agent",
-            "end",
-            "/runs/one",
-        ],
-    )
-    for host in lab.hosts:
-        assert host.command_lines() == ["sleep 654"]

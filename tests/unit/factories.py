@@ -114,7 +114,7 @@ class AnAgent:
 def a_cluster(slots: int = 2, cpus: Sequence[int] = (0,), agent: Any = None) -> Cluster:
     """This machine as the only host, without a process."""
     agent = agent or AnAgent(slots, cpus)
-    return Cluster([agent], agent, network=Network(), exported={}, carrier=Local(), python="")  # type: ignore[arg-type]
+    return Cluster([agent], agent, network=Network(), exported={}, carrier=Local())  # type: ignore[arg-type]
 
 
 def a_block(milliseconds: float, **changes: Any) -> Block:

@@ -67,11 +67,6 @@ class Layout:
         distance = (rank - owner - 1) % self.world
         return distance if distance < max(self.world - 1, 1) else None
 
-    def chunk_of(self, rank: int) -> range:
-        """Return the elements that a rank reduces."""
-        size = self.chunk_elements
-        return range(min(self.elements, rank * size), min(self.elements, (rank + 1) * size))
-
     def reserved_by(self, rank: int) -> list[tuple[int, int]]:
         """List offset and length of a rank's chunk in every plane."""
         parts = [

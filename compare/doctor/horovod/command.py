@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+_SHOWN_LINES = 6
 _LONGEST_ERROR_LINE = 300
 _LINES_KEPT = 5000
 
@@ -95,18 +96,16 @@ class Commands:
             )
 
 
-def error_lines(output: Iterable[str], most: int = 6) -> list[str]:
-    """Return the error lines of a command, or its last lines.
+def error_lines(output: Iterable[str]) -> list[str]:
+    """Return the first error lines of a command, or its last lines.
 
-    Args:
-        output: of the command, line by line.
-        most: maximum number of lines; the first ones, since later errors follow from earlier ones.
+    Later errors follow from earlier ones.
     """
     lines = [line.strip() for line in output if line.strip()]
     errors = [line for line in lines if _ERROR.search(line) and not _ECHO.search(line)]
     # A longer line is a compiler's command line, and no error.
     errors = [line for line in dict.fromkeys(errors) if len(line) < _LONGEST_ERROR_LINE]
-    return errors[:most] or [line[:_LONGEST_ERROR_LINE] for line in lines[-most:]]
+    return errors[:_SHOWN_LINES] or [line[:_LONGEST_ERROR_LINE] for line in lines[-_SHOWN_LINES:]]
 
 
 def minutes(seconds: float) -> str:

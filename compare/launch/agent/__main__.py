@@ -6,8 +6,6 @@ One pair of pipes carries the job to the host, and progress, results and logs ba
 file system, and no process listens on a port. Both ends send keep-alive messages. The agent renews the
 lease of the ranks only while messages arrive. When the pipe closes or stays silent, it ends every process
 of a launch. So a host behind a failed link ends its ranks by itself.
-
-``python -m compare.launch.agent end MARK`` ends what is left of a launch.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import sys
 from compare.launch.agent.launch import carry_out
 from compare.launch.agent.machine import describe, free_port
 from compare.launch.agent.protocol import ALIVE_SECONDS, FindPort, MessagePipe, Port, Start
-from compare.launch.processes import end_all
 from compare.schema.launch_files import LEASE_SECONDS
 
 IDLE_SECONDS = 900.0
@@ -61,7 +58,4 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP stays ignored
             signal.signal(number, lambda *_: sys.exit(1))  # so that every ``finally`` runs
-    if sys.argv[1:2] == ["end"]:
-        end_all(sys.argv[2])
-    else:
-        main(_own_pipes())
+    main(_own_pipes())

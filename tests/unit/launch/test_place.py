@@ -36,7 +36,7 @@ def hosts(monkeypatch):
     monkeypatch.setattr("compare.launch.cluster.stage", lambda hosts, *_, **__: ["/data"] * len(hosts))
     agents = [AnAgent(host=Host(name, 1), status=None) for name in ("n1", "n2")]
     here = AnAgent(host=local_host(1), status=None)
-    cluster = Cluster(agents, here, network=Network(), exported={}, carrier=Local(), python="")
+    cluster = Cluster(agents, here, network=Network(), exported={}, carrier=Local())
     cluster.stage(DIGITS, print)
     return cluster
 
@@ -192,6 +192,6 @@ def test_carry_out_exited_agent_is_not_told_to_end(files):
 def test_described_masks_what_the_user_gives_to_the_ranks(files):
     agent = AnAgent()
     secret = {"MY_TOKEN": "hunter2"}
-    cluster = Cluster([agent], agent, network=Network(), exported=secret, carrier=Local(), python="")
+    cluster = Cluster([agent], agent, network=Network(), exported=secret, carrier=Local())
     assert list(cluster.place(files).described().values()) == ['{"MY_TOKEN":"***"}']
     assert a_cluster().place(files).described() == {}
