@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -257,6 +258,15 @@ def importers_of(room):
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "compare"])
 def test_a_room_imports_only_the_rooms_below_it(module):
     assert {other for other in ours_in(module) if not may_import(room_of(module), other)} == set()
+
+
+@pytest.mark.parametrize("room", sorted(set(MAY_IMPORT) - {"errors", "text", "__main__"}))
+def test_a_room_states_its_purpose_and_hands_on_its_face(room):
+    module = import_module(room if room == "backends" else f"compare.{room}")
+    assert module.__doc__.partition("\n")[0].endswith((".", ":"))
+    face = [*getattr(module, "__all__", ()), *getattr(module, "_FACE", ())]
+    assert all(getattr(module, name) is not None for name in face)
+    assert bool(face) is (room not in {"worker", "cli", "backends"})
 
 
 def test_only_experiment_and_cli_import_the_doctor():

@@ -21,8 +21,8 @@ from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import discard_noisy, discard_unfinished, next_launch, order_of
 from compare.experiment.settle import settle
-from compare.launch.arm import Observer, commands_for, launch_arm, launch_files
-from compare.launch.cluster import open_cluster
+from compare.launch import Observer, launch_arm, open_cluster
+from compare.launch.arm import commands_for, launch_files
 from compare.schema.config import RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json

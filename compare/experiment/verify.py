@@ -11,7 +11,7 @@ from compare.analysis.parity import check_gates, pass_of
 from compare.errors import LaunchError, RingsideError
 from compare.experiment.run import begin, open_hosts
 from compare.experiment.settle import settle
-from compare.launch.arm import Observer, launch_arm
+from compare.launch import Observer, launch_arm
 from compare.schema.files import write_json
 from compare.schema.job import Planned
 from compare.schema.results import ArmVerification, Failure, Run, Verification
