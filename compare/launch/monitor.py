@@ -160,7 +160,7 @@ class Monitor:
 
     def _root_cause(self, where: str, cause: Cause) -> LaunchError:
         place = f"\n({cause.where})" if cause.where else ""
-        remedy = self._where_to_read(self._files.log(cause.rank))
+        remedy = self._where_to_read(cause)
         if cause.kind in {"stalled", "deadlocked"}:
             limit = self._least_limit()
             sets = "this limit" if limit == self._stall_seconds else "the least limit"
@@ -183,8 +183,12 @@ class Monitor:
             remedy=remedy,
         )
 
-    def _where_to_read(self, log: Path) -> str:
-        """Name the log of a rank, or else the folder."""
+    def _where_to_read(self, cause: Cause) -> str:
+        """Name the file that explains the cause, or else the folder."""
+        log, stacks = self._files.log(cause.rank), self._files.stacks(cause.rank)
+        # The watchdog prints stacks into the log. A rank that was ended before that has them in a file.
+        if cause.kind == "stalled" and not self._evidence(cause.rank).stalled and tail(stacks):
+            return f"Its stacks are in {stacks}."
         if log.exists():
             return f"Its traceback and output are in {log}."
         return f"It has no log; the launcher's output is in {self._files.directory}."

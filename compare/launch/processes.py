@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -134,10 +133,7 @@ def end_all(name: str, child: subprocess.Popen[bytes] | None = None) -> None:
         child: the launch's process that this one started, and must reap.
     """
     try:
-        if child:
-            # A stopped launcher would not receive SIGTERM. The witnesses wake stopped ranks.
-            child.send_signal(signal.SIGCONT)
-        _end_with(psutil.Process.terminate, name)
+        _end_with(_terminate, name)
     finally:
         with uninterrupted():
             _end_with(_kill_but_trackers, name)
@@ -145,6 +141,12 @@ def end_all(name: str, child: subprocess.Popen[bytes] | None = None) -> None:
             if child:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=_GRACE_SECONDS)
+
+
+def _terminate(process: psutil.Process) -> None:
+    """Send SIGTERM, and wake a stopped process, which would not receive it."""
+    process.terminate()
+    process.resume()
 
 
 def _kill_but_trackers(process: psutil.Process) -> None:

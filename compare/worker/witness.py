@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 KILL_SECONDS = 2.0
 """Maximum time for a rank to exit after a signal.
 
-Launchers and the parent wait one second longer, so the witness is still there to record the exit.
+The agent and horovodrun wait longer, so the witness is still there to record the exit. Open MPI waits one
+second. A rank that needs longer leaves no record there, but its stacks.
 """
 
 _CHECK_SECONDS = 1.0
 """Time between two checks of the lease."""
 _SAME_MOMENT_SECONDS = 0.1
 """Maximum time between SIGTERM to a rank and SIGTERM to its witness."""
+_RECORD_BYTES = 512
+"""Room for an exit record, reserved while the disk has some."""
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _AWAITED = _ENDING | _FORWARDED | {signal.SIGCHLD}
@@ -68,7 +71,7 @@ class _Witness:
         self._pid = rank_pid
         self._lease = Lease(files)
         self._ended_by = ""
-        self._stopped = False
+        self._stopped_until = -math.inf
         self._kill_at: float | None = None
 
     def run(self) -> NoReturn:
@@ -76,6 +79,7 @@ class _Witness:
         try:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             _write(self._files.witness(self._rank), str(os.getpid()))
+            _reserve(self._files.exit(self._rank))
             status = self._wait()
             self._record(status)
             if self._ended_by == "lease":
@@ -123,8 +127,7 @@ class _Witness:
                 return None
             if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
                 return status
-            if not self._ended_by:
-                self._stopped = os.WIFSTOPPED(status)
+            self._stopped_until = math.inf if os.WIFSTOPPED(status) else time.monotonic()
 
     def _end(self, ended_by: str, number: signal.Signals) -> None:
         self._ended_by = self._ended_by or ended_by
@@ -153,7 +156,8 @@ class _Witness:
             "status": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
             "ended_by": self._ended_by,
-            "stopped": self._stopped,
+            # A launcher wakes a stopped rank to end it.
+            "stopped": time.monotonic() - self._stopped_until < KILL_SECONDS + _SAME_MOMENT_SECONDS,
         }
         _write(self._files.exit(self._rank), json.dumps(record))
 
@@ -184,10 +188,22 @@ def _write(file: Path, text: str) -> None:
 
     The parent reports a full disk or a missing folder by itself.
     """
-    temporary = file.with_name(f".{file.name}")
+    temporary = _temporary(file)
     with suppress(OSError):
-        temporary.write_text(text)
+        # Not truncated: what was reserved is written again.
+        with temporary.open("r+" if temporary.exists() else "w") as opened:
+            opened.write(text)
         temporary.replace(file)
+
+
+def _reserve(file: Path) -> None:
+    """Reserve room for a JSON record, which spaces may follow."""
+    with suppress(OSError):
+        _temporary(file).write_text(" " * _RECORD_BYTES)
+
+
+def _temporary(file: Path) -> Path:
+    return file.with_name(f".{file.name}")
 
 
 def _remove_scratch() -> None:

@@ -83,7 +83,7 @@ def test_verify_ranks_that_differ_or_stand_still_fail_the_ranks_gate(broken):
         (SUMS, "2 times the right one: a sum in place of the mean"),
         (SKIPS, "The first update is wrong on rank 1 (by"),
         (UNSHARDED, "Check that their shards are the parts of every global batch."),
-        (NEVER_STEPS, "the step does not reach the parameters"),
+        (NEVER_STEPS, "the step does not reach them"),
         (ROUNDS_UNSHARDED, "Check that their shards are the parts of every global batch."),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -149,9 +150,9 @@ class StartedRun:
     def results(self):
         return list(self.directory.glob("launches/*/rank-[01].json"))
 
-    def log_of_rank_1(self):
-        (log,) = self.directory.glob("launches/*/rank-1.log")
-        return log.read_text()
+    def named_file(self, printed):
+        """Return the content of the file that a message names."""
+        return Path(re.search(r" in (\S*/rank-1\.\w+)\.\s", printed)[1]).read_text()
 
     def scratch(self):
         """Return folders that the launches of this run have left behind."""

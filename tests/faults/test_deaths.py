@@ -44,7 +44,7 @@ def test_rank_that_dies_is_named_with_its_cause(start, record, launcher, kind):
     printed, took = run.wait()
     assert_rank_1_is_named(run, printed, took, DEATHS[kind], "failed" if kind in FAILED else "died")
     if kind in FAILED:
-        assert "Traceback (most recent call last)" in run.log_of_rank_1()
+        assert "Traceback (most recent call last)" in run.named_file(printed)
     record(f"rank: {kind}", launcher, run.process.returncode, printed, took)
 
 

@@ -19,7 +19,7 @@ def test_rank_that_hangs_is_named_and_ended(start, record, launcher, kind):
         assert "It was stopped (SIGSTOP)." in printed
     else:
         assert "sitecustomize.py:" in printed, "the place where it hangs is named"
-        assert 'sitecustomize.py", line' in run.log_of_rank_1()
+        assert 'sitecustomize.py", line' in run.named_file(printed)
     run.assert_launched_once(printed)
     run.assert_nothing_is_left()
     record(f"rank: {kind} (`--stall 15`)", launcher, run.process.returncode, printed, took)

@@ -59,9 +59,9 @@ def execute(
         KeyboardInterrupt: an interrupt came; no process is left.
     """
     loop = asyncio.new_event_loop()
-    if sys.version_info < (3, 12) and _has_pidfd():
+    if sys.version_info < (3, 12):
         # The default of 3.11 starts a thread for every process.
-        watcher = asyncio.PidfdChildWatcher()
+        watcher = asyncio.PidfdChildWatcher() if _has_pidfd() else asyncio.ThreadedChildWatcher()
         watcher.attach_loop(loop)
         asyncio.set_child_watcher(watcher)
     try:

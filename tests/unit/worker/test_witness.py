@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from compare.schema.launch_files import LaunchFiles
+from compare.worker.witness import KILL_SECONDS
 
 PROGRAM = """
 import os, signal, sys, time
@@ -168,14 +169,25 @@ def test_witness_wakes_a_stopped_rank_and_records_that_it_was_stopped(start):
     assert time.monotonic() - began < 1.5
 
 
-def test_witness_of_a_rank_that_was_stopped_and_continued_records_no_stop(start):
+@pytest.mark.parametrize(("seconds", "stopped"), [(0.1, True), (KILL_SECONDS + 0.3, False)])
+def test_witness_of_a_rank_that_was_woken_records_a_stop_for_a_while(start, seconds, stopped):
+    """A launcher wakes a stopped rank in order to end it."""
     started = start()
     started.rank.suspend()
     wait_until(lambda: started.rank.status() == psutil.STATUS_STOPPED)
     started.rank.resume()
-    time.sleep(0.1)
+    time.sleep(seconds)
     started.process.terminate()
-    assert not started.record()[1]["stopped"]
+    assert started.record()[1]["stopped"] == stopped
+
+
+def test_witness_reserves_room_for_its_record_at_the_start(start, tmp_path):
+    """On a full disk the exit is still recorded."""
+    started = start()
+    room = (tmp_path / ".rank-3.exit").stat().st_size
+    started.rank.kill()
+    started.record()
+    assert len(started.files.exit(3).read_text().rstrip()) < room == started.files.exit(3).stat().st_size
 
 
 def test_rank_dies_with_its_witness(start):
