@@ -278,10 +278,14 @@ def messages(tree: ast.AST) -> Iterator[Chunk]:
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Find the names of functions and classes."""
+    """Find the names of functions, classes, arguments and variables."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
 
 
 def apart(name: str) -> str:

@@ -48,16 +48,16 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with _told():
+        with _named_errors():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        with _told():
+        with _named_errors():
             self._stream.flush()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _named_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

@@ -43,7 +43,7 @@ _PORT_TAKEN = ("EADDRINUSE", "address already in use")
 
 
 class Observer(Protocol):
-    """Somebody who watches a run."""
+    """Receives what happens in a run."""
 
     def launch_begins(self, planned: Planned) -> None:
         """Receive a launch that is about to start."""
@@ -132,7 +132,7 @@ def commands_for(
         )
     network, hosts = place.cluster.network, place.cluster.hosts
     config = config.as_run_by(arm, hosts[0].slots)
-    alike = settings(
+    of_all_arms = settings(
         threads=config.threads_per_rank, interface=network.interface, executables=environment_bin()
     )
     mpirun = find_launcher("mpirun")
@@ -143,7 +143,7 @@ def commands_for(
         module="compare.worker",
         arguments=(name, str(place.job_file)),
         port=place.cluster.free_port(),
-        environment=alike | dict(own_settings) | arm.environment,
+        environment=of_all_arms | dict(own_settings) | arm.environment,
         interface=network.interface,
         options=arm.options,
         exported=tuple(arm.environment),

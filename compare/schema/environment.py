@@ -72,8 +72,8 @@ def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
         return "a name needs capital letters, digits and underscores, and starts with a letter"
     if _SECRET.search(name) and not may_be_secret:
         return "its name looks like a secret, and an arm's settings are printed and saved"
-    alike = settings(threads=1, interface="lo", executables=Path())
-    if name in alike or name in _DECIDED_BY_ARM or _DECIDED_BY_LAUNCH.fullmatch(name):
+    of_all_arms = settings(threads=1, interface="lo", executables=Path())
+    if name in of_all_arms or name in _DECIDED_BY_ARM or _DECIDED_BY_LAUNCH.fullmatch(name):
         return "Ringside or its launcher sets it, the same for every arm"
     return ""
 

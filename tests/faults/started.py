@@ -40,30 +40,33 @@ TRACES_SECONDS = 3.0
 
 Other tests run at the same time, and a killed launcher has a process that removes its semaphores later.
 """
-TWO = ("torchrun", "mpirun")
-"""One launcher in Python and one in C.
-
-They suffice where the agent keeps a promise, whatever the launcher.
-"""
-OVER_MPI = {"raise", "kill", "exit 0", "hang", "stop"}
-"""The faults under horovodrun with MPI, which starts mpirun."""
 QUICK = {("torchrun", "raise"), ("horovodrun-gloo", "hang"), ("mpirun", "kill")}
 BRIEFLY = ("--steps", "40", "--warmup", "5", "--repeats", "1")
 
 
-def cases(kinds, launchers=LAUNCHERS):
-    """Return faults under launchers; ``make test`` takes one fault a launcher."""
+def cases(kinds):
+    """Return every fault under every launcher.
+
+    ``make test`` takes one fault a launcher. ``.ci/run`` takes two launchers a fault.
+    """
     return [
-        pytest.param(
-            launcher,
-            kind,
-            marks=[] if (launcher, kind) in QUICK else [pytest.mark.faults],
-            id=f"{launcher}-{kind}",
-        )
-        for launcher in launchers
-        for kind in kinds
-        if launcher != "horovodrun-mpi" or kind in OVER_MPI
+        pytest.param(launcher, kind, marks=_marks(launcher, kind, nth), id=f"{launcher}-{kind}")
+        for position, launcher in enumerate(LAUNCHERS)
+        for nth, kind in enumerate(kinds, start=position)
     ]
+
+
+def _marks(launcher, kind, nth):
+    if (launcher, kind) in QUICK:
+        return []
+    return [pytest.mark.faults, *([pytest.mark.rest] if nth % 2 else [])]
+
+
+BY_LAUNCHER = [
+    pytest.param(launcher, marks=[] if launcher in {"torchrun", "mpirun"} else [pytest.mark.rest])
+    for launcher in LAUNCHERS
+]
+"""All launchers; ``.ci/run`` takes one in Python and one in C."""
 
 
 def a_fault(kind, rank=1):

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from compare.schema.store import read_run
-from tests.faults.started import BRIEFLY, DEATH_BOUND_SECONDS, LAUNCHERS, TWO, a_fault, cases, wait_until
+from tests.faults.started import (
+    BRIEFLY,
+    BY_LAUNCHER,
+    DEATH_BOUND_SECONDS,
+    LAUNCHERS,
+    a_fault,
+    cases,
+    wait_until,
+)
 
 KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
 UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
@@ -84,7 +92,7 @@ def memory_group(tmp_path):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("launcher", TWO)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
 def test_rank_killed_out_of_memory_is_named_with_sigkill(start, record, memory_group, launcher):
     """The kernel kills the rank, which is larger than its witness."""
     run = start(launcher, fault=a_fault("be killed out of memory") | {"group": str(memory_group)})
@@ -94,7 +102,7 @@ def test_rank_killed_out_of_memory_is_named_with_sigkill(start, record, memory_g
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("launcher", TWO)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
 @pytest.mark.parametrize("victim", ["rank", "witness"])
 def test_rank_killed_by_another_process_is_named(start, record, launcher, victim):
     run = start(launcher)
@@ -122,7 +130,7 @@ def kill(process, number=signal.SIGKILL):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("launcher", TWO)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
 def test_rank_that_starts_slowly_is_waited_for(start, launcher):
     assert_the_slow_is_waited_for(start(launcher, *BRIEFLY, fault=a_fault(SLOW)))
 
@@ -145,7 +153,7 @@ def assert_the_slow_is_waited_for(run):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("launcher", TWO)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
 def test_launches_that_finished_before_a_death_are_kept(start, launcher):
     run = start(launcher, "--epochs", "1", "--repeats", "20")
     wait_until(lambda: list(run.directory.glob("launches/03-*/rank-1.progress")), 180)

@@ -6,7 +6,14 @@ import time
 import pytest
 
 from compare.schema.store import read_run
-from tests.faults.started import BRIEFLY, DEATH_BOUND_SECONDS, HANG_BOUND_SECONDS, LAUNCHERS, TWO, wait_until
+from tests.faults.started import (
+    BRIEFLY,
+    BY_LAUNCHER,
+    DEATH_BOUND_SECONDS,
+    HANG_BOUND_SECONDS,
+    LAUNCHERS,
+    wait_until,
+)
 
 pytestmark = pytest.mark.faults
 
@@ -24,7 +31,7 @@ def test_launcher_killed_takes_its_ranks_along(start, record, launcher):
     record("launcher: kill -9", launcher, run.process.returncode, printed, took)
 
 
-@pytest.mark.parametrize("launcher", TWO)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
 def test_agent_killed_ends_the_launch(start, record, launcher):
     run = start(launcher)
     run.wait_for_training()
@@ -37,7 +44,7 @@ def test_agent_killed_ends_the_launch(start, record, launcher):
     record("agent: kill -9", launcher, run.process.returncode, printed, took)
 
 
-@pytest.mark.parametrize("launcher", TWO)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
 def test_parent_suspended_ends_the_launch_and_reports_why(start, launcher):
     run = start(launcher)
     run.wait_for_training()
@@ -50,7 +57,7 @@ def test_parent_suspended_ends_the_launch_and_reports_why(start, launcher):
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
 def test_parent_killed_leaves_nothing(start, record, launcher):
     run = start(launcher)
     run.wait_for_training()
@@ -60,7 +67,7 @@ def test_parent_killed_leaves_nothing(start, record, launcher):
     record("`compare`: kill -9, until nothing is left", launcher, -signal.SIGKILL, "", took)
 
 
-@pytest.mark.parametrize("launcher", TWO)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
 def test_parent_killed_after_its_ranks_leaves_nothing(start, launcher):
     """No rank is left then whose lease could expire."""
     run = start(launcher, *BRIEFLY)
@@ -95,9 +102,8 @@ def test_launcher_that_outlives_its_ranks_is_ended(start, launcher):
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize(
-    ("launcher", "times"), [*((launcher, 1) for launcher in LAUNCHERS), *((launcher, 2) for launcher in TWO)]
-)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
+@pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_once_or_twice_ends_everything(start, record, launcher, times):
     run = start(launcher)
     run.wait_for_training()

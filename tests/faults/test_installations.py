@@ -17,7 +17,7 @@ from compare.errors import UnavailableError
 pytestmark = pytest.mark.faults
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SITE = Path(sysconfig.get_path("purelib"))
+PACKAGES = Path(sysconfig.get_path("purelib"))
 USED_BY = {"torchrun": "ddp", "horovodrun": "horovod", "mpirun": "mpi"}
 # The start of C++ names in torch's namespace c10; Horovod's library needs hundreds.
 OF_TORCH = b"_ZN3c10"
@@ -48,8 +48,8 @@ def without(tmp_path):
     def make(launcher):
         folder = tmp_path / "env"
         venv.create(folder, with_pip=False, symlinks=True)
-        site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-        (site / "outer.pth").write_text(f"{REPOSITORY}\n{SITE}\n")
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+        (packages / "outer.pth").write_text(f"{REPOSITORY}\n{PACKAGES}\n")
         for place in ("bin", "lib"):  # with the libraries of an MPI from pip
             link_all(Path(sys.prefix) / place, folder / place)
         (folder / "bin" / launcher).unlink(missing_ok=True)
@@ -82,8 +82,8 @@ def test_launcher_missing_is_named_with_its_remedy(tmp_path, without, requires_b
 def horovod_of_another_torch(tmp_path, requires_backend):
     """Copy Horovod, and let its library need names that this torch lacks."""
     requires_backend("horovod")
-    copy = tmp_path / (SITE / "horovod").relative_to(sys.prefix)
-    shutil.copytree(SITE / "horovod", copy)
+    copy = tmp_path / (PACKAGES / "horovod").relative_to(sys.prefix)
+    shutil.copytree(PACKAGES / "horovod", copy)
     link_all(Path(sys.prefix) / "lib", tmp_path / "lib")  # for an MPI from pip
     (library,) = copy.glob("torch/mpi_lib_v2*.so")
     data = library.read_bytes()

@@ -15,7 +15,7 @@ PYTHON = "/run/python"
 SAME = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 # Another version of Python and torch, and a wrong clock; its folder comes before the real ones.
 OTHER = f'#!/bin/sh\nexec env PYTHONPATH="/run/other:$PYTHONPATH" {sys.executable} "$@"\n'
-OTHER_SITE = """\
+OTHER_MACHINE = """\
 import platform, time
 platform.python_version = lambda: "3.12.1"
 right = time.time
@@ -78,7 +78,7 @@ def examined(requires_lab):
         for host in (well, greedy, misnamed, locked):
             write(host, PYTHON, SAME, "755")
         write(other, PYTHON, OTHER, "755")
-        write(other, "/run/other/sitecustomize.py", OTHER_SITE)
+        write(other, "/run/other/sitecustomize.py", OTHER_MACHINE)
         write(other, "/run/other/torch-1.2.3.dist-info/METADATA", OTHER_TORCH)
         write(misnamed, "/run/hosts", f"127.0.0.1 localhost\n127.0.1.1 {misnamed.name}\n")
         do(misnamed, "mount", "--bind", "/run/hosts", "/etc/hosts")

@@ -436,13 +436,13 @@ def test_report_shows_a_run_in_every_format(compare, form):
 def test_backends_lists_options_and_why_one_is_missing(compare):
     ended = compare("backends")
     assert ended.code == 0
-    said = " ".join(ended.out.split())
+    shown = " ".join(ended.out.split())
     for backend in BACKENDS.values():
-        assert backend.name in said
+        assert backend.name in shown
         for option in backend.options:
-            assert f"{backend.name}:{option.name}=" in said
-    assert "mpi4py is not installed" in said
-    assert "env.NCCL_ALGO=Ring" in said
+            assert f"{backend.name}:{option.name}=" in shown
+    assert "mpi4py is not installed" in shown
+    assert "env.NCCL_ALGO=Ring" in shown
 
 
 # ---- help ----

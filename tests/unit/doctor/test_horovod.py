@@ -521,8 +521,8 @@ def other_python(tmp_path, cache, monkeypatch):
     folder = tmp_path / "env"
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    (site / "outer.pth").write_text(f"{REPOSITORY}\n{sysconfig.get_path('purelib')}\n")
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    (packages / "outer.pth").write_text(f"{REPOSITORY}\n{sysconfig.get_path('purelib')}\n")
     # Without the scripts of this environment and of any MPI, a build has Gloo only.
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     if shutil.which("mpicxx"):

@@ -38,9 +38,9 @@ def a_beginning(config):
     return msgspec.structs.replace(a_run(), config=config, launches=[], complete=False)
 
 
-def launched(planned, *, disturbed=False):
+def launched(planned, *, noisy=False):
     """Return a launch, during which others used a CPU or nothing."""
-    busy = 10**9 if disturbed else 0
+    busy = 10**9 if noisy else 0
     machine = MachineUse(wall_ns=10**9, cpus=3, busy_ns=busy, stolen_ns=0)
     return a_launch(
         planned.arm.label,
@@ -50,13 +50,13 @@ def launched(planned, *, disturbed=False):
     )
 
 
-def carried_out(config, is_disturbed=lambda planned: False):
+def carried_out(config, is_noisy=lambda planned: False):
     """Launch to the end; return the run and all planned launches."""
     run, history = a_beginning(config), []
     while planned := next_launch(run):
         history.append(planned)
         assert len(history) < 1000
-        launch = launched(planned, disturbed=is_disturbed(planned))
+        launch = launched(planned, noisy=is_noisy(planned))
         run = discard_noisy(msgspec.structs.replace(run, launches=[*run.launches, launch]))
     return run, history
 
@@ -131,7 +131,7 @@ def test_a_round_is_not_discarded_before_it_is_complete():
     config = a_config("none,ddp,mpi", rounds=1)
     run = a_beginning(config)
     for _ in range(2):
-        launch = launched(next_launch(run), disturbed=True)
+        launch = launched(next_launch(run), noisy=True)
         run = msgspec.structs.replace(run, launches=[*run.launches, launch])
         assert discard_noisy(run) is run
 
@@ -171,9 +171,9 @@ def test_only_the_last_round_is_looked_at():
 
 @settings(deadline=None)
 @given(CONFIGS, st.sets(st.integers(1, 40)), st.integers(0, 3))
-def test_every_round_is_whole_in_the_end_with_any_noise(config, disturbed, most):
+def test_every_round_is_whole_in_the_end_with_any_noise(config, noisy, most):
     config = msgspec.structs.replace(config, max_reruns=most)
-    run, history = carried_out(config, lambda planned: planned.number in disturbed)
+    run, history = carried_out(config, lambda planned: planned.number in noisy)
     assert Counter((launch.round, launch.arm) for launch in run.launches) == {
         (round_, arm.label): 1 for round_ in range(1, config.rounds + 1) for arm in config.arms
     }
@@ -184,7 +184,7 @@ def test_every_round_is_whole_in_the_end_with_any_noise(config, disturbed, most)
         attempt = run.discarded[first : first + width]
         assert {launch.arm for launch in attempt} == {arm.label for arm in config.arms}
         assert len({launch.round for launch in attempt}) == 1
-        assert disturbed & {launch.number for launch in attempt}
+        assert noisy & {launch.number for launch in attempt}
     everything = sorted(numbers([*run.launches, *run.discarded]))
     assert everything == [planned.number for planned in history] == list(range(1, len(history) + 1))
 
@@ -207,8 +207,8 @@ class Listening(Observer):
     def __init__(self):
         self.repeated = []
 
-    def round_repeats(self, round_, foreign):
-        self.repeated.append((round_, foreign))
+    def round_repeats(self, round_, other_load):
+        self.repeated.append((round_, other_load))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OutputError("Nobody reads")])
@@ -246,7 +246,7 @@ def over_after(launches):
     def launch(run, planned, directory, affinity, observer, **budget):
         if planned.number > launches:
             raise BudgetError("over")
-        return launched(planned, disturbed=False)
+        return launched(planned, noisy=False)
 
     return launch
 
@@ -279,7 +279,7 @@ def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_pa
     def launch(run, planned, directory, affinity, observer, **budget):
         if planned.number > 5:
             raise BudgetError("over")
-        return launched(planned, disturbed=planned.number == 4)
+        return launched(planned, noisy=planned.number == 4)
 
     monkeypatch.setattr("compare.experiment.run.launch_arm", launch)
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
@@ -288,14 +288,14 @@ def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_pa
     assert summarise(run).noisy_rounds == [2]
 
 
-@pytest.mark.parametrize(("done", "said"), [(0, "None had"), (1, "1 of 2 had")])
-def test_a_budget_that_ends_in_the_first_round_loses_nothing(monkeypatch, tmp_path, done, said):
+@pytest.mark.parametrize(("done", "words"), [(0, "None had"), (1, "1 of 2 had")])
+def test_a_budget_that_ends_in_the_first_round_loses_nothing(monkeypatch, tmp_path, done, words):
     monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(done))
     with pytest.raises(BudgetError, match="--budget 3 ended before every arm had run once") as caught:
         carry_out(
             a_beginning(a_config("none,ddp", rounds=9, budget_seconds=3)), tmp_path, [0, 1], Listening()
         )
-    assert said in caught.value.found
+    assert words in caught.value.found
     kept = read_run(tmp_path)
     assert not kept.complete
     assert kept.failure.kind == "BudgetError"
@@ -307,7 +307,7 @@ def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
 
     def launch(run, planned, directory, affinity, observer, **budget):
         saved.append(read_run(directory))
-        return launched(planned, disturbed=planned.number in {2, 5})
+        return launched(planned, noisy=planned.number in {2, 5})
 
     monkeypatch.setattr("compare.experiment.run.launch_arm", launch)
     observer = Listening()

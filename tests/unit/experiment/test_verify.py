@@ -88,10 +88,10 @@ def test_an_arm_that_rounds_and_ends_too_far_off_has_failed():
 
 class Silent:
     def __init__(self):
-        self.heard = []
+        self.events = []
 
     def __getattr__(self, name):
-        return lambda *said: self.heard.append((name, *said))
+        return lambda *event: self.events.append((name, *event))
 
 
 def pretend(monkeypatch, outcomes):
@@ -125,7 +125,11 @@ def test_an_arm_that_fails_stops_no_other(tmp_path, monkeypatch):
     assert [launch.arm for launch in verification.run.launches] == ["manual", "mpi"]
     assert verification.run.complete
     assert read_json(tmp_path / VERIFICATION_FILE, Verification) == verification
-    assert [said[1].arm for said in observer.heard if said[0] == "arm_verified"] == ["ddp", "manual", "mpi"]
+    assert [arm[0].arm for name, *arm in observer.events if name == "arm_verified"] == [
+        "ddp",
+        "manual",
+        "mpi",
+    ]
 
 
 def test_what_would_fail_every_arm_ends_it_and_keeps_what_is_finished(tmp_path, monkeypatch):

@@ -42,9 +42,9 @@ def at_this_host(monkeypatch, tmp_path):
 
 
 def test_stage_this_machine_takes_the_data_set_where_it_is(digits, at_this_host):
-    said = []
-    found = staging.stage(at_this_host, digits, python=sys.executable, carrier=Ssh(), say=said.append)
-    assert (found, said) == ([digits.directory], [])
+    messages = []
+    found = staging.stage(at_this_host, digits, python=sys.executable, carrier=Ssh(), say=messages.append)
+    assert (found, messages) == ([digits.directory], [])
 
 
 def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, at_this_host, tmp_path):
@@ -65,10 +65,10 @@ def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
     monkeypatch.setattr(staging, "_ask", lambda hosts, *_rest: [staging.Held("", "/cache")] * len(hosts))
     monkeypatch.setattr(staging, "put", lambda *_arguments, **_rest: [])
     source = DatasetSource(name="digits", requested="digits", directory=digits.directory)
-    said = []
+    messages = []
     with pytest.raises(HostError, match="could not be given the data set"):
-        staging.stage((Host("n1", 1),), source, python=sys.executable, carrier=Ssh(), say=said.append)
-    assert said[0].startswith("Copying digits")
+        staging.stage((Host("n1", 1),), source, python=sys.executable, carrier=Ssh(), say=messages.append)
+    assert messages[0].startswith("Copying digits")
 
 
 def test_stage_answer_of_a_host_may_follow_a_greeting():

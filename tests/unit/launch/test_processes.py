@@ -68,8 +68,8 @@ class Launch:
 
         A process loses its mark a moment before it has ended.
         """
-        patience = time.monotonic() + 1
-        while any(map(alive, self.pids())) and time.monotonic() < patience:
+        deadline = time.monotonic() + 1
+        while any(map(alive, self.pids())) and time.monotonic() < deadline:
             time.sleep(0.01)
         return not list(module.descendants(self.name)) and not any(map(alive, self.pids()))
 

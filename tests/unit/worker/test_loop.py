@@ -85,11 +85,11 @@ def test_evaluate_shards_differ_by_one_sample_at_most():
 
 def test_evaluate_calls_on_batch_before_every_batch():
     """The test of a large model takes longer than the stall."""
-    said = []
+    calls = []
     model = nn.Linear(PIXELS, 10)
-    model.register_forward_hook(lambda *_: said.append("forward"))
-    evaluate(model, *a_test_set(2_500), (0, 1), lambda: said.append("goes on"))
-    assert said == ["goes on", "forward"] * 3
+    model.register_forward_hook(lambda *_: calls.append("forward"))
+    evaluate(model, *a_test_set(2_500), (0, 1), lambda: calls.append("goes on"))
+    assert calls == ["goes on", "forward"] * 3
 
 
 def test_evaluate_perfect_model_is_always_right():
