@@ -73,7 +73,7 @@ class Evidence(NamedTuple):
     def killed(self) -> bool:
         """Whether something outside the launch killed it, or its witness."""
         if self.exit is None:
-            return self.started and not self.ended and not self.failure
+            return self.started and not (self.ended or self.stalled or self.failure)
         return self.exit.signal == signal.SIGKILL and not self.ended
 
 

@@ -36,8 +36,11 @@ second. A rank that needs longer leaves no record there, but its stacks.
 
 _CHECK_SECONDS = 1.0
 """Time between two checks of the lease."""
-_SAME_MOMENT_SECONDS = 0.1
-"""Maximum time between SIGTERM to a rank and SIGTERM to its witness."""
+_SAME_MOMENT_SECONDS = 0.03
+"""Maximum time between SIGTERM to a rank and SIGTERM to its witness.
+
+A launcher needs longer to notice another rank's failure and to end this one.
+"""
 _RECORD_BYTES = 512
 """Room for an exit record, reserved while the disk has some."""
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})

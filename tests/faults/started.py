@@ -184,7 +184,7 @@ class StartedRun:
         deadline = time.monotonic() + TRACES_SECONDS
         while (new := traces() - self.traces_before) and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert not new
+        assert not new, f"left behind: {new}"
 
 
 def traces():

@@ -91,7 +91,7 @@ def kill(process):
 
 @pytest.mark.parametrize("launcher", ["torchrun", "horovodrun-gloo"])  # mpirun holds up its ranks' exit
 def test_launcher_that_outlives_its_ranks_is_ended(start, launcher):
-    run = start(launcher, "--steps", "2000", "--repeats", "1")
+    run = start(launcher, "--steps", "1000", "--repeats", "1")
     run.wait_for_training()
     run.launcher().suspend()
     wait_until(lambda: len(run.results()) == 2, 60)
