@@ -175,7 +175,7 @@ def test_cause_without_an_exit_record_is_none_if_the_rank_was_ended():
     assert find_cause([a_rank(0, stacks=stacks(ELSEWHERE)), raised(1, 104.0)]).rank == 1
 
 
-def test_cause_without_an_exit_record_is_a_stall_if_the_rank_dumped_its_stacks():
+def test_cause_without_an_exit_record_is_a_stall_if_stacks_were_dumped():
     """Open MPI killed the witness while the rank wrote them."""
     cause = find_cause([dumped(0, exit=None), dumped(1, frames=ELSEWHERE)])
     assert (cause.rank, cause.kind) == (1, "stalled")
