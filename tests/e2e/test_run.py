@@ -1,10 +1,6 @@
 """Test ``compare run`` end to end: real launchers, real libraries, real MNIST."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +12,7 @@ from compare.analysis.summary import Detail, summarise
 from compare.report import render
 from compare.schema.arms import parse_arm
 from compare.schema.store import read_run
+from tests.comparing import RUN, compare
 
 ARMS = (
     "ddp",
@@ -26,21 +23,6 @@ ARMS = (
     "horovod:controller=mpi",
     "mpi",
 )
-
-RUN = ("run", "--max-reruns", "0")
-"""No round may be repeated because of noise."""
-
-
-def compare(*arguments, environment=None, timeout=240):
-    return subprocess.run(
-        [sys.executable, "-m", "compare", *map(str, arguments)],
-        env=os.environ | {"COLUMNS": "200"} | (environment or {}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
 
 
 def processes_of(run_directory: Path) -> list[str]:
@@ -121,14 +103,6 @@ def test_attestation_names_the_same_transport_on_every_rank(whole):
     """Check also the rank that reads last, after others may have left."""
     for launch in read_run(whole[0]).launches:
         assert len({rank.attestation["group"]["transport"] for rank in launch.ranks}) == 1, launch.arm
-
-
-def test_sync_cost_is_step_time_minus_that_of_the_control(whole):
-    summaries = {s.arm: s for s in summarise(read_run(whole[0])).arms}
-    none, ddp = summaries["none"].step_seconds.mean, summaries["ddp"].step_seconds.mean
-    assert summaries["ddp"].sync_seconds.mean == pytest.approx(ddp - none)
-    assert summaries["ddp"].efficiency.mean == pytest.approx(none / ddp)
-    assert summaries["none"].sync_seconds is None
 
 
 def test_report_prints_the_same_table_as_the_run(whole):
@@ -229,35 +203,6 @@ def test_run_environment_that_contradicts_an_arm_is_overruled(tmp_path, mnist_di
 
 
 @pytest.mark.faults
-def test_run_interrupted_keeps_the_finished_launches(tmp_path, mnist_dir):
-    directory = tmp_path / "run"
-    started = subprocess.Popen(
-        [sys.executable, "-m", "compare", *RUN]
-        + ["--backend", "ddp", "--steps", "60", "--repeats", "50"]
-        + ["--data-dir", str(mnist_dir), "--output", str(directory)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell may ignore SIGINT in a background job.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
-    )
-    _wait_until(lambda: (directory / "results.json").exists() and len(read_run(directory).launches) >= 2)
-    started.send_signal(signal.SIGINT)
-    _, printed = started.communicate(timeout=20)
-    assert started.returncode == 130
-    assert "compare report" in printed
-    assert "Traceback" not in printed
-    run = read_run(directory)
-    assert not run.complete
-    assert len(run.launches) >= 2
-    assert processes_of(directory) == []
-    shown = compare("report", directory)
-    assert shown.returncode == 0
-    assert "INCOMPLETE" in shown.stdout
-
-
-@pytest.mark.faults
 def test_run_names_a_rank_that_raises_with_its_error(tmp_path, mnist_dir):
     """Start NCCL on CPUs: the ranks themselves refuse it."""
     done = compare(
@@ -316,20 +261,3 @@ def test_run_on_the_stand_in_digits_states_it_on_the_table(tmp_path, requires_ba
     assert done.returncode == 0, done.stderr
     assert "scikit-learn's digits (NOT MNIST)" in done.stdout
     assert "MNIST is not available" in done.stdout
-
-
-def test_dry_run_prints_every_command_and_starts_nothing(tmp_path, every_backend):
-    done = compare(
-        "run", "--max-reruns", "0", "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run"
-    )
-    assert done.returncode == 0, done.stderr
-    for launcher in ("torchrun", "horovodrun", "mpirun"):
-        assert f"/{launcher} " in done.stdout
-    assert not (tmp_path / "run").exists()
-
-
-def _wait_until(condition, seconds=90.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.1)

@@ -13,6 +13,7 @@ import pytest
 from compare.schema.job import read_progress
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 from tests.lab.hosts import REPOSITORY
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -36,7 +37,7 @@ class Started:
         )
 
     def wait_for_progress(self, ranks=2):
-        until(lambda: all(read_progress(self.files, rank) for rank in range(ranks)), 30)
+        wait_until(lambda: all(read_progress(self.files, rank) for rank in range(ranks)), 30)
 
     def report(self):
         """Wait for its end and return what it reported."""
@@ -54,13 +55,6 @@ class Started:
         return processes + folders
 
 
-def until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.1)
-
-
 def test_launch_on_two_hosts_returns_all_files(make_lab):
     lab = make_lab(2)
     launch = Started(lab, "1.0")
@@ -72,7 +66,7 @@ def test_launch_on_two_hosts_returns_all_files(make_lab):
         assert result["secret"] == "hunter2"  # noqa: S105 -- it is none
         assert launch.files.log(rank).read_text().splitlines() == [f"step {n}" for n in range(10)]
         assert (launch.files.directory / f"launcher-{name}.log").read_text() == "all is done\n"
-    until(lambda: launch.left() == [], 5)
+    wait_until(lambda: launch.left() == [], 5)
 
 
 def test_launch_shows_no_secret_in_arguments_on_any_host(make_lab):
@@ -94,11 +88,11 @@ def test_launch_behind_a_dead_link_ends_by_itself(make_lab, fault):
     launch.wait_for_progress()
     getattr(cut, fault)()
     began = time.time()
-    until(lambda: launch.left(cut) == [], ENDED_SECONDS)
+    wait_until(lambda: launch.left(cut) == [], ENDED_SECONDS)
     report = launch.report()
     assert report["at"] - began < NOTICED_SECONDS
     assert "Host n1 (hosts.txt:1) cannot be reached" in report["error"]
-    until(lambda: launch.left(other) == [], 5)
+    wait_until(lambda: launch.left(other) == [], 5)
 
 
 @pytest.mark.faults
@@ -111,7 +105,7 @@ def test_launch_on_a_host_switched_off_names_it(make_lab):
     report = launch.report()
     assert report["at"] - began < NOTICED_SECONDS
     assert "Host n2 (hosts.txt:2)" in report["error"]
-    until(lambda: launch.left(lab.hosts[0]) == [], 5)
+    wait_until(lambda: launch.left(lab.hosts[0]) == [], 5)
 
 
 @pytest.mark.faults
@@ -123,7 +117,7 @@ def test_launch_of_a_killed_or_stopped_parent_ends(make_lab, how):
     parents = [p for p in lab.login.processes() if "tests.lab.parent" in p.cmdline()]
     for parent in parents:
         os.kill(parent.pid, how)
-    until(lambda: launch.left() == [], ENDED_SECONDS)
+    wait_until(lambda: launch.left() == [], ENDED_SECONDS)
 
 
 @pytest.mark.faults

@@ -14,9 +14,11 @@ import pytest
 
 from compare.schema.launch_files import LEASE_SECONDS
 from compare.schema.store import read_run
+from tests.faults.started import EARLY, KILLED, LAUNCHERS, UNRECORDED, a_fault, is_training
 from tests.lab.comparing import arguments, compare, left, start
 from tests.lab.failure_table import Failure
 from tests.lab.hosts import REPOSITORY
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -26,20 +28,11 @@ UNREACHABLE_BOUND_SECONDS = 15.0
 DEATH_BOUND_SECONDS = 10.0
 # Behind a dead link, a rank is ended by its own witness when its lease expires.
 GONE_SECONDS = STALL_SECONDS + LEASE_SECONDS
-LAUNCHERS = {
-    "torchrun": "ddp",
-    "horovodrun-gloo": "horovod",
-    "horovodrun-mpi": "horovod:controller=mpi",
-    "mpirun": "mpi",
-}
 IN_A_RANK = {
     "raise": ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"],
     "kill": ["rank 1 on n2 died", "It was killed by SIGKILL (kill -9, or out of memory)."],
     "hang": ["rank 1 on n2 made no progress for 12 s", "sitecustomize.py:"],
 }
-EARLY = "before its first progress record"
-KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
-UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
 DEATHS = {
     "exit 3": "It exited with status 3 and left no result.",
     "crash": "It was killed by SIGSEGV (Segmentation fault).",
@@ -117,8 +110,8 @@ class StartedRun:
             environment={"PYTHONPATH": "/run/lab/injected"},
         )
 
-    def wait_for_training(self, launch=1):
-        until(lambda: self._is_training(launch) or self.process.poll() is not None, 150)
+    def wait_for_training(self):
+        wait_until(lambda: is_training(self.lab.folder / "run") or self.process.poll() is not None, 150)
         assert self.process.poll() is None, self.process.communicate()
 
     def wait(self):
@@ -130,20 +123,9 @@ class StartedRun:
     def seconds_since_the_fault(self):
         return time.time() - float((self.injected / "injected_at").read_text())
 
-    def _is_training(self, launch):
-        files = list((self.lab.folder / "run").glob(f"launches/{launch:02d}-*/rank-*.progress"))
-        return len(files) == 2 and all('"train"' in file.read_text() for file in files)
-
-
-def until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.1)
-
 
 def gone_from(lab, machines, seconds):
-    until(lambda: left(lab, machines) == [], seconds)
+    wait_until(lambda: left(lab, machines) == [], seconds)
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(IN_A_RANK))
@@ -198,11 +180,6 @@ def test_rank_killed_from_outside_is_named_with_its_host(
     assert left(lab) == []
 
 
-def a_fault(kind):
-    module = "compare.worker.watchdog" if EARLY in kind else "compare.worker.rank"
-    return {"module": module, "kind": kind, "rank": 1, "step": 100}
-
-
 @pytest.mark.parametrize(("launcher", "fault"), cases(ON_A_HOST))
 def test_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, launcher, fault):
     lab = make_lab(2)
@@ -246,7 +223,7 @@ def test_parent_killed_leaves_nothing_on_any_host(make_lab, mnist_dir, every_bac
     os.kill(parent_of(run), signal.SIGKILL)
     began = time.monotonic()
     run.process.communicate(timeout=60)
-    until(lambda: left(lab, [lab.login, *lab.hosts]) == [], BOUND_SECONDS)
+    wait_until(lambda: left(lab, [lab.login, *lab.hosts]) == [], BOUND_SECONDS)
     record(FAILURES[kind], launcher, time.monotonic() - began)
 
 
@@ -254,7 +231,7 @@ def test_parent_killed_leaves_nothing_on_any_host(make_lab, mnist_dir, every_bac
 def test_launches_that_finished_are_kept(make_lab, mnist_dir):
     lab = make_lab(2)
     run = StartedRun(lab, mnist_dir, "ddp", "--repeats", "20", steps=200)
-    until(lambda: list((lab.folder / "run").glob("launches/03-*/rank-1.progress")), 150)
+    wait_until(lambda: list((lab.folder / "run").glob("launches/03-*/rank-1.progress")), 150)
     lab.hosts[1].stop()
     printed = run.wait()
     assert run.process.returncode == 9, printed

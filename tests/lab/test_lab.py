@@ -12,6 +12,7 @@ import pytest
 
 from tests.lab import hosts
 from tests.lab.hosts import REPOSITORY, traces
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -138,7 +139,7 @@ def test_lab_host_stopped_ends_its_processes(make_lab):
     lab = make_lab(2)
     victim, survivor = lab.hosts
     sleeper = victim.start(["setsid", "sleep", "321"])
-    until(lambda: "sleep 321" in victim.command_lines())
+    wait_until(lambda: "sleep 321" in victim.command_lines())
     pids = [p.pid for p in victim.processes()]
     victim.stop()
     sleeper.wait(timeout=5)
@@ -184,7 +185,7 @@ def test_lab_of_a_killed_process_is_swept_away(requires_lab):
     finally:
         os.kill(keeper.pid, signal.SIGKILL)
         keeper.communicate()
-    until(lambda: traces(folder).processes == [])
+    wait_until(lambda: traces(folder).processes == [])
     assert traces(folder).folders == [str(folder)]
     hosts.sweep()
     assert traces(folder).folders == []
@@ -202,17 +203,6 @@ def test_lab_that_does_not_start_gives_the_reason_and_leaves_nothing(requires_la
 def test_lab_missing_program_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(hosts, "packages", lambda: {"no-such-program": "some-package"})
     hosts.why_not.cache_clear()
-    with contextlib.closing(_CacheCleared()):
+    with contextlib.ExitStack() as after:
+        after.callback(hosts.why_not.cache_clear)
         assert "no-such-program is missing (apt-get install some-package)" in hosts.why_not()
-
-
-class _CacheCleared:
-    def close(self):
-        hosts.why_not.cache_clear()
-
-
-def until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.02)

@@ -31,6 +31,7 @@ from compare.launch.processes import descendants, end_all
 from compare.schema.hosts import Host
 from compare.schema.job import read_progress
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
+from tests.waiting import wait_until
 
 HERE = Host(name="localhost", slots=1)
 RANK = Path(__file__).resolve().parents[2] / "lab" / "rank.py"
@@ -72,11 +73,7 @@ def a_launch(mark, *rank, **changes):
 
 
 def tick_until(agent, condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        agent.tick()
-        time.sleep(0.02)
+    wait_until(condition, seconds, agent.tick)
 
 
 def test_agent_reports_its_version_python_and_clock(agent):

@@ -13,6 +13,7 @@ import pytest
 
 from compare.schema.launch_files import LaunchFiles
 from compare.worker.witness import KILL_SECONDS
+from tests.waiting import wait_until
 
 PROGRAM = """
 import os, signal, sys, time
@@ -71,13 +72,6 @@ def start(tmp_path):
     for one in started:
         one.process.kill()
         one.process.wait()
-
-
-def wait_until(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.01)
 
 
 def is_gone(pid):

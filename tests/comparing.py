@@ -1,0 +1,25 @@
+"""Execute the program to its end, as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = ("run", "--max-reruns", "0")
+"""No round may be repeated because of noise."""
+
+
+def compare(*arguments, environment=None, python=sys.executable, timeout=240):
+    return subprocess.run(
+        [python, "-m", "compare", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200"} | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
