@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,3 +25,12 @@ def compare(*arguments, environment=None, python=sys.executable, timeout=240):
         timeout=timeout,
         check=False,
     )
+
+
+def inject(source, folder, settings):
+    """Copy an injection with its settings; return the variables that load it."""
+    shutil.copytree(ROOT / "tests" / source, folder)
+    shutil.copy(ROOT / "tests" / "injecting.py", folder)
+    if settings is not None:
+        (folder / "injected.json").write_text(json.dumps(settings))
+    return {"PYTHONPATH": str(folder)}

@@ -1,16 +1,13 @@
 """Test the reasons under the table by injecting each cause into launches."""
 
-import json
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 
 from compare.analysis.causes import find_causes
 from compare.analysis.summary import summarise
 from compare.schema.store import read_run
-from tests.comparing import compare
+from tests.comparing import compare, inject
 
 CORES = len(os.sched_getaffinity(0))
 SLOW = {
@@ -38,12 +35,10 @@ def measure(tmp_path_factory, mnist_dir):
 
     def carry_out(arms, *flags, causes=None):
         folder = tmp_path_factory.mktemp("explained")
-        injection = shutil.copytree(Path(__file__).parent / "slowed", folder / "injection")
-        (injection / "causes.json").write_text(json.dumps(causes or {}))
         done = compare(
             *("run", "--backend", ",".join(arms), *flags, "--max-reruns", 3),
             *("--data-dir", mnist_dir, "--output", folder / "run"),
-            environment={"PYTHONPATH": str(injection)},
+            environment=inject("e2e/slowed", folder / "injection", causes or {}),
             timeout=LONGEST_SECONDS,
         )
         assert done.returncode == 0, done.stderr

@@ -5,10 +5,6 @@ intervals over the rounds hold 99.9 %, so that noise does not fail the test. The
 one: ranks that poll lose whole time slices on busy cores.
 """
 
-import json
-import shutil
-from pathlib import Path
-
 import msgspec
 import pytest
 import scipy.stats
@@ -16,7 +12,7 @@ import scipy.stats
 from compare.analysis.step_times import other_cpu_load
 from compare.analysis.summary import summarise
 from compare.schema.store import read_run
-from tests.comparing import compare
+from tests.comparing import compare, inject
 
 ARM = "manual:mode=shared_memory"
 ROUNDS = 5
@@ -35,10 +31,7 @@ def a_run(folder, mnist_dir, backend, *arguments, injected=None):
     """Run two ranks with an injected change, and read the results."""
     environment = {}
     if injected:
-        injection = folder / "injection"
-        shutil.copytree(Path(__file__).parent / "injected", injection)
-        (injection / "injected.json").write_text(json.dumps({"seconds": 0.0} | injected))
-        environment["PYTHONPATH"] = str(injection)
+        environment = inject("e2e/injected", folder / "injection", {"seconds": 0.0} | injected)
     done = compare(
         *("run", "--backend", backend, "-np", 2, "--data-dir", mnist_dir),
         *("--output", folder / "run", *arguments),

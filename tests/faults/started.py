@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from backends.launchers.request import MARKER
+from tests.comparing import inject
 from tests.waiting import wait_until
 
 # Long enough to import torch on a busy machine, which is one stage.
@@ -86,9 +86,7 @@ class StartedRun:
         self.injected = folder / "injected"
         self.directory = folder / "run"
         self.traces_before = traces()
-        shutil.copytree(Path(__file__).parent / "injected", self.injected)
-        if fault:
-            (self.injected / "fault.json").write_text(json.dumps(fault))
+        inject("faults/injected", self.injected, fault)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "compare", "run", "--max-reruns", "0", "--no-control", *data]
             + ["--output", str(self.directory), "--stall", str(STALL_SECONDS), *arguments],
