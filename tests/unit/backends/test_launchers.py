@@ -212,56 +212,26 @@ def test_placement_from_another_launcher_is_an_error(name, other):
 # ---- the inherited environment ----
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "PATH",
-        "HOME",
-        "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "LC_ALL",
-        "CUDA_VISIBLE_DEVICES",
-        "NCCL_DEBUG",
-        "NCCL_IB_DISABLE",
-        "OMP_SCHEDULE",
-        "HOROVOD_FUSION_THRESHOLD",
-        "OMPI_MCA_btl",
-        "UCX_TLS",
-        "SLURM_JOB_ID",
-    ],
-)
+KEPT = """
+PATH HOME LD_LIBRARY_PATH VIRTUAL_ENV LC_ALL CUDA_VISIBLE_DEVICES NCCL_DEBUG NCCL_IB_DISABLE OMP_SCHEDULE
+HOROVOD_FUSION_THRESHOLD OMPI_MCA_btl UCX_TLS SLURM_JOB_ID
+"""
+SECRETS = """
+AWS_SECRET_ACCESS_KEY FOO_TOKEN HF_TOKEN GITHUB_TOKEN DATABASE_URL SSH_AUTH_SOCK
+NVIDIA_API_KEY SLURM_JWT TORCH_HUB_TOKEN HOROVOD_SECRET_KEY UCX_PASSWORD
+"""
+"""Names of the second line start like settings of libraries."""
+OF_ANOTHER_LAUNCH = "RANK WORLD_SIZE MASTER_ADDR OMPI_COMM_WORLD_RANK"
+"""They would misplace a rank."""
+OF_THE_ARM = "HOROVOD_CONTROLLER HOROVOD_CPU_OPERATIONS HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK"
+
+
+@pytest.mark.parametrize("name", KEPT.split())
 def test_inherited_environment_keeps_what_a_launch_needs(name):
     assert launch_environment.inherited({name: "value"}) == {name: "value"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "AWS_SECRET_ACCESS_KEY",
-        "FOO_TOKEN",
-        "HF_TOKEN",
-        "GITHUB_TOKEN",
-        "DATABASE_URL",
-        "SSH_AUTH_SOCK",
-        # These are secrets whose names start like settings of libraries.
-        "NVIDIA_API_KEY",
-        "SLURM_JWT",
-        "TORCH_HUB_TOKEN",
-        "HOROVOD_SECRET_KEY",
-        "UCX_PASSWORD",
-        # Variables of another launch would misplace a rank.
-        "RANK",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "OMPI_COMM_WORLD_RANK",
-        # The arm decides these.
-        "HOROVOD_CONTROLLER",
-        "HOROVOD_CPU_OPERATIONS",
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "HOROVOD_LOCAL_RANK",
-    ],
-)
+@pytest.mark.parametrize("name", f"{SECRETS} {OF_ANOTHER_LAUNCH} {OF_THE_ARM}".split())
 def test_inherited_environment_drops_secrets_and_contradictions(name):
     assert launch_environment.inherited({name: "value", "PATH": "/bin"}) == {"PATH": "/bin"}
 
