@@ -14,15 +14,8 @@ from compare.schema.arms import parse_arm
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare
 
-ARMS = (
-    "ddp",
-    "manual:mode=per_parameter",
-    "manual",
-    "manual:mode=overlap",
-    "horovod",
-    "horovod:controller=mpi",
-    "mpi",
-)
+AVERAGING = ("manual:mode=per_parameter", "manual", "manual:mode=overlap")
+ARMS = ("ddp", *AVERAGING, "horovod", "horovod:controller=mpi", "mpi")
 
 
 def processes_of(run_directory: Path) -> list[str]:
@@ -57,16 +50,13 @@ def whole(tmp_path_factory, mnist_dir, every_backend):
 
 def test_run_of_all_arms_ends_with_equal_parameters_and_accuracy(whole):
     run = read_run(whole[0])
+    for launch in run.launches:
+        assert sum(rank.evaluation.samples for rank in launch.ranks) == 10_000
     summaries = {s.arm: s for s in summarise(run).arms}
     assert {s.final_hash for name, s in summaries.items() if name != "none"} == {summaries["ddp"].final_hash}
     assert summaries["ddp"].final_hash is not None
     assert len({s.accuracy for name, s in summaries.items() if name != "none"}) == 1
     assert 0.85 < summaries["ddp"].accuracy < 0.95
-
-
-def test_run_evaluates_every_test_sample_once(whole):
-    for launch in read_run(whole[0]).launches:
-        assert sum(rank.evaluation.samples for rank in launch.ranks) == 10_000
 
 
 def test_control_trains_each_rank_by_itself(whole):
@@ -164,11 +154,8 @@ def test_launch_compares_every_arm_with_a_single_process(whole):
         assert first.hash == second.hash
 
 
-def test_run_leaves_no_process_running(whole):
+def test_run_leaves_no_process_running_and_writes_no_secret_of_the_shell(whole):
     assert processes_of(whole[0]) == []
-
-
-def test_run_writes_no_secret_of_the_shell(whole):
     (secret,) = (value.encode() for value in SECRET.values())
     files = [file for file in whole[0].parent.rglob("*") if file.is_file()]
     assert whole[0] / "results.json" in files
