@@ -9,9 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compare import data
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ("run", "--max-reruns", "0")
 """No round may be repeated because of noise."""
+
+
+def find_mnist() -> Path | None:
+    """Find the folder that holds MNIST/raw."""
+    for place in (ROOT / "data", ROOT.parent / "shared" / "data"):
+        if data.holds("mnist", place / "MNIST" / "raw"):
+            return place
+    return None
 
 
 def compare(*arguments, environment=None, python=sys.executable, timeout=240):
