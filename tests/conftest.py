@@ -10,28 +10,19 @@ import pytest
 
 from backends import BACKENDS
 from backends.launchers.request import MARKER
-from compare import data
 from compare.data.digits import prepare_digits
 from compare.doctor import Survey, survey
 from compare.errors import UnavailableError
-
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.comparing import find_mnist
 
 # Failed assertions in these modules are then shown in full, as in a test.
 pytest.register_assert_rewrite("tests.contract.promises")
 
 
-def _mnist() -> Path | None:
-    for place in (REPOSITORY / "data", REPOSITORY.parent / "shared" / "data"):
-        if data.holds("mnist", place / "MNIST" / "raw"):
-            return place
-    return None
-
-
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
     """Find the folder that holds MNIST/raw."""
-    return _mnist() or pytest.skip(
+    return find_mnist() or pytest.skip(
         "the real MNIST is not in data/ nor in ../shared/data beside the repository"
     )
 
@@ -39,7 +30,7 @@ def mnist_dir() -> Path:
 @pytest.fixture(scope="session")
 def any_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """Provide any data set and its folder: MNIST, or the stand-in."""
-    if (place := _mnist()) is not None:
+    if (place := find_mnist()) is not None:
         return "mnist", place
     folder = tmp_path_factory.mktemp("data")
     prepare_digits(folder)

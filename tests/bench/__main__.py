@@ -15,7 +15,8 @@ from tests.bench import averaging, by_hand, command_line, cost, loop, measuring,
 from tests.bench.estimate import Section
 from tests.bench.launches import BenchError
 from tests.bench.pairs import QuietWait
-from tests.bench.settings import ROOT, Settings, find_mnist
+from tests.bench.settings import Settings
+from tests.comparing import ROOT, find_mnist
 
 BENCHES = {
     "loop": loop.bench,
@@ -38,7 +39,7 @@ def main():
         # Launchers leave files in the temporary folder. They are removed with this one.
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         settings = Settings(
-            data_dir=find_mnist(),
+            data_dir=find_mnist() or sys.exit("MNIST is missing: compare data fetch --data-dir data"),
             folder=Path(folder),
             quick=given.quick,
             figure=output.with_name(f"{output.stem}-cost.png") if output else None,

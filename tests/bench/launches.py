@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from compare.schema.environment import inherited, settings
 from compare.schema.hosts import local_host
 from compare.schema.store import read_run
 from tests.bench.machine import Load, LoadMeter, family_seconds
+from tests.waiting import free_port
 
 THREADS = 1
 """Threads per rank: two ranks fill two cores."""
@@ -121,7 +120,7 @@ def start_ranks(script, arguments, *, arm="ddp", ranks=2):
         hosts=(local_host(ranks),),
         module=f"tests.bench.scripts.{script}",
         arguments=tuple(map(str, arguments)),
-        port=_free_port(),
+        port=free_port(),
         environment=_SETTINGS,
         interface="lo",
         options=arm.options,
@@ -186,9 +185,3 @@ def _end(process):
             if member.is_running():
                 end(member)
         _, family = psutil.wait_procs(family, timeout=3)
-
-
-def _free_port():
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

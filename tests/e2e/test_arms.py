@@ -1,41 +1,41 @@
-"""Test arms in a real run: sweeps, accumulation, rounding, own environments."""
+"""Test arms in a real run.
 
-import os
-import subprocess
-import sys
+Sweeps, accumulation, rounding, own environments, one process, and sharded optimizer state.
+"""
 
 import pytest
 
+from compare.analysis import analyse
 from compare.analysis.summary import summarise
-from compare.schema.arms import parse_arm
+from compare.schema.arms import Arm, parse_arm
 from compare.schema.store import read_run
+from tests.comparing import RUN, compare
 
 LAUNCHED_DIFFERENTLY = ("manual:mode=overlap", "horovod", "horovod:controller=mpi", "mpi")
 ARMS = "ddp:comm_hook={none,fp16},{" + ",".join(LAUNCHED_DIFFERENTLY) + "}:env.MALLOC_ARENA_MAX=3"
 OWN_ENVIRONMENT = [f"{arm}:env.MALLOC_ARENA_MAX=3" for arm in LAUNCHED_DIFFERENTLY]
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory, mnist_dir, every_backend):
-    """Run arms written as sweeps: two ranks, two passes a step."""
-    folder = tmp_path_factory.mktemp("arms") / "run"
-    command = [
-        *(sys.executable, "-m", "compare", "run", "--max-reruns", "0"),
-        *("--backend", ARMS, "--no-control", "-np", "2", "--accumulate", "2"),
-        *("--model", "mlp:784-16-10", "--batch-size", "32", "--steps", "40", "--warmup", "10"),
-        *("--repeats", "1", "--data-dir", str(mnist_dir), "--output", str(folder)),
-    ]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"COLUMNS": "200"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return read_run(folder), done.stdout
+def a_run(*, arms, flags=()):
+    """Return a fixture that runs these arms once on two ranks."""
+
+    @pytest.fixture(scope="module")
+    def ran(tmp_path_factory, mnist_dir, every_backend):
+        folder = tmp_path_factory.mktemp("arms") / "run"
+        done = compare(
+            *(*RUN, "--backend", arms, "-np", 2, *flags, "--model", "mlp:784-16-10", "--batch-size", 32),
+            *("--steps", 40, "--warmup", 10, "--repeats", 1, "--data-dir", mnist_dir, "--output", folder),
+        )
+        assert done.returncode == 0, done.stderr
+        return read_run(folder), done.stdout
+
+    return ran
+
+
+ran = a_run(arms=ARMS, flags=("--no-control", "--accumulate", 2))
+"""Arms written as sweeps, with two passes a step."""
+declared = a_run(arms="ddp,zero,single", flags=("--strict", "--threads", 1, "--optimizer", "adam"))
+"""Arms that declare something else, beside DDP and the control."""
 
 
 def test_sweep_of_arms_launches_each_of_them(ran):
@@ -72,3 +72,50 @@ def test_arm_environment_reaches_no_other_arm(ran):
         if launch.arm not in OWN_ENVIRONMENT:
             assert "MALLOC_ARENA_MAX" not in launch.environment
             assert "MALLOC_ARENA_MAX" not in launch.ranks[0].attestation["malloc"]
+
+
+def ranks_of(run, label):
+    (launch,) = run.of(Arm(label))
+    return launch.ranks
+
+
+def test_single_is_one_process_with_all_threads_and_the_global_batch(declared):
+    run, _ = declared
+    (rank,) = ranks_of(run, "single")
+    assert rank.attestation["threads"] == 2
+    assert rank.attestation["batch"] | {"dtype": ""} == {
+        "samples": 64,
+        "dtype": "",
+        "shard": [0, 1],
+        "training_samples": 60_000,
+    }
+    assert rank.evaluation.samples == 10_000
+    assert [block for block in rank.blocks if block.mode == "reference"] == []
+
+
+def test_single_has_an_efficiency_and_no_sync_cost(declared):
+    run, printed = declared
+    single = next(arm for arm in analyse(run).summary.arms if arm.arm == "single")
+    assert single.efficiency is not None
+    assert (single.sync_seconds, single.sync_share) == (None, None)
+    assert single.samples_per_second.mean == pytest.approx(64 / single.step_seconds.mean)
+    assert "single: one process with all threads of a host and the global batch of 64." in printed
+    assert "CONDITIONS DIFFER" not in printed
+
+
+def test_single_trains_what_the_other_arms_train(declared):
+    summary = analyse(declared[0]).summary
+    of = {arm.arm: arm for arm in summary.arms}
+    assert of["single"].parity.outcome == "passed"
+    assert of["single"].test_loss == pytest.approx(of["ddp"].test_loss, rel=1e-3)
+
+
+def test_zero_ends_with_the_parameters_of_ddp_and_a_part_of_the_state(declared):
+    run, printed = declared
+    hashes = {rank.final_hash for label in ("ddp", "zero") for rank in ranks_of(run, label)}
+    assert len(hashes) == 1
+    held = {label: [rank.attestation["held"] for rank in ranks_of(run, label)] for label in ("ddp", "zero")}
+    whole = held["ddp"][0]["optimizer_state_bytes"]
+    assert [own["optimizer_state_bytes"] for own in held["ddp"]] == [whole] * 2
+    assert sum(own["optimizer_state_bytes"] for own in held["zero"]) == whole
+    assert "bytes held" in printed

@@ -1,17 +1,13 @@
 """Test the reasons under the table by injecting each cause into launches."""
 
-import json
 import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from compare.analysis.causes import find_causes
 from compare.analysis.summary import summarise
 from compare.schema.store import read_run
+from tests.comparing import compare, inject
 
 CORES = len(os.sched_getaffinity(0))
 SLOW = {
@@ -39,17 +35,11 @@ def measure(tmp_path_factory, mnist_dir):
 
     def carry_out(arms, *flags, causes=None):
         folder = tmp_path_factory.mktemp("explained")
-        injection = shutil.copytree(Path(__file__).parent / "slowed", folder / "injection")
-        (injection / "causes.json").write_text(json.dumps(causes or {}))
-        done = subprocess.run(
-            [sys.executable, "-m", "compare", "run", "--backend", ",".join(arms), *map(str, flags)]
-            + ["--data-dir", str(mnist_dir), "--output", str(folder / "run"), "--max-reruns", "3"],
-            env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(injection)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
+        done = compare(
+            *("run", "--backend", ",".join(arms), *flags, "--max-reruns", 3),
+            *("--data-dir", mnist_dir, "--output", folder / "run"),
+            environment=inject("e2e/slowed", folder / "injection", causes or {}),
             timeout=LONGEST_SECONDS,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
         run = read_run(folder / "run")

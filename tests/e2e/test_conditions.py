@@ -1,15 +1,12 @@
 """Test in real launches that different conditions are overruled or found."""
 
-import os
-import subprocess
-import sys
-
 import msgspec
 import pytest
 
 from compare.analysis.conditions import compare_conditions
 from compare.errors import ConditionsError
 from compare.schema.store import read_run
+from tests.comparing import RUN, compare
 
 SHELL = {
     "OMP_NUM_THREADS": "7",
@@ -23,21 +20,11 @@ SHELL = {
 
 pytestmark = pytest.mark.long
 
-RUN = ("run", "--max-reruns", "0")
-"""No round may be repeated because of noise."""
-
 
 def compare_run(mnist_dir, directory, *flags, environment=None):
-    return subprocess.run(
-        [sys.executable, "-m", "compare", *RUN]
-        + ["--steps", "40", "--warmup", "5", "--repeats", "1"]
-        + ["--data-dir", str(mnist_dir), "--output", str(directory), *flags],
-        env=os.environ | {"COLUMNS": "200"} | (environment or {}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    short = ("--steps", 40, "--warmup", 5, "--repeats", 1)
+    return compare(
+        *RUN, *short, "--data-dir", mnist_dir, "--output", directory, *flags, environment=environment
     )
 
 
@@ -88,8 +75,6 @@ def test_results_record_no_secret_of_the_shell(contradicted):
 
 
 def test_strict_with_the_same_conditions_exits_with_0(tmp_path, mnist_dir):
-    done = compare_run(
-        mnist_dir, tmp_path / "run", "--max-reruns", "0", "--backend", "ddp,manual", "--strict"
-    )
+    done = compare_run(mnist_dir, tmp_path / "run", "--backend", "ddp,manual", "--strict")
     assert done.returncode == 0, done.stderr
     assert "CONDITIONS DIFFER" not in done.stdout

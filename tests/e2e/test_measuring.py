@@ -5,13 +5,6 @@ intervals over the rounds hold 99.9 %, so that noise does not fail the test. The
 one: ranks that poll lose whole time slices on busy cores.
 """
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
 import scipy.stats
@@ -19,6 +12,7 @@ import scipy.stats
 from compare.analysis.step_times import other_cpu_load
 from compare.analysis.summary import summarise
 from compare.schema.store import read_run
+from tests.comparing import compare, inject
 
 ARM = "manual:mode=shared_memory"
 ROUNDS = 5
@@ -35,21 +29,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(LONGEST_SECONDS + 20)]
 
 def a_run(folder, mnist_dir, backend, *arguments, injected=None):
     """Run two ranks with an injected change, and read the results."""
-    environment = dict(os.environ)
+    environment = {}
     if injected:
-        injection = folder / "injection"
-        shutil.copytree(Path(__file__).parent / "injected", injection)
-        (injection / "injected.json").write_text(json.dumps({"seconds": 0.0} | injected))
-        environment["PYTHONPATH"] = str(injection)
-    done = subprocess.run(
-        [sys.executable, "-m", "compare", "run", "--backend", backend, "-np", "2"]
-        + ["--data-dir", str(mnist_dir), "--output", str(folder / "run"), *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+        environment = inject("e2e/injected", folder / "injection", {"seconds": 0.0} | injected)
+    done = compare(
+        *("run", "--backend", backend, "-np", 2, "--data-dir", mnist_dir),
+        *("--output", folder / "run", *arguments),
+        environment=environment,
         timeout=LONGEST_SECONDS,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return read_run(folder / "run")
@@ -107,36 +94,37 @@ def assert_raised_by(seconds, changed):
     return interval
 
 
-@pytest.fixture(scope="module")
-def slow_sync(tmp_path_factory, mnist_dir, requires_backend):
-    """Run with 2 ms more in every rank's synchronisation."""
-    requires_backend("manual")
-    injected = {"change": "slow sync", "seconds": 0.002}
-    folder = tmp_path_factory.mktemp("sync")
-    return a_run(folder, mnist_dir, ARM, *LENGTH, injected=injected)
+def delayed(change, seconds):
+    """Return a fixture that runs with so long a delay."""
+
+    @pytest.fixture(scope="module")
+    def run(tmp_path_factory, mnist_dir, requires_backend):
+        requires_backend("manual")
+        injected = {"change": change, "seconds": seconds}
+        return a_run(tmp_path_factory.mktemp("delayed"), mnist_dir, ARM, *LENGTH, injected=injected)
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def straggler(tmp_path_factory, mnist_dir, requires_backend):
-    """Run with 3 ms more computing on one of two ranks."""
-    requires_backend("manual")
-    injected = {"change": "slow computing", "seconds": 0.003}
-    folder = tmp_path_factory.mktemp("straggler")
-    return a_run(folder, mnist_dir, ARM, *LENGTH, injected=injected)
+slow_sync = delayed("slow sync", 0.002)
+"""Every rank's synchronisation takes 2 ms more."""
+straggler = delayed("slow computing", 0.003)
+"""One of two ranks computes for 3 ms more."""
+
+
+def of_an_arm(figure):
+    return lambda arm: arm.sync_seconds if figure == "sync" else getattr(arm.detail, f"{figure}_seconds")
 
 
 @pytest.mark.parametrize("figure", ["sync", "exposed", "communication", "blocked"])
 def test_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
-    def of(arm):
-        return arm.sync_seconds if figure == "sync" else getattr(arm.detail, f"{figure}_seconds")
-
-    interval = assert_raised_by(0.002, changes(slow_sync, of))
+    interval = assert_raised_by(0.002, changes(slow_sync, of_an_arm(figure)))
     assert interval.low > 0, interval
 
 
 @pytest.mark.parametrize("figure", ["background", "imbalance", "skew", "forward", "backward", "step"])
 def test_delay_in_every_ranks_sync_changes_no_other_figure(slow_sync, figure):
-    interval = assert_raised_by(0.0, changes(slow_sync, lambda arm: getattr(arm.detail, f"{figure}_seconds")))
+    interval = assert_raised_by(0.0, changes(slow_sync, of_an_arm(figure)))
     assert interval.high < 0.002, interval
 
 
@@ -146,17 +134,13 @@ def test_straggler_costs_the_time_that_the_others_wait(straggler, figure):
 
     The slowest rank takes 3 ms longer, and the mean over ranks half of that.
     """
-
-    def of(arm):
-        return arm.sync_seconds if figure == "sync" else getattr(arm.detail, f"{figure}_seconds")
-
-    interval = assert_raised_by(0.0015, changes(straggler, of))
+    interval = assert_raised_by(0.0015, changes(straggler, of_an_arm(figure)))
     assert interval.low > 0, interval
 
 
 @pytest.mark.parametrize("figure", ["communication", "background"])
 def test_straggler_does_not_change_communication(straggler, figure):
-    interval = assert_raised_by(0.0, changes(straggler, lambda arm: getattr(arm.detail, f"{figure}_seconds")))
+    interval = assert_raised_by(0.0, changes(straggler, of_an_arm(figure)))
     assert interval.high < 0.0015, interval
 
 

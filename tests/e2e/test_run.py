@@ -1,10 +1,6 @@
 """Test ``compare run`` end to end: real launchers, real libraries, real MNIST."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,31 +12,10 @@ from compare.analysis.summary import Detail, summarise
 from compare.report import render
 from compare.schema.arms import parse_arm
 from compare.schema.store import read_run
+from tests.comparing import RUN, compare
 
-ARMS = (
-    "ddp",
-    "manual:mode=per_parameter",
-    "manual",
-    "manual:mode=overlap",
-    "horovod",
-    "horovod:controller=mpi",
-    "mpi",
-)
-
-RUN = ("run", "--max-reruns", "0")
-"""No round may be repeated because of noise."""
-
-
-def compare(*arguments, environment=None, timeout=240):
-    return subprocess.run(
-        [sys.executable, "-m", "compare", *map(str, arguments)],
-        env=os.environ | {"COLUMNS": "200"} | (environment or {}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+AVERAGING = ("manual:mode=per_parameter", "manual", "manual:mode=overlap")
+ARMS = ("ddp", *AVERAGING, "horovod", "horovod:controller=mpi", "mpi")
 
 
 def processes_of(run_directory: Path) -> list[str]:
@@ -75,16 +50,13 @@ def whole(tmp_path_factory, mnist_dir, every_backend):
 
 def test_run_of_all_arms_ends_with_equal_parameters_and_accuracy(whole):
     run = read_run(whole[0])
+    for launch in run.launches:
+        assert sum(rank.evaluation.samples for rank in launch.ranks) == 10_000
     summaries = {s.arm: s for s in summarise(run).arms}
     assert {s.final_hash for name, s in summaries.items() if name != "none"} == {summaries["ddp"].final_hash}
     assert summaries["ddp"].final_hash is not None
     assert len({s.accuracy for name, s in summaries.items() if name != "none"}) == 1
     assert 0.85 < summaries["ddp"].accuracy < 0.95
-
-
-def test_run_evaluates_every_test_sample_once(whole):
-    for launch in read_run(whole[0]).launches:
-        assert sum(rank.evaluation.samples for rank in launch.ranks) == 10_000
 
 
 def test_control_trains_each_rank_by_itself(whole):
@@ -113,22 +85,10 @@ def test_attestation_is_read_back_from_the_libraries(whole):
     assert facts["mpi"]["group"]["library"].startswith("Open MPI")
     assert facts["mpi"]["group"]["transport"] == "shared memory"
     assert facts["manual:mode=per_parameter"]["replica"]["message_bytes"] == [802_816, 1_024, 10_240, 40]
+    for launch in read_run(whole[0]).launches:  # also the rank that reads last, after others have left
+        assert len({rank.attestation["group"]["transport"] for rank in launch.ranks}) == 1, launch.arm
     threads = {tuple(f["affinity"]) + (f["threads"],) for f in facts.values()}
     assert len(threads) == 1, "threads and affinity must be the same for every arm"
-
-
-def test_attestation_names_the_same_transport_on_every_rank(whole):
-    """Check also the rank that reads last, after others may have left."""
-    for launch in read_run(whole[0]).launches:
-        assert len({rank.attestation["group"]["transport"] for rank in launch.ranks}) == 1, launch.arm
-
-
-def test_sync_cost_is_step_time_minus_that_of_the_control(whole):
-    summaries = {s.arm: s for s in summarise(read_run(whole[0])).arms}
-    none, ddp = summaries["none"].step_seconds.mean, summaries["ddp"].step_seconds.mean
-    assert summaries["ddp"].sync_seconds.mean == pytest.approx(ddp - none)
-    assert summaries["ddp"].efficiency.mean == pytest.approx(none / ddp)
-    assert summaries["none"].sync_seconds is None
 
 
 def test_report_prints_the_same_table_as_the_run(whole):
@@ -194,85 +154,12 @@ def test_launch_compares_every_arm_with_a_single_process(whole):
         assert first.hash == second.hash
 
 
-def test_run_leaves_no_process_running(whole):
+def test_run_leaves_no_process_running_and_writes_no_secret_of_the_shell(whole):
     assert processes_of(whole[0]) == []
-
-
-def test_run_writes_no_secret_of_the_shell(whole):
     (secret,) = (value.encode() for value in SECRET.values())
     files = [file for file in whole[0].parent.rglob("*") if file.is_file()]
     assert whole[0] / "results.json" in files
     assert [file for file in files if secret in file.read_bytes()] == []
-
-
-def test_run_environment_that_contradicts_an_arm_is_overruled(tmp_path, mnist_dir, every_backend):
-    """Check that the arm's options win, and the shell sets the others."""
-    done = compare(
-        *RUN,
-        *("--backend", "horovod", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
-        *("--threads", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
-        environment={
-            "OMP_NUM_THREADS": "7",
-            "HOROVOD_CONTROLLER": "mpi",
-            "HOROVOD_CPU_OPERATIONS": "mpi",
-            "HOROVOD_FUSION_THRESHOLD": "0",
-            "HOROVOD_CYCLE_TIME": "5",
-        },
-    )
-    assert done.returncode == 0, done.stderr
-    attested = read_run(tmp_path / "run").launches[0].ranks[0].attestation
-    assert attested["threads"] == 1
-    assert attested["group"]["controller"] == "gloo"
-    assert attested["group"]["fusion_bytes"] == 0
-    assert attested["group"]["cycle_milliseconds"] == 5
-    assert attested["group"]["observed_cycle_milliseconds"] > 4
-
-
-@pytest.mark.faults
-def test_run_interrupted_keeps_the_finished_launches(tmp_path, mnist_dir):
-    directory = tmp_path / "run"
-    started = subprocess.Popen(
-        [sys.executable, "-m", "compare", *RUN]
-        + ["--backend", "ddp", "--steps", "60", "--repeats", "50"]
-        + ["--data-dir", str(mnist_dir), "--output", str(directory)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell may ignore SIGINT in a background job.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
-    )
-    _wait_until(lambda: (directory / "results.json").exists() and len(read_run(directory).launches) >= 2)
-    started.send_signal(signal.SIGINT)
-    _, printed = started.communicate(timeout=20)
-    assert started.returncode == 130
-    assert "compare report" in printed
-    assert "Traceback" not in printed
-    run = read_run(directory)
-    assert not run.complete
-    assert len(run.launches) >= 2
-    assert processes_of(directory) == []
-    shown = compare("report", directory)
-    assert shown.returncode == 0
-    assert "INCOMPLETE" in shown.stdout
-
-
-@pytest.mark.faults
-def test_run_names_a_rank_that_raises_with_its_error(tmp_path, mnist_dir):
-    """Start NCCL on CPUs: the ranks themselves refuse it."""
-    done = compare(
-        *RUN,
-        *("--backend", "ddp,ddp:process_group=nccl", "--no-control", "--device", "cpu"),
-        *("--steps", 40),
-        *("--warmup", 5, "--repeats", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
-    )
-    assert done.returncode == 6
-    assert "ddp:process_group=nccl, round 1: rank" in done.stderr
-    assert "NCCL needs CUDA tensors" in done.stderr
-    assert "torch_group.py:" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert processes_of(tmp_path / "run") == []
-    assert "INCOMPLETE" in compare("report", tmp_path / "run").stdout
 
 
 @pytest.mark.faults
@@ -316,20 +203,3 @@ def test_run_on_the_stand_in_digits_states_it_on_the_table(tmp_path, requires_ba
     assert done.returncode == 0, done.stderr
     assert "scikit-learn's digits (NOT MNIST)" in done.stdout
     assert "MNIST is not available" in done.stdout
-
-
-def test_dry_run_prints_every_command_and_starts_nothing(tmp_path, every_backend):
-    done = compare(
-        "run", "--max-reruns", "0", "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run"
-    )
-    assert done.returncode == 0, done.stderr
-    for launcher in ("torchrun", "horovodrun", "mpirun"):
-        assert f"/{launcher} " in done.stdout
-    assert not (tmp_path / "run").exists()
-
-
-def _wait_until(condition, seconds=90.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.1)

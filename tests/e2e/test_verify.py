@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BROKEN = os.pathsep.join([str(Path(__file__).parent / "broken"), str(ROOT)])
+from tests.comparing import ROOT, RUN, compare
+
+BROKEN = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "broken"), str(ROOT)])}
 
 SUMS, SKIPS = "manual:mode=flat", "manual:mode=per_parameter"
 UNSHARDED, NEVER_STEPS = "mpi:mode=flat", "mpi:mode=per_parameter"
 ROUNDS_UNSHARDED = "ddp:comm_hook=fp16"
 
-RUN = ("run", "--max-reruns", "0")
-"""No round may be repeated because of noise."""
 
-
-def compare(*arguments, python_path=""):
-    return subprocess.run(
-        [sys.executable, "-m", "compare", *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "200"} | ({"PYTHONPATH": python_path} if python_path else {}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+WRONG = {
+    SUMS: "2 times the right one: a sum in place of the mean",
+    SKIPS: "The first update is wrong on rank 1 (by",
+    UNSHARDED: "Check that their shards are the parts of every global batch.",
+    NEVER_STEPS: "the step does not reach them",
+    ROUNDS_UNSHARDED: "Check that their shards are the parts of every global batch.",
+}
+"""The wrong arms, and what is found."""
 
 
 def gates_of(file):
@@ -45,50 +38,29 @@ def broken(tmp_path_factory, mnist_dir, requires_backend):
     requires_backend("mpi")
     folder = tmp_path_factory.mktemp("broken")
     done = compare(
-        *("verify", "--backend", f"{SUMS},{SKIPS},{UNSHARDED},{NEVER_STEPS},{ROUNDS_UNSHARDED},ddp"),
+        *("verify", "--backend", ",".join([*WRONG, "ddp"])),
         *("-np", 2),
         *("--data-dir", mnist_dir, "--output", folder / "run", "--export-json", folder / "out.json"),
-        python_path=BROKEN,
+        environment=BROKEN,
     )
     assert done.returncode == 8, done.stdout + done.stderr
-    return done.stdout, gates_of(folder / "out.json")
+    gates = gates_of(folder / "out.json")
+    assert list(gates) == [*WRONG, "ddp"], "all were tried"
+    return done.stdout, gates
 
 
 @pytest.mark.faults
-def test_verify_tries_every_arm_although_the_first_fails(broken):
-    assert list(broken[1]) == [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, ROUNDS_UNSHARDED, "ddp"]
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("arm", [SUMS, SKIPS, UNSHARDED, NEVER_STEPS, ROUNDS_UNSHARDED])
-def test_verify_wrong_strategy_fails_by_far_in_both_precisions(broken, arm):
+@pytest.mark.parametrize("arm", WRONG)
+def test_verify_wrong_strategy_fails_by_far_and_is_diagnosed(broken, arm):
     printed, gates = broken
     for name, limit in (("float64", 1e-12), ("float32", 1e-6)):
         gate = gates[arm][name]
         assert gate["outcome"] == "failed"
         assert gate["figure"] > 100 * limit == 100 * gate["limit"]
     assert f"{arm} does not train what a single process trains" in printed
-
-
-@pytest.mark.faults
-def test_verify_ranks_that_differ_or_stand_still_fail_the_ranks_gate(broken):
-    failed = {arm for arm, gates in broken[1].items() if gates["ranks"]["outcome"] == "failed"}
-    assert failed == {SKIPS, NEVER_STEPS}
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize(
-    ("arm", "meaning"),
-    [
-        (SUMS, "2 times the right one: a sum in place of the mean"),
-        (SKIPS, "The first update is wrong on rank 1 (by"),
-        (UNSHARDED, "Check that their shards are the parts of every global batch."),
-        (NEVER_STEPS, "the step does not reach them"),
-        (ROUNDS_UNSHARDED, "Check that their shards are the parts of every global batch."),
-    ],
-)
-def test_verify_finding_names_the_fault(broken, arm, meaning):
-    assert meaning in broken[1][arm]["float64"]["found"]
+    assert WRONG[arm] in gates[arm]["float64"]["found"]
+    differs_or_stands_still = arm in {SKIPS, NEVER_STEPS}
+    assert (gates[arm]["ranks"]["outcome"] == "failed") is differs_or_stands_still
 
 
 @pytest.mark.faults
@@ -103,7 +75,7 @@ def test_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
         *RUN,
         *("--backend", SUMS, "--no-control", "--steps", 10, "--warmup", 1, "--repeats", 1),
         *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
-        python_path=BROKEN,
+        environment=BROKEN,
     )
     assert done.returncode == 8, done.stderr
     assert f"{SUMS} does not train what a single process trains" in done.stderr

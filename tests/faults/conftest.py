@@ -36,7 +36,7 @@ def pytest_sessionfinish(session, exitstatus):
 @pytest.fixture
 def record(pytestconfig):
     """Record the message of a failure, its exit code, and its seconds."""
-    return pytestconfig.stash[OUTCOMES].record
+    return pytestconfig.stash[OUTCOMES].outcome
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.faults.started import LAUNCHERS
-from tests.lab.failure_table import write
+from tests.lab.failure_table import LAUNCHERS, Times, line, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,30 +19,19 @@ class _Row(NamedTuple):
     message: str
 
 
-class Outcomes:
-    """Collects one time a cell.
+class Outcomes(Times):
+    """A launcher with another message gets a row of its own."""
 
-    A launcher with another message gets a row of its own.
-    """
-
-    def __init__(self) -> None:
-        self._cells: dict[_Row, dict[str, float]] = {}
-
-    def record(self, fault: str, launcher: str, code: int, printed: str, seconds: float) -> None:
+    def outcome(self, fault: str, launcher: str, code: int, printed: str, seconds: float) -> None:
         """Note the outcome, and the seconds from the fault to the exit."""
-        cells = self._cells.setdefault(_Row(fault, code, _message(printed)), {})
-        cells[launcher] = max(seconds, cells.get(launcher, 0.0))
+        self.record(_Row(fault, code, _message(printed)), launcher, seconds)
 
     def markdown(self) -> str:
         """Render all rows."""
         heads = ["fault", "exit code", "message", *LAUNCHERS]
         rules = ["---", "---", "---", *["---:"] * len(LAUNCHERS)]
-        return "\n".join(map(_line, [heads, rules, *map(self._row, self._cells)]))
-
-    def _row(self, row: _Row) -> list[str]:
-        cells = self._cells[row]
-        seconds = [f"{cells[name]:.1f} s" if name in cells else "–" for name in LAUNCHERS]
-        return [row.fault, str(row.code), row.message, *seconds]
+        rows = [[row.fault, str(row.code), row.message, *self.seconds(row)] for row in self._cells]
+        return "\n".join(map(line, [heads, rules, *rows]))
 
     def write(self, file: Path) -> None:
         """Put the table between its marks in a file."""
@@ -58,7 +46,3 @@ def _message(printed: str) -> str:
     what = re.sub(r" on \S+ (failed|died|made)", r" on HOST \1", what)
     found = re.sub(r" Last seen .*|^rank 0 was at .*", "", found)[:_FOUND_CHARACTERS]
     return f"{what} {found}".replace("|", "/").strip()
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import psutil
 import pytest
 
 from backends.launchers.request import MARKER
+from tests.comparing import inject
+from tests.waiting import wait_until
 
 # Long enough to import torch on a busy machine, which is one stage.
 STALL_SECONDS = 15.0
@@ -41,6 +42,9 @@ TRACES_SECONDS = 3.0
 Other tests run at the same time, and a killed launcher has a process that removes its semaphores later.
 """
 QUICK = {("torchrun", "raise"), ("horovodrun-gloo", "hang"), ("mpirun", "kill")}
+KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
+UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
+EARLY = "before its first progress record"
 BRIEFLY = ("--steps", "40", "--warmup", "5", "--repeats", "1")
 
 
@@ -71,8 +75,7 @@ BY_LAUNCHER = [
 
 def a_fault(kind, rank=1):
     """Return a fault of a rank, in its training or before."""
-    early = "before its first progress record" in kind
-    module = "compare.worker.watchdog" if early else "compare.worker.rank"
+    module = "compare.worker.watchdog" if EARLY in kind else "compare.worker.rank"
     return {"module": module, "kind": kind, "rank": rank, "step": 100}
 
 
@@ -83,9 +86,7 @@ class StartedRun:
         self.injected = folder / "injected"
         self.directory = folder / "run"
         self.traces_before = traces()
-        shutil.copytree(Path(__file__).parent / "injected", self.injected)
-        if fault:
-            (self.injected / "fault.json").write_text(json.dumps(fault))
+        inject("faults/injected", self.injected, fault)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "compare", "run", "--max-reruns", "0", "--no-control", *data]
             + ["--output", str(self.directory), "--stall", str(STALL_SECONDS), *arguments],
@@ -147,11 +148,7 @@ class StartedRun:
 
     def wait_for_training(self, launch=1):
         """Wait until the ranks of a launch take timed steps."""
-        wait_until(lambda: self._is_training(launch), 60)
-
-    def _is_training(self, launch):
-        files = list(self.directory.glob(f"launches/{launch:02d}-*/rank-*.progress"))
-        return len(files) == 2 and all('"train"' in file.read_text() for file in files)
+        wait_until(lambda: is_training(self.directory, launch), 60)
 
     def progress(self, rank):
         """Return all progress records of a rank of the only launch."""
@@ -187,6 +184,18 @@ class StartedRun:
         assert not new, f"left behind: {new}"
 
 
+def is_training(directory, launch=1):
+    """Return whether both ranks of a launch take timed steps."""
+    files = list(directory.glob(f"launches/{launch:02d}-*/rank-*.progress"))
+    return len(files) == 2 and all('"train"' in file.read_text() for file in files)
+
+
+def kill(process, number=signal.SIGKILL):
+    """Send a signal, and return when."""
+    process.send_signal(number)
+    return time.time()
+
+
 def traces():
     """Return unused files of launchers and libraries."""
     found = {str(path) for folder, names in TRACES.items() for name in names for path in folder.glob(name)}
@@ -204,10 +213,3 @@ def mapped(paths):
             text = table.read_text()
             found |= {path for path in paths if path in text}
     return found
-
-
-def wait_until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.05)

@@ -5,7 +5,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,16 @@ from tests.faults.started import (
     BRIEFLY,
     BY_LAUNCHER,
     DEATH_BOUND_SECONDS,
+    EARLY,
+    KILLED,
     LAUNCHERS,
+    UNRECORDED,
     a_fault,
     cases,
-    wait_until,
+    kill,
 )
 
-KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
-UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
 NO_RECORD = "It wrote no progress record."
-EARLY = "before its first progress record"
 DEATHS = {
     "raise": ["RuntimeError: injected by the test", "sitecustomize.py:"],
     "kill": [KILLED],
@@ -103,30 +102,27 @@ def test_rank_killed_out_of_memory_is_named_with_sigkill(start, record, memory_g
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", BY_LAUNCHER)
-@pytest.mark.parametrize("victim", ["rank", "witness"])
-def test_rank_killed_by_another_process_is_named(start, record, launcher, victim):
-    run = start(launcher)
-    run.wait_for_training()
-    killed_at = kill(getattr(run, victim)())
-    printed, took = run.wait(since=killed_at)
-    assert_rank_1_is_named(run, printed, took, [KILLED if victim == "rank" else UNRECORDED])
-    record(f"{victim} of rank 1: kill -9 from outside", launcher, run.process.returncode, printed, took)
+@pytest.mark.parametrize(("victim", "words"), [("rank", KILLED), ("witness", UNRECORDED)])
+def test_rank_killed_by_another_process_is_named(start, record, launcher, victim, words):
+    fault = f"{victim} of rank 1: kill -9 from outside"
+    assert_killed_is_named(start(launcher), record, launcher, victim, signal.SIGKILL, words, fault)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_rank_ended_by_sigterm_from_outside_is_named(start, record, launcher):
-    run = start(launcher)
+    words, fault = "It was killed by SIGTERM (Terminated).", "rank 1: kill (SIGTERM) from outside"
+    assert_killed_is_named(start(launcher), record, launcher, "rank", signal.SIGTERM, words, fault)
+
+
+def assert_killed_is_named(run, record, launcher, victim, number, words, fault):
     run.wait_for_training()
-    killed_at = kill(run.rank(), signal.SIGTERM)
-    printed, took = run.wait(since=killed_at)
-    assert_rank_1_is_named(run, printed, took, ["It was killed by SIGTERM (Terminated)."])
-    record("rank 1: kill (SIGTERM) from outside", launcher, run.process.returncode, printed, took)
-
-
-def kill(process, number=signal.SIGKILL):
-    process.send_signal(number)
-    return time.time()
+    for rank in (0, 1):
+        assert run.rank(rank).memory_info().rss > 100 << 20
+        assert run.witness(rank).memory_full_info().uss < 10 << 20, "a witness is small"
+    printed, took = run.wait(since=kill(getattr(run, victim)(), number))
+    assert_rank_1_is_named(run, printed, took, [words])
+    record(fault, launcher, run.process.returncode, printed, took)
 
 
 @pytest.mark.faults
@@ -150,29 +146,3 @@ def assert_the_slow_is_waited_for(run):
     run.assert_launched_once(printed)
     assert read_run(run.directory).complete
     run.assert_nothing_is_left()
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("launcher", BY_LAUNCHER)
-def test_launches_that_finished_before_a_death_are_kept(start, launcher):
-    run = start(launcher, "--steps", "1000", "--repeats", "20")
-    wait_until(lambda: list(run.directory.glob("launches/02-*/rank-1.progress")), 180)
-    run.wait_for_training(launch=2)
-    killed_at = kill(run.rank(launch=2))
-    printed, took = run.wait(since=killed_at)
-    assert took < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 6, printed
-    assert ": rank 1 on" in printed
-    assert len(read_run(run.directory).launches) == 1
-    run.assert_nothing_is_left()
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_witness_is_the_parent_of_its_rank_and_small(start, launcher):
-    run = start(launcher)
-    run.wait_for_training()
-    for number in (0, 1):
-        witness, rank = run.witness(number), run.rank(number)
-        assert rank.memory_info().rss > 100 << 20
-        assert witness.memory_full_info().uss < 10 << 20

@@ -6,14 +6,16 @@ import time
 import pytest
 
 from compare.schema.store import read_run
+from tests.comparing import compare
 from tests.faults.started import (
     BRIEFLY,
     BY_LAUNCHER,
     DEATH_BOUND_SECONDS,
     HANG_BOUND_SECONDS,
     LAUNCHERS,
-    wait_until,
+    kill,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -22,26 +24,25 @@ pytestmark = pytest.mark.faults
 def test_launcher_killed_takes_its_ranks_along(start, record, launcher):
     run = start(launcher)
     run.wait_for_training()
-    killed_at = kill(run.launcher())
-    printed, took = run.wait(since=killed_at)
-    assert took < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 6, printed
+    printed = ended(run, kill(run.launcher()), 6, record, "launcher: kill -9", launcher)
     assert "the launcher was killed (signal 9)" in printed
-    run.assert_nothing_is_left()
-    record("launcher: kill -9", launcher, run.process.returncode, printed, took)
 
 
 @pytest.mark.parametrize("launcher", BY_LAUNCHER)
 def test_agent_killed_ends_the_launch(start, record, launcher):
     run = start(launcher)
     run.wait_for_training()
-    killed_at = kill(run.agent())
-    printed, took = run.wait(since=killed_at)
+    assert "Host localhost" in ended(run, kill(run.agent()), 9, record, "agent: kill -9", launcher)
+
+
+def ended(run, since, code, record=lambda *_: None, fault="", launcher=""):
+    """Require that it ends in time with a code and leaves nothing."""
+    printed, took = run.wait(since=since)
     assert took < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 9, printed
-    assert "Host localhost" in printed
+    assert run.process.returncode == code, printed
     run.assert_nothing_is_left()
-    record("agent: kill -9", launcher, run.process.returncode, printed, took)
+    record(fault, launcher, code, printed, took)
+    return printed
 
 
 @pytest.mark.parametrize("launcher", BY_LAUNCHER)
@@ -84,11 +85,6 @@ def killed_and_gone(run):
     return took
 
 
-def kill(process):
-    process.kill()
-    return time.time()
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "horovodrun-gloo"])  # mpirun holds up its ranks' exit
 def test_launcher_that_outlives_its_ranks_is_ended(start, launcher):
     run = start(launcher, "--steps", "1000", "--repeats", "1")
@@ -110,8 +106,25 @@ def test_ctrl_c_once_or_twice_ends_everything(start, record, launcher, times):
     for _ in range(times):
         run.process.send_signal(signal.SIGINT)
         time.sleep(0.1)
-    printed, took = run.wait(since=time.time())
-    assert took < DEATH_BOUND_SECONDS
-    assert run.process.returncode == 130, printed
-    run.assert_nothing_is_left()
-    record(f"Ctrl-C, {'once' if times == 1 else 'twice'}", launcher, run.process.returncode, printed, took)
+    ended(run, time.time(), 130, record, f"Ctrl-C, {'once' if times == 1 else 'twice'}", launcher)
+
+
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
+@pytest.mark.parametrize(("victim", "code"), [("rank", 6), ("compare", 130)])
+def test_launches_that_finished_before_an_end_are_kept(start, launcher, victim, code):
+    """A rank is killed, or the user presses Ctrl-C."""
+    run = start(launcher, "--epochs", "1", "--repeats", "20")
+    wait_until(lambda: list(run.directory.glob("launches/03-*/rank-1.progress")), 180)
+    run.wait_for_training(launch=3)
+    printed = ended(
+        run,
+        kill(run.rank(launch=3)) if victim == "rank" else kill(run.process, signal.SIGINT),
+        code,
+    )
+    assert victim != "rank" or ": rank 1 on" in printed
+    assert "compare report" in printed
+    kept = read_run(run.directory)
+    assert not kept.complete
+    assert len(kept.launches) >= 2
+    shown = compare("report", run.directory)
+    assert (shown.returncode, "INCOMPLETE" in shown.stdout) == (0, True)

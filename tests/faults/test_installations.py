@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -13,26 +12,14 @@ import pytest
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS
 from compare.errors import UnavailableError
+from tests.comparing import ROOT, compare
 
 pytestmark = pytest.mark.faults
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = Path(sysconfig.get_path("purelib"))
 USED_BY = {"torchrun": "ddp", "horovodrun": "horovod", "mpirun": "mpi"}
 # The start of C++ names in torch's namespace c10; Horovod's library needs hundreds.
 OF_TORCH = b"_ZN3c10"
-
-
-def compare(*arguments, python=sys.executable, environment):
-    return subprocess.run(
-        [python, "-m", "compare", *map(str, arguments)],
-        env=os.environ | {"COLUMNS": "400"} | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
 
 
 def link_all(source, target):
@@ -49,12 +36,12 @@ def without(tmp_path):
         folder = tmp_path / "env"
         venv.create(folder, with_pip=False, symlinks=True)
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-        (packages / "outer.pth").write_text(f"{REPOSITORY}\n{PACKAGES}\n")
+        (packages / "outer.pth").write_text(f"{ROOT}\n{PACKAGES}\n")
         for place in ("bin", "lib"):  # with the libraries of an MPI from pip
             link_all(Path(sys.prefix) / place, folder / place)
         (folder / "bin" / launcher).unlink(missing_ok=True)
         path = [place for place in os.get_exec_path() if shutil.which(launcher, path=place) is None]
-        return folder / "bin" / "python", {"PATH": os.pathsep.join(path)}
+        return folder / "bin" / "python", {"PATH": os.pathsep.join(path), "COLUMNS": "400"}
 
     return make
 
@@ -89,7 +76,7 @@ def horovod_of_another_torch(tmp_path, requires_backend):
     data = library.read_bytes()
     assert OF_TORCH in data
     library.write_bytes(data.replace(OF_TORCH, b"_ZN3c99"))
-    return {"PYTHONPATH": str(copy.parent)}
+    return {"PYTHONPATH": str(copy.parent), "COLUMNS": "400"}
 
 
 def test_horovod_of_another_torch_is_unavailable(tmp_path, horovod_of_another_torch):

@@ -26,16 +26,25 @@ class Failure(NamedTuple):
     bound_seconds: float
 
 
-class FailureTable:
-    """The measured times, one a cell."""
+class Times:
+    """The measured times, one a cell of a row and a launcher."""
 
     def __init__(self) -> None:
-        self._cells: dict[Failure, dict[str, float]] = {}
+        self._cells: dict[NamedTuple, dict[str, float]] = {}
 
-    def record(self, failure: Failure, launcher: str, seconds: float) -> None:
+    def record(self, row: NamedTuple, launcher: str, seconds: float) -> None:
         """Record the time from failure to exit; the longest counts."""
-        cells = self._cells.setdefault(failure, {})
+        cells = self._cells.setdefault(row, {})
         cells[launcher] = max(seconds, cells.get(launcher, 0.0))
+
+    def seconds(self, row: NamedTuple) -> list[str]:
+        """Render the cells of a row."""
+        cells = self._cells[row]
+        return [f"{cells[name]:.1f} s" if name in cells else "–" for name in LAUNCHERS]
+
+
+class FailureTable(Times):
+    """The table in the README."""
 
     def markdown(self, order: list[Failure]) -> str:
         """Render all rows.
@@ -46,15 +55,12 @@ class FailureTable:
         if missing := [failure.what for failure in order if failure not in self._cells]:
             raise ValueError(f"not measured: {', '.join(missing)}")
         heads = ["what fails", "exit code", "what is named", "bound", *LAUNCHERS.values()]
-        lines = [_line(heads), _line(["---", "---", "---", *["---:"] * 5])]
+        lines = [line(heads), line(["---", "---", "---", *["---:"] * 5])]
         return "\n".join([*lines, *(self._row(failure) for failure in order)])
 
     def _row(self, failure: Failure) -> str:
-        cells = self._cells[failure]
-        seconds = [f"{cells[name]:.1f} s" if name in cells else "–" for name in LAUNCHERS]
-        return _line(
-            [failure.what, str(failure.code), failure.named, f"{failure.bound_seconds:g} s", *seconds]
-        )
+        bound = f"{failure.bound_seconds:g} s"
+        return line([failure.what, str(failure.code), failure.named, bound, *self.seconds(failure)])
 
 
 def write(table: str, file: Path) -> None:
@@ -70,5 +76,6 @@ def write(table: str, file: Path) -> None:
     file.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 
-def _line(cells: list[str]) -> str:
+def line(cells: list[str]) -> str:
+    """Render a line of a table."""
     return f"| {' | '.join(cells)} |"

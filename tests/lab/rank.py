@@ -1,12 +1,11 @@
 """Act as a rank: make progress, print, and exit.
 
-Usage: ``rank.py DIRECTORY RANK SECONDS [KIND]``. KIND is how it exits: with a ``result``, with a
-``failure``, killed (``die``), or with ``status`` 3. It has a child in a session of its own, as launchers
-make them. Its result holds what it found in its environment.
+Usage: ``rank.py DIRECTORY RANK SECONDS [KIND]``. KIND is how it exits: with a ``result`` or a ``failure``.
+It has a child in a session of its own, as launchers make them. Its result holds what it found in its
+environment.
 """
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,14 +26,10 @@ def main(directory, rank, seconds, kind="result"):
             progress = Progress(stage="train", step=step, at=time.time(), limit_seconds=30)
             note_progress(notes, progress)
             time.sleep(0.1)
-    if kind == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
     if kind == "failure":
         failure = RankFailure(rank=rank, host=socket.gethostname(), at=time.time(), message="on purpose")
         write_json(files.failure(rank), failure)
         sys.exit(1)
-    if kind == "status":
-        sys.exit(3)
     print("all is done")
     found = {
         "host": socket.gethostname(),

@@ -177,6 +177,7 @@ def check(lab, hosts):
     [
         ("n1:1,n2:999", ["healthy: n2: The host has more slots than cores.\n"], 10),
         ("n1:1,down:1", ["Host down (-H:2): Cannot be reached.\n"], 15),
+        ("10.77.0.1", ["Host 10.77.0.1 (-H:1): Runs no sshd at this port."], 15),
         (
             "down,n1,nowhere,silent",
             [
@@ -193,3 +194,18 @@ def test_quick_check_names_unusable_hosts_in_time(lab, hosts, parts, limit_secon
     assert printed.startswith(parts[0])
     assert [part for part in parts if part not in printed] == []
     assert seconds < limit_seconds
+
+
+@pytest.mark.parametrize("known", ["", "n1,10.77.0.11 {other}"])
+def test_quick_check_names_a_host_whose_key_is_unknown(make_lab, known):
+    lab = make_lab(2)
+    other = (lab.folder / "keys" / "n2.pub").read_text()
+    (lab.folder / "known_hosts").write_text(known.format(other=other))
+    printed, _ = check(lab, "n1")
+    assert "Host n1 (-H:1): Is not known to ssh, or its host key has changed" in printed
+    assert "known_hosts" in printed
+
+
+def test_doctor_answers_are_in_the_order_of_hosts_and_here_without_ssh(lab):
+    done, report, _ = doctor(lab, "-H", "n2,login,n1", "--quick")
+    assert [host["facts"]["hostname"] for host in report["hosts"]] == ["n2", "login", "n1"], done.stdout

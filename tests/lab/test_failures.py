@@ -4,9 +4,7 @@ All tests are for ``make test-hosts``. Those without the mark ``faults`` are for
 They have each failure with one launcher, and each launcher with one failure at least.
 """
 
-import json
 import os
-import shutil
 import signal
 import time
 
@@ -14,32 +12,26 @@ import pytest
 
 from compare.schema.launch_files import LEASE_SECONDS
 from compare.schema.store import read_run
+from tests.comparing import inject
+from tests.faults.started import EARLY, KILLED, LAUNCHERS, UNRECORDED, a_fault, is_training
 from tests.lab.comparing import arguments, compare, left, start
 from tests.lab.failure_table import Failure
-from tests.lab.hosts import REPOSITORY
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
 STALL_SECONDS = 12.0
 BOUND_SECONDS = 30.0
 UNREACHABLE_BOUND_SECONDS = 15.0
+NOTICED_SECONDS = 15.0
 DEATH_BOUND_SECONDS = 10.0
 # Behind a dead link, a rank is ended by its own witness when its lease expires.
 GONE_SECONDS = STALL_SECONDS + LEASE_SECONDS
-LAUNCHERS = {
-    "torchrun": "ddp",
-    "horovodrun-gloo": "horovod",
-    "horovodrun-mpi": "horovod:controller=mpi",
-    "mpirun": "mpi",
-}
 IN_A_RANK = {
     "raise": ["rank 1 on n2 failed", "RuntimeError: injected by the test", "sitecustomize.py:"],
     "kill": ["rank 1 on n2 died", "It was killed by SIGKILL (kill -9, or out of memory)."],
     "hang": ["rank 1 on n2 made no progress for 12 s", "sitecustomize.py:"],
 }
-EARLY = "before its first progress record"
-KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
-UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
 DEATHS = {
     "exit 3": "It exited with status 3 and left no result.",
     "crash": "It was killed by SIGSEGV (Segmentation fault).",
@@ -105,20 +97,18 @@ class StartedRun:
     def __init__(self, lab, mnist_dir, arm, *more, fault=None, **options):
         self.lab = lab
         self.injected = lab.folder / "injected"
-        shutil.copytree(REPOSITORY / "tests" / "faults" / "injected", self.injected)
-        if fault:
-            (self.injected / "fault.json").write_text(json.dumps(fault))
+        inject("faults/injected", self.injected, fault)
         self.process = start(
             lab,
             options.get("hosts", "n1,n2"),
             mnist_dir,
-            *("--backend", arm, "--stall", STALL_SECONDS, *more),
+            *("--backend", arm, "--stall", STALL_SECONDS, "-x", "MY_TOKEN", *more),
             steps=options.get("steps", 28_000),
-            environment={"PYTHONPATH": "/run/lab/injected"},
+            environment={"PYTHONPATH": "/run/lab/injected", "MY_TOKEN": "hunter2"},
         )
 
-    def wait_for_training(self, launch=1):
-        until(lambda: self._is_training(launch) or self.process.poll() is not None, 150)
+    def wait_for_training(self):
+        wait_until(lambda: is_training(self.lab.folder / "run") or self.process.poll() is not None, 150)
         assert self.process.poll() is None, self.process.communicate()
 
     def wait(self):
@@ -130,20 +120,9 @@ class StartedRun:
     def seconds_since_the_fault(self):
         return time.time() - float((self.injected / "injected_at").read_text())
 
-    def _is_training(self, launch):
-        files = list((self.lab.folder / "run").glob(f"launches/{launch:02d}-*/rank-*.progress"))
-        return len(files) == 2 and all('"train"' in file.read_text() for file in files)
-
-
-def until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.1)
-
 
 def gone_from(lab, machines, seconds):
-    until(lambda: left(lab, machines) == [], seconds)
+    wait_until(lambda: left(lab, machines) == [], seconds)
 
 
 @pytest.mark.parametrize(("launcher", "kind"), cases(IN_A_RANK))
@@ -198,11 +177,6 @@ def test_rank_killed_from_outside_is_named_with_its_host(
     assert left(lab) == []
 
 
-def a_fault(kind):
-    module = "compare.worker.watchdog" if EARLY in kind else "compare.worker.rank"
-    return {"module": module, "kind": kind, "rank": 1, "step": 100}
-
-
 @pytest.mark.parametrize(("launcher", "fault"), cases(ON_A_HOST))
 def test_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, launcher, fault):
     lab = make_lab(2)
@@ -215,7 +189,7 @@ def test_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, 
     took = time.monotonic() - began
     assert run.process.returncode == FAILURES[fault].code, printed
     assert "Host n2 (-H:2)" in printed
-    assert took < BOUND_SECONDS
+    assert took < NOTICED_SECONDS
     gone_from(lab, [lab.login, kept], 2)
     if fault != "stop":
         gone_from(lab, [lost], GONE_SECONDS)
@@ -227,6 +201,9 @@ def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend,
     lab = make_lab(2)
     run = StartedRun(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
+    shown = [line for machine in (lab.login, *lab.hosts) for line in machine.command_lines()]
+    assert len(shown) > 4
+    assert not [line for line in shown if "hunter2" in line], "no arguments show a secret"
     os.kill(parent_of(run), signal.SIGINT)
     began = time.monotonic()
     printed = run.wait()
@@ -238,23 +215,52 @@ def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend,
     record(FAILURES[kind], launcher, took)
 
 
-@pytest.mark.parametrize(("launcher", "kind"), cases(["parent"]))
-def test_parent_killed_leaves_nothing_on_any_host(make_lab, mnist_dir, every_backend, record, launcher, kind):
+@pytest.mark.parametrize(
+    ("launcher", "kind", "how"),
+    [
+        *(
+            pytest.param(*case.values, signal.SIGKILL, marks=case.marks, id=case.id)
+            for case in cases(["parent"])
+        ),
+        pytest.param("torchrun", "parent", signal.SIGSTOP, marks=pytest.mark.faults, id="torchrun-stopped"),
+    ],
+)
+def test_parent_killed_or_stopped_leaves_nothing_on_any_host(
+    make_lab, mnist_dir, every_backend, record, launcher, kind, how
+):
     lab = make_lab(2)
     run = StartedRun(lab, mnist_dir, LAUNCHERS[launcher])
     run.wait_for_training()
-    os.kill(parent_of(run), signal.SIGKILL)
+    os.kill(parent_of(run), how)
     began = time.monotonic()
-    run.process.communicate(timeout=60)
-    until(lambda: left(lab, [lab.login, *lab.hosts]) == [], BOUND_SECONDS)
-    record(FAILURES[kind], launcher, time.monotonic() - began)
+    if how == signal.SIGKILL:
+        run.process.communicate(timeout=60)
+        wait_until(lambda: left(lab, [lab.login, *lab.hosts]) == [], BOUND_SECONDS)
+        record(FAILURES[kind], launcher, time.monotonic() - began)
+    else:
+        gone_from(lab, lab.hosts, LEASE_SECONDS + 6)
+
+
+@pytest.mark.faults
+def test_agent_killed_on_a_host_is_named(make_lab, mnist_dir):
+    lab = make_lab(2)
+    run = StartedRun(lab, mnist_dir, "ddp")
+    run.wait_for_training()
+    agents = [p for p in lab.hosts[1].processes() if "compare.launch.agent" in p.cmdline()]
+    (agent,) = [process for process in agents if "python" in process.name()]
+    agent.kill()
+    began = time.monotonic()
+    printed = run.wait()
+    assert time.monotonic() - began < NOTICED_SECONDS
+    assert run.process.returncode == 9, printed
+    assert "Host n2 (-H:2)" in printed
 
 
 @pytest.mark.faults
 def test_launches_that_finished_are_kept(make_lab, mnist_dir):
     lab = make_lab(2)
     run = StartedRun(lab, mnist_dir, "ddp", "--repeats", "20", steps=200)
-    until(lambda: list((lab.folder / "run").glob("launches/03-*/rank-1.progress")), 150)
+    wait_until(lambda: list((lab.folder / "run").glob("launches/03-*/rank-1.progress")), 150)
     lab.hosts[1].stop()
     printed = run.wait()
     assert run.process.returncode == 9, printed

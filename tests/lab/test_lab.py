@@ -12,6 +12,7 @@ import pytest
 
 from tests.lab import hosts
 from tests.lab.hosts import REPOSITORY, traces
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -113,24 +114,18 @@ def answers(lab, name, *, within=2):
     return lab.login.run(ssh).returncode == 0
 
 
-def test_lab_links_go_down_and_up_again(make_lab):
+@pytest.mark.parametrize(
+    ("fault", "repair", "carrier"), [("link_down", "link_up", False), ("drop_packets", "pass_packets", True)]
+)
+def test_lab_links_are_cut_and_repaired(make_lab, fault, repair, carrier):
     lab = make_lab(1)
     (host,) = lab.hosts
-    host.link_down()
-    assert "NO-CARRIER" in host.run(["ip", "link", "show", "eth0"]).stdout
-    assert not answers(lab, "n1")
-    host.link_up()
-    assert answers(lab, "n1", within=5)
-
-
-def test_lab_dropped_packets_leave_the_link_up(make_lab):
-    lab = make_lab(1)
-    (host,) = lab.hosts
-    host.drop_packets()
-    assert "NO-CARRIER" not in host.run(["ip", "link", "show", "eth0"]).stdout
+    getattr(host, fault)()
+    assert ("NO-CARRIER" not in host.run(["ip", "link", "show", "eth0"]).stdout) is carrier
     done = lab.login.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", "n1", "true"])
-    assert "timed out" in done.stderr
-    host.pass_packets()
+    assert done.returncode
+    assert "timed out" in done.stderr or not carrier
+    getattr(host, repair)()
     assert answers(lab, "n1", within=5)
 
 
@@ -138,7 +133,7 @@ def test_lab_host_stopped_ends_its_processes(make_lab):
     lab = make_lab(2)
     victim, survivor = lab.hosts
     sleeper = victim.start(["setsid", "sleep", "321"])
-    until(lambda: "sleep 321" in victim.command_lines())
+    wait_until(lambda: "sleep 321" in victim.command_lines())
     pids = [p.pid for p in victim.processes()]
     victim.stop()
     sleeper.wait(timeout=5)
@@ -184,7 +179,7 @@ def test_lab_of_a_killed_process_is_swept_away(requires_lab):
     finally:
         os.kill(keeper.pid, signal.SIGKILL)
         keeper.communicate()
-    until(lambda: traces(folder).processes == [])
+    wait_until(lambda: traces(folder).processes == [])
     assert traces(folder).folders == [str(folder)]
     hosts.sweep()
     assert traces(folder).folders == []
@@ -202,17 +197,6 @@ def test_lab_that_does_not_start_gives_the_reason_and_leaves_nothing(requires_la
 def test_lab_missing_program_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(hosts, "packages", lambda: {"no-such-program": "some-package"})
     hosts.why_not.cache_clear()
-    with contextlib.closing(_CacheCleared()):
+    with contextlib.ExitStack() as after:
+        after.callback(hosts.why_not.cache_clear)
         assert "no-such-program is missing (apt-get install some-package)" in hosts.why_not()
-
-
-class _CacheCleared:
-    def close(self):
-        hosts.why_not.cache_clear()
-
-
-def until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.02)

@@ -26,6 +26,9 @@ def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir,
     for launch in run.launches:
         assert [rank.host for rank in launch.ranks] == expected
         assert len({rank.final_hash for rank in launch.ranks}) == 1
+    for number, name in enumerate(expected):
+        (log,) = (lab.folder / "run").glob(f"launches/*-ddp/rank-{number}.log")
+        assert log.with_name(f"launcher-{name}.log").is_file(), "every host sends its files back"
     assert (run.network.interface, run.network.network) == ("eth0", "10.77.0.0/24")
     assert "all over eth0 (10.77.0.0/24); the ranks meet at 10.77.0.11" in done.stderr
     assert left(lab) == []
@@ -33,6 +36,8 @@ def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir,
 
 def test_run_on_hosts_starts_one_process_on_the_first_host(make_lab, mnist_dir):
     lab = make_lab(2)
+    # The output of a host's start-up files arrives on the pipe of the first message.
+    (lab.folder / "etc-ssh" / "sshrc").write_text("echo Welcome to $HOSTNAME\n")
     done = compare(lab, "n1:2,n2:1", mnist_dir, "--backend", "ddp,single,zero", "--threads", "1")
     assert done.returncode == 0, done.stderr
     run = read_run(lab.folder / "run")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from backends import BACKENDS
 from compare.data import DatasetSource
 from compare.doctor.availability import Availability, Survey
@@ -17,7 +19,7 @@ from compare.launch.engines.local import Local
 from compare.schema.arms import parse_arms
 from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Network, local_host
-from compare.schema.results import Block, Evaluation, Launch, Moments, ParityPass, RankResult, Run
+from compare.schema.results import Block, Evaluation, Launch, MachineUse, Moments, ParityPass, RankResult, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -235,3 +237,18 @@ def a_run(
         "complete": True,
     }
     return Run(**fields | changes)
+
+
+def noisy(run: Run, *rounds: int) -> Run:
+    """Return the run with other processes on both CPUs in these rounds."""
+    busy = MachineUse(wall_ns=10**9, cpus=2, busy_ns=2 * 10**9, stolen_ns=0)
+    launches = [
+        msgspec.structs.replace(
+            launch,
+            ranks=[msgspec.structs.replace(rank, cpu_ns=0, machine=busy) for rank in launch.ranks],
+        )
+        if launch.round in rounds
+        else launch
+        for launch in run.launches
+    ]
+    return msgspec.structs.replace(run, launches=launches)

@@ -1,17 +1,12 @@
-"""Change what ranks do, as ``injected.json`` describes.
+"""Change what ranks do, as ``injected.json`` describes."""
 
-A rank loads this if the folder is on its PYTHONPATH. The product has no hooks for tests. So this changes its
-modules as a rank imports them.
-"""
-
-import importlib.abc
-import importlib.machinery
 import json
-import sys
 import time
 from collections import Counter
 from itertools import chain, cycle, repeat
 from pathlib import Path
+
+from injecting import change_when_imported
 
 _INJECTED = Path(__file__).with_name("injected.json")
 
@@ -86,7 +81,8 @@ def _no_reference(module, job, placement, seconds):
 _CHANGES = {"slow sync": _slow_sync, "slow computing": _slow_computing, "no reference": _no_reference}
 
 
-def _change(module, injected):
+def _change(module):
+    injected = json.loads(_INJECTED.read_text())
     run = module.run
 
     def changed(job, placement, watchdog):
@@ -96,19 +92,4 @@ def _change(module, injected):
     module.run = changed
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name != "compare.worker.rank":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        execute = spec.loader.exec_module
-
-        def then_change(module):
-            execute(module)
-            _change(module, json.loads(_INJECTED.read_text()))
-
-        spec.loader.exec_module = then_change
-        return spec
-
-
-sys.meta_path.insert(0, _Finder())
+change_when_imported("compare.worker.rank", _change)

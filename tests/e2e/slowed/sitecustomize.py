@@ -1,17 +1,13 @@
-"""Slow down arms, as ``causes.json`` describes.
-
-A rank loads this if the folder is on its PYTHONPATH. The product has no hooks for tests. So this changes its
-modules as they are imported.
-"""
+"""Slow down arms, as ``injected.json`` describes."""
 
 import hashlib
-import importlib.abc
-import importlib.machinery
 import json
 import sys
 import threading
 import time
 from pathlib import Path
+
+from injecting import change_when_imported
 
 _SECONDS_PER_CALL = 0.002
 _SECONDS_PER_BYTE = 1 / 60e6
@@ -71,24 +67,6 @@ _CAUSES = {
 }
 
 
-class _Slower(importlib.abc.MetaPathFinder):
-    def __init__(self, name, slow):
-        self._name, self._slow = name, slow
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self._name:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        execute = spec.loader.exec_module
-
-        def then_slow(module):
-            execute(module)
-            self._slow(module)
-
-        spec.loader.exec_module = then_slow
-        return spec
-
-
 def _label(job_file):
     arm = json.loads(Path(job_file).read_text())["arm"]
     return ":".join([arm["backend"], *(f"{name}={value}" for name, value in arm["given"].items())])
@@ -96,7 +74,7 @@ def _label(job_file):
 
 # Only processes of ranks have a job as their last argument.
 if sys.orig_argv[-1].endswith("/job.json") and "compare.worker" in sys.orig_argv:
-    _causes = json.loads((Path(__file__).parent / "causes.json").read_text())
+    _causes = json.loads((Path(__file__).parent / "injected.json").read_text())
     _cause = _causes.get(_label(sys.orig_argv[-1]))
     if _cause:
-        sys.meta_path.insert(0, _Slower(*_CAUSES[_cause]))
+        change_when_imported(*_CAUSES[_cause])

@@ -1,17 +1,16 @@
 """Let one rank of a launch fail.
 
-The file ``fault.json`` beside this one says how. Python loads this module from PYTHONPATH. The product has
-no hooks for faults, so this changes its modules as they are imported, in one rank alone.
+The file ``injected.json`` beside this one says how. This changes the product's modules in one rank alone.
 """
 
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+
+from injecting import change_when_imported
 
 _FOLDER = Path(__file__).parent
 _RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
@@ -173,24 +172,6 @@ _SPOILERS = {
 }
 
 
-class _Spoiler(importlib.abc.MetaPathFinder):
-    def __init__(self, name, fault):
-        self._name, self._fault = name, fault
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self._name:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        execute = spec.loader.exec_module
-
-        def then_spoil(module):
-            execute(module)
-            _SPOILERS[self._name](module, self._fault)
-
-        spec.loader.exec_module = then_spoil
-        return spec
-
-
-if (_FOLDER / "fault.json").exists():
-    _fault = json.loads((_FOLDER / "fault.json").read_text())
-    sys.meta_path.insert(0, _Spoiler(_fault["module"], _fault))
+if (_FOLDER / "injected.json").exists():
+    _fault = json.loads((_FOLDER / "injected.json").read_text())
+    change_when_imported(_fault["module"], lambda module: _SPOILERS[_fault["module"]](module, _fault))

@@ -13,8 +13,8 @@ from compare.analysis.cost_model import fit_line, split_collectives
 from compare.analysis.summary import summarise
 from compare.report import render
 from compare.schema.hosts import Host
-from compare.schema.results import MachineUse, Sweep
-from tests.unit.factories import a_block, a_launch, a_rank, a_run
+from compare.schema.results import Sweep
+from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
 
 JITTER = (0.99, 1.0, 1.02)
 ROUNDS = (1, 2, 3)
@@ -267,26 +267,11 @@ def test_render_causes_with_evidence(run, sentences, form):
     assert ("Why:" in text) == bool(sentences)
 
 
-def noisy(run, rounds):
-    """Return the run with much other CPU load in these rounds."""
-    busy = MachineUse(busy_ns=4_000_000, cpus=2, wall_ns=3_000_000, stolen_ns=0)
-    launches = [
-        msgspec.structs.replace(
-            launch,
-            ranks=[msgspec.structs.replace(rank, cpu_ns=0, machine=busy) for rank in launch.ranks],
-        )
-        if launch.round in rounds
-        else launch
-        for launch in run.launches
-    ]
-    return msgspec.structs.replace(run, launches=launches)
-
-
 @pytest.mark.parametrize("form", ["table", "markdown"])
 @pytest.mark.parametrize("rounds", [(2,), ROUNDS])
 def test_render_causes_of_noisy_rounds_are_marked(form, rounds):
     quiet = a_measured_run({"ddp": CAUSES["latency"], "mpi": SHARING | {"slower": (0.0, 3.0)}})
-    run = noisy(quiet, rounds)
+    run = noisy(quiet, *rounds)
     assert summarise(run).noisy_rounds == list(rounds)
     text = shown(run, form)
     marks = text.count(" (measured in noisy rounds): ")
@@ -296,7 +281,7 @@ def test_render_causes_of_noisy_rounds_are_marked(form, rounds):
 
 
 def test_render_oversubscription_needs_no_quiet_machine():
-    run = noisy(a_measured_run({"ddp": CAUSES["latency"]}, cores=1), ROUNDS)
+    run = noisy(a_measured_run({"ddp": CAUSES["latency"]}, cores=1), *ROUNDS)
     assert summarise(run).noisy_rounds == list(ROUNDS)
     assert "Why: oversubscription: 2 ranks" in shown(run)
 

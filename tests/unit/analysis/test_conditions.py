@@ -171,6 +171,12 @@ def test_conditions_controlled_item_differs(item, where):
         assert found(run)[item].why == "ranks or rounds of mpi differ"
 
 
+def test_conditions_version_differs_between_ranks():
+    run = a_run_of(*EVERY_ARM, change=attests("group/versions/horovod", "0.27.0", "horovod", rank=1))
+    assert different(run) == ["version of horovod"]
+    assert found(run)["version of horovod"].values["horovod"] == "rank 0: 0.28.1, rank 1: 0.27.0"
+
+
 # The arms of a run (* for all), what some of them attest, and the items that differ.
 CHANGES = """
 * ; ddp batch/samples=128 ; global batch size
@@ -210,24 +216,6 @@ def test_conditions_attested_by_some_arms_differ(line):
     assert different(a_run_of(*arms, change=change)) == [item for item in items.split(", ") if item]
 
 
-def test_conditions_buckets_differ_between_rounds():
-    other = (attests("replica/bucket_bytes", [r], "ddp", round_=r) for r in (1, 2))
-    assert different(a_run_of(*EVERY_ARM, change=both(*other))) == ["buckets in bytes"]
-
-
-def test_conditions_initial_parameters_differ():
-    def change(arm, round_, rank, facts):
-        return {"initial_hash": "1" * 64} if arm == "mpi" else None
-
-    assert different(a_run_of(*EVERY_ARM, change=change)) == ["initial parameters"]
-
-
-def test_conditions_version_differs_between_ranks():
-    run = a_run_of(*EVERY_ARM, change=attests("group/versions/horovod", "0.27.0", "horovod", rank=1))
-    assert different(run) == ["version of horovod"]
-    assert found(run)["version of horovod"].values["horovod"] == "rank 0: 0.28.1, rank 1: 0.27.0"
-
-
 # ---- declared ----
 
 
@@ -236,12 +224,9 @@ def test_conditions_compression_by_option_is_declared():
         "compression"
     ]
     assert (condition.kind, condition.values[HOOK], condition.values["ddp"]) == ("declared", "fp16", "none")
-    assert condition.why.startswith("set by the option comm_hook: compressed gradients differ")
-
-
-def test_conditions_variable_of_an_arm_is_declared():
     run = a_run_of("none", "ddp", MODE, change=attests("environment/GLOO_SOCKET_MODE", "1", MODE))
     assert found(run)["GLOO_SOCKET_MODE"].kind == "declared"
+    assert condition.why.startswith("set by the option comm_hook: compressed gradients differ")
 
 
 @pytest.mark.parametrize("shell", [{}, {"MALLOC_ARENA_MAX": "2"}])
@@ -337,6 +322,27 @@ def on_own_hosts(change):
 
 
 MIXED = "shared memory, TCP over eth0"
+OTHER_BUCKETS = (attests("replica/bucket_bytes", [r], "ddp", round_=r) for r in (1, 2))
+OTHER_TRANSPORTS = (attests("group/transport", "TCP over lo", "mpi", rank=r, round_=r + 1) for r in range(2))
+
+
+def other_start(arm, round_, rank, facts):
+    return {"initial_hash": "1" * 64} if arm == "mpi" else None
+
+
+@pytest.mark.parametrize(
+    ("run", "item"),
+    [
+        (a_run_of(*EVERY_ARM, change=both(*OTHER_BUCKETS)), "buckets in bytes"),
+        (a_run_of(*EVERY_ARM, change=other_start), "initial parameters"),
+        (on_two_hosts(MIXED, "TCP over eth0", "TCP over eth0"), "transport"),
+        (on_own_hosts(attests("threads", 2, "mpi", rank=1)), "threads"),
+        (on_own_hosts(both(*OTHER_TRANSPORTS)), "transport"),
+    ],
+    ids=["rounds", "start", "transport within a host", "threads by host", "transport by round"],
+)
+def test_conditions_must_not_differ_by_round_rank_or_host(run, item):
+    assert different(run) == [item]
 
 
 @pytest.mark.parametrize("arms", [EVERY_ARM, ("mpi",), ("none", "mpi", "mpi:mode=flat")])
@@ -347,19 +353,6 @@ def test_conditions_transport_of_a_lone_rank_is_a_confounder(arms):
     assert condition.why
 
 
-def test_conditions_transport_differs_within_a_host():
-    assert different(on_two_hosts(MIXED, "TCP over eth0", "TCP over eth0")) == ["transport"]
-
-
-def test_conditions_other_items_must_not_differ_by_host():
-    assert different(on_own_hosts(attests("threads", 2, "mpi", rank=1))) == ["threads"]
-
-
-def test_conditions_transport_must_not_differ_by_round():
-    other = (attests("group/transport", "TCP over lo", "mpi", rank=r, round_=r + 1) for r in range(2))
-    assert different(on_own_hosts(both(*other))) == ["transport"]
-
-
 # ---- variables of the shell ----
 
 
@@ -367,27 +360,19 @@ def shell(**variables):
     return {"change": attests("environment", variables), "inherited": variables}
 
 
-@pytest.mark.parametrize(
-    ("arms", "variables", "items"),
-    [
-        (EVERY_ARM, {"HOROVOD_FUSION_THRESHOLD": "0"}, ["HOROVOD_FUSION_THRESHOLD"]),
-        (("none", "horovod"), {"HOROVOD_FUSION_THRESHOLD": "0"}, []),
-        (EVERY_ARM, {"MALLOC_ARENA_MAX": "2"}, []),
-        (EVERY_ARM, {"NCCL_ALGO": "Ring"}, []),
-    ],
-)
-def test_conditions_shell_variable_differs_if_some_arms_read_it(arms, variables, items):
-    assert different(a_run_of(*arms, **shell(**variables))) == items
-
-
-def test_conditions_shell_variable_has_a_value_in_arms_that_read_it():
-    values = found(a_run_of(*EVERY_ARM, **shell(HOROVOD_FUSION_THRESHOLD="0")))[
-        "HOROVOD_FUSION_THRESHOLD"
-    ].values
+def test_conditions_shell_variable_differs_if_some_arms_read_it():
+    fusion = {"HOROVOD_FUSION_THRESHOLD": "0"}
+    run = a_run_of(*EVERY_ARM, **shell(**fusion))
+    assert different(run) == [*fusion]
+    values = found(run)["HOROVOD_FUSION_THRESHOLD"].values
     assert values == {"none": "–", "ddp": "–", "horovod": "0", "mpi": "–"}
-    assert found(a_run_of(*EVERY_ARM, **shell(MALLOC_ARENA_MAX="2")))["MALLOC_ARENA_MAX"].kind == "same"
-    run = a_run_of(*EVERY_ARM, **shell(NCCL_ALGO="Ring"))
-    assert found(run)["NCCL_ALGO"].why == "no arm of this run reads it"
+    assert different(a_run_of("none", "horovod", **shell(**fusion))) == []
+    arena, ring = (
+        a_run_of(*EVERY_ARM, **shell(**v)) for v in ({"MALLOC_ARENA_MAX": "2"}, {"NCCL_ALGO": "Ring"})
+    )
+    assert different(arena) == different(ring) == []
+    assert found(arena)["MALLOC_ARENA_MAX"].kind == "same"
+    assert found(ring)["NCCL_ALGO"].why == "no arm of this run reads it"
 
 
 def test_conditions_shell_variable_lost_by_a_launcher_differs():

@@ -69,9 +69,6 @@ def test_conditions_of_one_process_are_declared_and_none_differs():
     assert found["global batch size"].kind == "same"
     assert found["global batch size"].values == {"none": "128", "ddp": "128", "single": "128"}
     assert found["transport"].values["single"] == "–"
-
-
-def test_conditions_of_one_process_with_another_batch_differ():
     run = a_run_with_single()
     for launch in run.of(Arm("single")):
         launch.ranks[0].attestation["batch"]["samples"] = 64
@@ -100,9 +97,6 @@ def test_report_of_one_process_gives_the_reason_for_the_dash(form):
     assert "It exchanges nothing, so it has an efficiency and no sync cost." in text
     assert "single adds up the samples of a step in one process" in text
     assert "All ranks of ddp ended with the same parameters, bit for bit" in text
-
-
-def test_report_without_one_process_does_not_mention_it():
     assert "one process with all threads" not in markdown(a_run())
 
 
@@ -118,19 +112,8 @@ def test_gate_of_ranks_in_shards_is_exempt_with_its_reason(declare):
     row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
     assert _verdict(row) == "the same training"
     assert _cell(gates["ranks"]) == "held in shards; proven by the reference alone"
-
-
-def test_gate_of_ranks_in_shards_still_requires_training(declare):
-    arm = declare(shards="parameters")
     untrained = [a_rank(0), a_rank(1, final_hash=INITIAL)]
     assert {gate.name: gate.outcome for gate in check_gates(arm, untrained)}["ranks"] == "failed"
-
-
-def test_report_of_shards_refuses_equal_hashes_as_evidence(declare):
-    declare(shards="parameters")
-    text = markdown(a_run({"none": [4.0], "ddp": [5.0]}))
-    assert "ddp holds its parameters in shards, so only the reference proves its training" in text
-    assert "ended with the same parameters" not in text
 
 
 # ---- another training ----
@@ -176,10 +159,23 @@ def test_conditions_of_another_training_declare_its_reduce_op(declare):
     assert "another training" in reduce_op.why
 
 
-def test_report_of_another_training_asks_to_read_its_accuracy(declare):
-    declare(training="another")
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        (
+            {"training": "another"},
+            "is another training by declaration: read its accuracy and loss beside its speed",
+        ),
+        (
+            {"shards": "parameters"},
+            "holds its parameters in shards, so only the reference proves its training",
+        ),
+    ],
+)
+def test_report_of_a_declaration_refuses_equal_hashes_as_evidence(declare, declared, says):
+    declare(**declared)
     text = markdown(a_run({"none": [4.0], "ddp": [5.0]}))
-    assert "ddp is another training by declaration: read its accuracy and loss beside its speed" in text
+    assert f"ddp {says}" in text
     assert "ended with the same parameters" not in text
 
 

@@ -34,9 +34,6 @@ def refusal(arm, *hashes):
 @pytest.mark.parametrize("arm", [DDP, CONTROL], ids=lambda arm: arm.label)
 def test_ranks_with_one_model_pass(arm, world_size):
     check_launch(arm, ranks(*[(INITIAL, TRAINED)] * world_size))
-
-
-def test_ranks_of_the_control_may_end_with_different_models():
     check_launch(CONTROL, ranks((INITIAL, TRAINED), (INITIAL, OTHER)))
 
 
@@ -58,9 +55,6 @@ def test_ranks_with_different_models_at_the_start_fail_in_any_arm(arm):
 def test_ranks_without_training_fail_and_are_named(arm):
     error = refusal(arm, (INITIAL, TRAINED), (INITIAL, INITIAL))
     assert "rank 1 on host1 never trained" in error.what
-
-
-def test_ranks_that_all_never_trained_fail():
     assert "never trained" in refusal(DDP, (INITIAL, INITIAL), (INITIAL, INITIAL)).what
 
 
@@ -93,14 +87,9 @@ def test_pass_beyond_the_limit_fails_with_its_figure():
     found = failed(passes((1e-13, 2e-12, 1.0, TRAINED), (1e-13, None, 1.0, TRAINED)))
     assert "2.0e-12" in found
     assert "Allowed: 1e-12." in found
-
-
-def test_pass_without_a_number_fails():
     assert "no number" in failed(passes((1e-3, None, None, TRAINED), (1e-3, None, None, TRAINED)))
-
-
-def test_pass_with_other_parameters_than_rank_0_fails():
     failed(passes((1e-16, 1e-16, 1.0, TRAINED), (1e-16, None, 1.0, OTHER)))
+    assert "times the right one" not in failed(passes((1e-2, 0.1, 1.0, TRAINED)))
 
 
 @pytest.mark.parametrize(
@@ -161,10 +150,6 @@ def test_lossy_arm_has_a_whole_update_on_rank_0_alone():
     others = a_rank(1, parity=[a_pass(differences=[1e-4], error_of_whole_update=None)])
     gates = check_gates(Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0), others])
     assert [gate.outcome for gate in gates] == ["exempt", "passed"]
-
-
-def test_pass_of_one_rank_is_never_a_sum():
-    assert "times the right one" not in failed(passes((1e-2, 0.1, 1.0, TRAINED)))
 
 
 def test_pass_missing_on_a_rank_fails():

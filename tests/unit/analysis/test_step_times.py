@@ -21,13 +21,7 @@ from tests.unit.factories import a_block, a_launch, a_phased_block, a_rank
 def test_step_time_is_the_median_over_blocks_of_the_mean_over_ranks():
     launch = a_launch(ranks=[a_rank(0, milliseconds=[10, 20, 30]), a_rank(1, milliseconds=[12, 22, 100])])
     assert step_seconds(launch) == pytest.approx(0.021)  # the median of 11, 21 and 65 ms
-
-
-def test_step_time_of_blocks_with_different_lengths():
-    blocks = [
-        Block(steps=30, wall_ns=300_000_000, cpu_ns=0),
-        Block(steps=31, wall_ns=310_000_000, cpu_ns=0),
-    ]
+    blocks = [Block(steps=n, wall_ns=n * 10_000_000, cpu_ns=0) for n in (30, 31)]
     assert step_seconds(a_launch(ranks=[a_rank(blocks=blocks)])) == pytest.approx(0.010)
 
 
@@ -50,9 +44,6 @@ def test_step_time_excludes_blocks_with_phases_and_other_modes():
     launch = a_launch(ranks=[a_rank(rank, blocks=blocks) for rank in range(2)])
     assert step_seconds(launch) == pytest.approx(0.010)
     assert step_seconds(launch, "reference") == pytest.approx(0.004)
-
-
-def test_step_time_of_a_missing_mode_fails():
     with pytest.raises(ValueError, match="launch 7 has no blocks of reference"):
         step_seconds(a_launch(number=7), "reference")
 

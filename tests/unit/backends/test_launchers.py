@@ -49,98 +49,24 @@ def request_for(launcher, arm, hosts, **changes):
 # ---- the command lines, to the letter ----
 
 
-def test_torchrun_command_on_one_host():
-    assert LAUNCHERS["torchrun"].commands(request_for("torchrun", "ddp", TWO)) == [
-        Command(
-            (
-                "/opt/env/bin/torchrun",
-                "--nnodes=1",
-                "--nproc_per_node=2",
-                "--node_rank=0",
-                "--master_addr=127.0.0.1",
-                "--master_port=40123",
-                "--max_restarts=0",
-                "--module",
-                "compare.worker",
-                JOB,
-            ),
-            ENVIRONMENT,
-        )
-    ]
+HOROVODRUN = "/opt/env/bin/horovodrun --{} --disable-cache -np 2 -H localhost:2 --network-interfaces lo"
+ON_ONE_HOST = {
+    "ddp": "/opt/env/bin/torchrun --nnodes=1 --nproc_per_node=2 --node_rank=0 --master_addr=127.0.0.1"
+    " --master_port=40123 --max_restarts=0 --module compare.worker",
+    "horovod": f"{HOROVODRUN.format('gloo')} /opt/env/bin/python -m compare.worker",
+    "horovod:controller=mpi": f"{HOROVODRUN.format('mpi')} '--mpi-args=--allow-run-as-root"
+    " --mca mpi_yield_when_idle 1 --mca oob_tcp_if_include lo' /opt/env/bin/python -m compare.worker",
+    "mpi": "/opt/env/bin/mpirun --allow-run-as-root -np 2 -host localhost:2 --bind-to none"
+    " --mca mpi_yield_when_idle 1 --mca oob_tcp_if_include lo --mca btl_tcp_if_include lo"
+    " /opt/env/bin/python -m mpi4py -m compare.worker",
+}
 
 
-def test_horovodrun_command_with_the_gloo_controller():
-    assert LAUNCHERS["horovodrun"].commands(request_for("horovodrun", "horovod", TWO)) == [
-        Command(
-            (
-                "/opt/env/bin/horovodrun",
-                "--gloo",
-                "--disable-cache",
-                "-np",
-                "2",
-                "-H",
-                "localhost:2",
-                "--network-interfaces",
-                "lo",
-                "/opt/env/bin/python",
-                "-m",
-                "compare.worker",
-                JOB,
-            ),
-            ENVIRONMENT,
-        )
-    ]
-
-
-def test_horovodrun_command_with_the_mpi_controller():
-    assert LAUNCHERS["horovodrun"].commands(request_for("horovodrun", "horovod:controller=mpi", TWO)) == [
-        Command(
-            (
-                "/opt/env/bin/horovodrun",
-                "--mpi",
-                "--disable-cache",
-                "-np",
-                "2",
-                "-H",
-                "localhost:2",
-                "--network-interfaces",
-                "lo",
-                "--mpi-args=--allow-run-as-root --mca mpi_yield_when_idle 1 --mca oob_tcp_if_include lo",
-                "/opt/env/bin/python",
-                "-m",
-                "compare.worker",
-                JOB,
-            ),
-            ENVIRONMENT,
-        )
-    ]
-
-
-def test_mpirun_command_on_one_host():
-    assert LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", TWO)) == [
-        Command(
-            (
-                "/opt/env/bin/mpirun",
-                "--allow-run-as-root",
-                "-np",
-                "2",
-                "-host",
-                "localhost:2",
-                "--bind-to",
-                "none",
-                *("--mca", "mpi_yield_when_idle", "1"),
-                *("--mca", "oob_tcp_if_include", "lo"),
-                *("--mca", "btl_tcp_if_include", "lo"),
-                "/opt/env/bin/python",
-                "-m",
-                "mpi4py",
-                "-m",
-                "compare.worker",
-                JOB,
-            ),
-            ENVIRONMENT,
-        )
-    ]
+@pytest.mark.parametrize("arm", ON_ONE_HOST)
+def test_launcher_command_on_one_host(arm):
+    launcher = BACKENDS[parse_arm(arm).backend].launcher
+    command = Command((*shlex.split(ON_ONE_HOST[arm]), JOB), ENVIRONMENT)
+    assert LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO)) == [command]
 
 
 def test_mpirun_command_lists_the_names_of_the_arms_variables():
@@ -173,16 +99,11 @@ DAEMONS = {
 def test_torchrun_on_many_hosts_has_one_agent_on_each():
     commands = LAUNCHERS["torchrun"].commands(request_for("torchrun", "ddp", UNEVEN, **SPREAD))
     assert [command.host for command in commands] == list(UNEVEN)
-    assert [command.argv[1:6] for command in commands] == [
-        (
-            "--nnodes=2",
-            f"--nproc_per_node={slots}",
-            f"--node_rank={number}",
-            "--master_addr=10.0.0.11",
-            "--master_port=40123",
+    for number, (slots, command) in enumerate(zip((2, 1), commands, strict=True)):
+        assert " ".join(command.argv[1:6]) == (
+            f"--nnodes=2 --nproc_per_node={slots} --node_rank={number}"
+            " --master_addr=10.0.0.11 --master_port=40123"
         )
-        for number, slots in enumerate((2, 1))
-    ]
 
 
 def test_mpirun_command_on_many_hosts():
@@ -291,56 +212,26 @@ def test_placement_from_another_launcher_is_an_error(name, other):
 # ---- the inherited environment ----
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "PATH",
-        "HOME",
-        "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "LC_ALL",
-        "CUDA_VISIBLE_DEVICES",
-        "NCCL_DEBUG",
-        "NCCL_IB_DISABLE",
-        "OMP_SCHEDULE",
-        "HOROVOD_FUSION_THRESHOLD",
-        "OMPI_MCA_btl",
-        "UCX_TLS",
-        "SLURM_JOB_ID",
-    ],
-)
+KEPT = """
+PATH HOME LD_LIBRARY_PATH VIRTUAL_ENV LC_ALL CUDA_VISIBLE_DEVICES NCCL_DEBUG NCCL_IB_DISABLE OMP_SCHEDULE
+HOROVOD_FUSION_THRESHOLD OMPI_MCA_btl UCX_TLS SLURM_JOB_ID
+"""
+SECRETS = """
+AWS_SECRET_ACCESS_KEY FOO_TOKEN HF_TOKEN GITHUB_TOKEN DATABASE_URL SSH_AUTH_SOCK
+NVIDIA_API_KEY SLURM_JWT TORCH_HUB_TOKEN HOROVOD_SECRET_KEY UCX_PASSWORD
+"""
+"""Names of the second line start like settings of libraries."""
+OF_ANOTHER_LAUNCH = "RANK WORLD_SIZE MASTER_ADDR OMPI_COMM_WORLD_RANK"
+"""They would misplace a rank."""
+OF_THE_ARM = "HOROVOD_CONTROLLER HOROVOD_CPU_OPERATIONS HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK"
+
+
+@pytest.mark.parametrize("name", KEPT.split())
 def test_inherited_environment_keeps_what_a_launch_needs(name):
     assert launch_environment.inherited({name: "value"}) == {name: "value"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "AWS_SECRET_ACCESS_KEY",
-        "FOO_TOKEN",
-        "HF_TOKEN",
-        "GITHUB_TOKEN",
-        "DATABASE_URL",
-        "SSH_AUTH_SOCK",
-        # These are secrets whose names start like settings of libraries.
-        "NVIDIA_API_KEY",
-        "SLURM_JWT",
-        "TORCH_HUB_TOKEN",
-        "HOROVOD_SECRET_KEY",
-        "UCX_PASSWORD",
-        # Variables of another launch would misplace a rank.
-        "RANK",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "OMPI_COMM_WORLD_RANK",
-        # The arm decides these.
-        "HOROVOD_CONTROLLER",
-        "HOROVOD_CPU_OPERATIONS",
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "HOROVOD_LOCAL_RANK",
-    ],
-)
+@pytest.mark.parametrize("name", f"{SECRETS} {OF_ANOTHER_LAUNCH} {OF_THE_ARM}".split())
 def test_inherited_environment_drops_secrets_and_contradictions(name):
     assert launch_environment.inherited({name: "value", "PATH": "/bin"}) == {"PATH": "/bin"}
 

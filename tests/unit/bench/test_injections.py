@@ -34,6 +34,7 @@ WATCHDOG = SimpleNamespace(note=lambda *_, **__: None, steps_at_once=lambda _: 1
 def load(folder, monkeypatch):
     """Load the module as a rank does, but without its effects."""
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.syspath_prepend(E2E.parent)
     spec = importlib.util.spec_from_file_location("injection", E2E / folder / "sitecustomize.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -36,6 +36,7 @@ from compare import data
 from compare.data import catalogue, digits, files, idx, mnist
 from compare.data.catalogue import FILES, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from compare.errors import DataError, OutputError
+from tests.waiting import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 REAL_ROOT = REPOSITORY.parent / "shared" / "data"
@@ -158,7 +159,7 @@ def loopback_only(monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(mnist, "RETRIES", 0)  # pooch waits a second before each
-    use_mirrors(monkeypatch, closed_address())
+    use_mirrors(monkeypatch, f"http://127.0.0.1:{free_port()}/")
 
 
 @pytest.fixture
@@ -184,12 +185,6 @@ def mirror(small, serve):
 
 def use_mirrors(monkeypatch, *mirrors):
     monkeypatch.setenv(mnist.MIRRORS_VARIABLE, ",".join(mirrors))
-
-
-def closed_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}/"
 
 
 def visible(directory):
@@ -770,7 +765,7 @@ def test_real_mnist_is_found_without_writing():
 def test_real_mnist_is_fetched_from_a_recompressing_mirror(tmp_path, serve, monkeypatch):
     mirror = serve({})
     mirror.bodies = {f"{name}.gz": (REAL_RAW / f"{name}.gz").read_bytes() for name in FILES}
-    use_mirrors(monkeypatch, closed_address(), mirror.url)
+    use_mirrors(monkeypatch, f"http://127.0.0.1:{free_port()}/", mirror.url)
     lines = []
     assert data.holds("mnist", data.fetch_mnist(tmp_path, progress=lines.append))
     assert any(f"{TRAIN_IMAGES}: 4 MB from 127.0.0.1" in line for line in lines)

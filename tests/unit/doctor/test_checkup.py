@@ -16,6 +16,7 @@ import pytest
 from compare import __version__
 from compare.doctor import checkup
 from compare.doctor.facts import Facts
+from tests.waiting import free_port
 
 SOURCE = Path(checkup.__file__).read_bytes()
 LOOPBACK = "127.0.0.1"
@@ -132,11 +133,6 @@ def test_probe_that_hangs_is_killed_at_the_limit(probe):
     hanging = probe("import time; time.sleep(60)")
     assert hanging.read(0.3) == {"problem": "no answer within 0.3 s"}
     assert hanging._process.returncode == -9
-
-
-def free_port():
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def test_meet_counts_the_hosts_that_connect(monkeypatch):

@@ -72,9 +72,6 @@ def cpu_torch(monkeypatch):
 def test_key_changes_with_every_ingredient(ingredient, other):
     other = (("HOROVOD_WITH_MPI", "0"),) if ingredient == "environment" else other
     assert dataclasses.replace(RECIPE, **{ingredient: other}).key != RECIPE.key
-
-
-def test_key_of_equal_recipes_is_one_plain_folder_name():
     assert dataclasses.replace(RECIPE).key == RECIPE.key
     # A + in a path breaks Horovod's CMake files; a / or a space would break more.
     readable = "horovod-0.28.1-torch-2.13.0_cpu-cp311-linux-x86_64-glibc2.36-openmpi-4.1.8-cpu-"
@@ -330,15 +327,12 @@ def test_command_that_fails_shows_its_errors_and_its_log(tmp_path, commands):
     assert "more noise" in (tmp_path / "build.log").read_text()
 
 
-def test_progress_without_a_terminal_prints_every_tenth(commands, console):
+def test_progress_is_every_tenth_or_on_a_terminal_the_percentage(commands, console):
     lines = [f"[{percent:3d}%] Building CXX object" for percent in (1, 5, 9, 10, 12, 8, 35, 36, 100)]
     script = f"for line in {[*lines, '100% of nothing']}: print(line)"
     commands.run("building", [sys.executable, "-c", script])
     rows = [line for line in console.file.getvalue().splitlines() if "%" in line]
     assert [row.split(":")[1].split("%")[0].strip() for row in rows] == ["10", "35", "100"]
-
-
-def test_progress_on_a_terminal_shows_the_percentage(commands):
     commands.console = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=100)
     script = "print('[ 42%] Building', flush=True); import time; time.sleep(0.5)"
     commands.run("building", [sys.executable, "-c", script])
@@ -455,17 +449,14 @@ def test_toolchain_compiles_horovod_alone_as_cxx20(tmp_path, project):
         'uint32_t f() { throw std::runtime_error(std::string("x")); }\n'
     )
     more, own = f"add_library(more STATIC {tmp_path}/needs20.cc)\n", project == "horovod"
+    old = tmp_path / "gloo"  # with the old policies of Gloo
+    old.mkdir()
+    (old / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 2.8)\nproject(gloo C CXX)\n")
+    more += f"add_subdirectory({old} gloo)\n"
     compiler, output = configure(tmp_path / "project", project, more if own else "")
     assert ("-std=c++20" in compiler, "-std=c++14" in compiler) == (own, not own)
     assert ("-include cstdint" in compiler, "-include" in compiler) == (own, own)
     assert (".so.2" in output.split("suffixes: ")[1].splitlines()[0].split(";")) is own
-
-
-def test_toolchain_accepts_the_old_policies_of_gloo(tmp_path):
-    old = tmp_path / "gloo"
-    old.mkdir()
-    (old / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 2.8)\nproject(gloo C CXX)\n")
-    configure(tmp_path / "project", "horovod", f"add_subdirectory({old} gloo)")
 
 
 def test_toolchain_sets_paths_relative_to_the_library(tmp_path):

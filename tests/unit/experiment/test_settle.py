@@ -163,16 +163,14 @@ def test_a_second_backend_over_horovod_needs_only_its_controller(monkeypatch):
 
 
 def test_it_is_an_error_where_nothing_can_run():
+    broken = {"problem": "torch does not load", "remedy": "mend it"}
     backends = {
-        name: Availability(
-            backend=name, launcher=backend.launcher, problem="torch does not load", remedy="mend it"
-        )
+        name: Availability(backend=name, launcher=backend.launcher, **broken)
         for name, backend in BACKENDS.items()
     }
+    survey = Survey(backends, {"torch": Library(problem="torch does not load")})
     with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms(
-            (), "cpu", Survey(backends, {"torch": Library(problem="torch does not load")}), one_host=True
-        )
+        settle.choose_arms((), "cpu", survey, one_host=True)
     assert "torch does not load" in caught.value.found
 
 
@@ -221,11 +219,8 @@ def test_choose_baseline_takes_the_named_arm_or_the_first(asked, named, baseline
 
 
 def test_an_unknown_baseline_or_data_set_is_refused():
-    assert [settle.choose_dataset(name) for name in ("auto", "mnist", "digits")] == [
-        "auto",
-        "mnist",
-        "digits",
-    ]
+    for name in ("auto", "mnist", "digits"):
+        assert settle.choose_dataset(name) == name
     with pytest.raises(UsageError, match="'dpp'"):
         settle.choose_baseline("dpp", parse_arms(["ddp"]))
     with pytest.raises(UsageError) as caught:
@@ -328,11 +323,8 @@ def test_a_new_file_in_a_folder_can_be_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("path", "found"),
-    [
-        ("gone/out.json", "gone is not a folder"),
-        ("file/out.json", "file is not a folder"),
-        ("folder", "is a folder"),
-    ],
+    [(f"{name}/out.json", f"{name} is not a folder") for name in ("gone", "file")]
+    + [("folder", "is a folder")],
 )
 def test_a_file_that_could_not_be_written_is_refused(tmp_path, path, found):
     (tmp_path / "file").touch()

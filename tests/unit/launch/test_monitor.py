@@ -77,15 +77,6 @@ def fails(files, rank, message):
     exits(files, rank, 1)
 
 
-def test_monitor_ignores_a_clock_that_is_set(monitor, files, monkeypatch):
-    for rank in (0, 1):
-        note(files, rank, "train")
-    assert monitor.tick()
-    set_at = time.time()
-    monkeypatch.setattr("compare.launch.monitor.time.time", lambda: set_at + 3600)
-    assert monitor.tick()
-
-
 def test_monitor_ends_a_launcher_that_outlives_its_ranks(monitor, files, monkeypatch):
     for rank in (0, 1):
         note(files, rank, "end")
@@ -114,7 +105,9 @@ def test_monitor_ends_a_launch_whose_watchdog_is_overdue(monitor, files, monkeyp
     for rank in (0, 1):
         note(files, rank, "train")
     assert monitor.tick()
-    now = time.monotonic()
+    now, set_at = time.monotonic(), time.time()
+    monkeypatch.setattr("compare.launch.monitor.time.time", lambda: set_at + 3600)
+    assert monitor.tick(), "a clock that is set makes no difference"
     monkeypatch.setattr("compare.launch.monitor.time.monotonic", lambda: now + later)
     assert monitor.tick() is goes_on
 
@@ -137,15 +130,27 @@ def test_stall_is_reported_with_the_limit_of_the_rank(monitor, files, limits, pr
         assert words in str(caught.value)
 
 
-def test_stall_of_a_rank_without_a_log_names_the_launchers_output(monitor, files):
-    note(files, 0, "join")
+@pytest.mark.parametrize(
+    ("begun", "stacks", "says"),
+    [
+        (True, "", ["It wrote no progress record.", "It has no log; the launcher's output is in {folder}."]),
+        # The watchdog of the rank that waits for it fires first.
+        (False, LOADING, ["loader.py:7"]),
+    ],
+    ids=["without a log", "with a longer limit"],
+)
+def test_stall_of_a_rank_that_another_waits_for_names_it(monitor, files, begun, stacks, says):
+    if begun:
+        note(files, 0, "join")
     files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
     exits(files, 0, 1)
+    if stacks:
+        files.stacks(1).write_text(stacks)
     exits(files, 1, **ENDED)
     with pytest.raises(StalledError, match="rank 1 on") as caught:
         monitor.conclude("ddp, round 1", Ending(1, 31.0))
-    assert "It wrote no progress record." in caught.value.found
-    assert f"It has no log; the launcher's output is in {files.directory}." in caught.value.remedy
+    for words in says:
+        assert words.format(folder=files.directory) in str(caught.value)
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["in training", "before its first progress record"])
@@ -194,17 +199,6 @@ def test_failure_while_a_long_launch_is_ended_is_no_cause(monitor, files):
     fails(files, 1, "RuntimeError: Connection closed by peer")
     with pytest.raises(StalledError, match="did not end within 300 s"):
         monitor.conclude("ddp, round 1", Ending(None, 300.0, timed_out=True))
-
-
-def test_stall_of_a_rank_with_a_longer_limit_names_that_rank(monitor, files):
-    """The watchdog of the rank that waits for it fires first."""
-    files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
-    exits(files, 0, 1)
-    files.stacks(1).write_text(LOADING)
-    exits(files, 1, **ENDED)
-    with pytest.raises(StalledError, match="rank 1 on") as caught:
-        monitor.conclude("ddp, round 1", Ending(1, 31.0))
-    assert "loader.py:7" in str(caught.value)
 
 
 def test_rank_that_never_started_is_named_with_the_launchers_output(monitor, files):

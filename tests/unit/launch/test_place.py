@@ -90,18 +90,13 @@ def test_place_on_hosts_is_a_folder_of_their_own(hosts, files):
     assert first.job_file.parent.parent == Path("/tmp")  # noqa: S108 -- agents make it themselves
 
 
-def test_carry_out_first_failure_is_returned_and_ends_the_others(hosts, files):
-    _, second = hosts.agents
-    ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=after(1, lambda: second.exit(3)))
-    assert ending.status == 3
-    assert [agent.told_to_end for agent in hosts.agents] == [True, False]
-
-
-def test_carry_out_failure_after_the_others_ended_well_counts(hosts, files):
+@pytest.mark.parametrize(("first_status", "told"), [(None, [True, False]), (0, [False, False])])
+def test_carry_out_first_failure_is_returned_and_ends_the_others(hosts, files, first_status, told):
     first, second = hosts.agents
-    first.exit_at_once(0)
-    ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=after(2, lambda: second.exit(4)))
-    assert ending.status == 4
+    first.exit_at_once(first_status)
+    ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=after(2, lambda: second.exit(3)))
+    assert ending.status == 3
+    assert [agent.told_to_end for agent in hosts.agents] == told
 
 
 def test_carry_out_one_process_has_its_rank_on_the_first_host(hosts, files):
@@ -118,15 +113,12 @@ def test_carry_out_one_process_has_its_rank_on_the_first_host(hosts, files):
     assert [agent.told_to_end for agent in (first, second)] == [False, True]
 
 
-def test_carry_out_beyond_the_deadline_ends_every_host(hosts, files):
-    ending = carry_out(hosts.place(files), *one_for_each(hosts), deadline_seconds=0.0)
-    assert (ending.status, ending.timed_out) == (None, True)
-    assert all(agent.told_to_end for agent in hosts.agents)
-
-
-def test_carry_out_is_given_up_by_its_tick(hosts, files):
-    ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=lambda: False)
-    assert (ending.status, ending.timed_out) == (None, False)
+@pytest.mark.parametrize(
+    ("options", "timed_out"), [({"deadline_seconds": 0.0}, True), ({"on_tick": lambda: False}, False)]
+)
+def test_carry_out_that_is_given_up_ends_every_host(hosts, files, options, timed_out):
+    ending = carry_out(hosts.place(files), *one_for_each(hosts), **options)
+    assert (ending.status, ending.timed_out) == (None, timed_out)
     assert all(agent.told_to_end for agent in hosts.agents)
 
 

@@ -111,23 +111,27 @@ def launch(tmp_path, monkeypatch):
 # ---- how a launch ends ----
 
 
-def test_supervise_success_returns_0(launch):
-    assert launch.supervise("print('a')") == 0
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("print('a')", 0),
+        ("import time; time.sleep(0.4); raise SystemExit(4)", 4),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
+    ],
+)
+def test_supervise_returns_the_status(launch, code, status):
+    assert launch.supervise(code) == status
     assert launch.is_gone()
 
 
-def test_supervise_writes_stdout_and_stderr_to_the_log(launch):
-    launch.supervise("import sys; print('out', flush=True); print('err', file=sys.stderr)")
+def test_supervise_writes_stdout_and_stderr_to_the_log_and_ticks(launch):
+    ticks = []
+    launch.supervise(
+        "import sys, time; print('out', flush=True); print('err', file=sys.stderr); time.sleep(1.5)",
+        on_tick=lambda: ticks.append(time.monotonic()),
+    )
     assert launch.log.read_text().splitlines() == ["out", "err"]
-
-
-def test_supervise_failure_returns_the_status(launch):
-    assert launch.supervise("import time; time.sleep(0.4); raise SystemExit(4)") == 4
-    assert launch.is_gone()
-
-
-def test_supervise_death_by_a_signal_is_a_failure(launch):
-    assert launch.supervise("import os, signal; os.kill(os.getpid(), signal.SIGKILL)") == -9
+    assert len(ticks) >= 2
 
 
 def test_supervise_beyond_the_deadline_ends_the_launch(launch):
@@ -144,12 +148,6 @@ def test_supervise_whose_tick_gives_up_ends_the_launch(launch):
     assert launch.supervise(SLEEP, on_tick=lambda: False) is None
     assert time.monotonic() - began < 10
     assert launch.is_gone()
-
-
-def test_supervise_ticks_while_the_launch_runs(launch):
-    ticks = []
-    launch.supervise("import time; time.sleep(1.5)", on_tick=lambda: ticks.append(time.monotonic()))
-    assert len(ticks) >= 2
 
 
 def test_supervise_sees_an_exit_before_the_next_tick(launch, monkeypatch):
@@ -211,16 +209,6 @@ def test_supervise_error_in_a_tick_leaves_nothing_behind(launch, error):
 # ---- what is left behind ----
 
 
-def test_child_that_ignores_sigterm_is_killed(launch):
-    with pytest.raises(KeyboardInterrupt):
-        launch.supervise(
-            STUBBORN.format(file=launch.pid_file("stubborn")),
-            on_tick=launch.when_there(["stubborn"], interrupt),
-        )
-    assert len(launch.pids()) == 1
-    assert launch.is_gone()
-
-
 def test_child_that_handles_sigterm_has_time_to_exit(launch):
     farewell = launch.folder / "farewell"
     polite = (
@@ -273,10 +261,14 @@ def test_supervise_does_not_wait_for_orphans_that_have_exited(launch, monkeypatc
 
 
 @pytest.mark.parametrize("child", [STAY, STUBBORN], ids=["gentle", "stubborn"])
-def test_grandchildren_in_sessions_of_their_own_are_ended(launch, child):
-    code = PARENT.format(child=child.format(file=launch.pid_file("grandchild")), rest=SLEEP)
+@pytest.mark.parametrize("grand", [True, False], ids=["grandchild in its own session", "child"])
+def test_descendants_are_ended_also_if_they_ignore_sigterm(launch, child, grand):
+    code = child.format(file=launch.pid_file("it"))
     with pytest.raises(KeyboardInterrupt):
-        launch.supervise(code, on_tick=launch.when_there(["grandchild"], interrupt))
+        launch.supervise(
+            PARENT.format(child=code, rest=SLEEP) if grand else code,
+            on_tick=launch.when_there(["it"], interrupt),
+        )
     assert len(launch.pids()) == 1
     assert launch.is_gone()
 
@@ -373,9 +365,6 @@ def test_supervise_command_that_cannot_be_executed_is_named(launch):
     assert "No such file" in caught.value.found
     assert "compare backends" in caught.value.remedy
     assert launch.is_gone()
-
-
-def test_supervise_file_that_is_no_program_is_named(launch):
     text = launch.folder / "notes.txt"
     text.write_text("no program")
     with pytest.raises(UnavailableError, match=r"notes\.txt"):

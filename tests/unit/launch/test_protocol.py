@@ -38,19 +38,16 @@ def test_pipe_skips_the_greeting_of_a_login_shell(ends):
     assert list(other.receive()) == [End()]
 
 
-def test_pipe_refuses_bytes_that_are_no_message(ends):
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [(b"\xff\xff\xff\xff" + b"spam", "bytes was announced"), (b"\x00\x00\x00\x01\x2a", None)],
+    ids=["no message", "unknown kind"],
+)
+def test_pipe_refuses_bytes_that_are_no_message(ends, sent, says):
     one, other = ends
     one.flush()
-    os.write(one._write, b"\xff\xff\xff\xff" + b"spam")
-    with pytest.raises(ProtocolError, match="bytes was announced"):
-        list(other.receive())
-
-
-def test_pipe_refuses_a_message_of_unknown_kind(ends):
-    one, other = ends
-    one.flush()
-    os.write(one._write, b"\x00\x00\x00\x01\x2a")
-    with pytest.raises(ProtocolError):
+    os.write(one._write, sent)
+    with pytest.raises(ProtocolError, match=says):
         list(other.receive())
 
 

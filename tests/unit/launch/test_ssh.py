@@ -30,20 +30,13 @@ def test_carrier_on_this_machine_is_the_command_itself(carrier):
 
 
 def test_ssh_argv_never_asks_and_keeps_alive():
-    assert Ssh().argv(THERE, ["python", "-m", "x"]) == (
-        "ssh",
-        "-T",
-        "-oBatchMode=yes",
-        "-oForwardAgent=no",
-        "-oForwardX11=no",
-        "-oEscapeChar=none",
-        "-oConnectTimeout=10",
-        "-oServerAliveInterval=3",
-        "-oServerAliveCountMax=2",
-        "--",
-        "n1",
-        "python -m x",
+    *argv, command = Ssh().argv(THERE, ["python", "-m", "x"])
+    assert " ".join(argv) == (
+        "ssh -T -oBatchMode=yes -oForwardAgent=no -oForwardX11=no -oEscapeChar=none -oConnectTimeout=10"
+        " -oServerAliveInterval=3 -oServerAliveCountMax=2 -- n1"
     )
+    assert command == "python -m x"
+    assert Ssh().argv(Host(name="localhost", user="alice", slots=1), ["true"])[0] == "ssh"
 
 
 def test_ssh_argv_takes_user_port_and_identity():
@@ -60,10 +53,6 @@ def test_ssh_by_hand_has_the_users_flags_alone():
     carrier = Ssh(user="alice", port=2222, identity="/my keys/id")
     assert carrier.by_hand(THERE) == "ssh -p2222 '-i/my keys/id' -lalice n1"
     assert carrier.by_hand(Host(name="n1", user="bob", slots=1)) == "ssh -p2222 '-i/my keys/id' bob@n1"
-
-
-def test_ssh_argv_of_localhost_with_a_user_logs_in():
-    assert Ssh().argv(Host(name="localhost", user="alice", slots=1), ["true"])[0] == "ssh"
 
 
 def test_ssh_that_is_not_installed_is_unavailable(tmp_path, monkeypatch):
@@ -94,16 +83,9 @@ def test_ssh_errors_say_what_to_do(printed, what, remedy):
     assert printed in error.found
     assert remedy in error.remedy
     assert error.exit_code == 9
-
-
-def test_ssh_explains_only_its_own_status():
-    assert Ssh().explain(an_answer(1, b"Permission denied")) is None
-    assert Ssh().explain(an_answer(None)) is None
-
-
-def test_ssh_errors_show_terminal_escapes_as_text():
-    found = Ssh().explain(an_answer(255, b"\x1b[2J\x07evil\n")).found
-    assert found == r"\x1b[2J\x07evil"
+    for status in (1, None):
+        assert Ssh().explain(an_answer(status, printed.encode())) is None
+    assert Ssh().explain(an_answer(255, b"\x1b[2J\x07evil\n")).found == r"\x1b[2J\x07evil", "as text"
 
 
 def write_remote_shell(carrier, folder, hosts):

@@ -15,8 +15,8 @@ from compare.analysis import Analysis, analyse
 from compare.analysis.summary import ArmSummary, Detail, Summary
 from compare.report import RENDERERS, render
 from compare.report.table import RunTable
-from compare.schema.results import Failure, MachineUse, Run
-from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run
+from compare.schema.results import Failure, Run
+from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
 
 FOR_PROGRAMS = ("csv", "json")
 FOR_PEOPLE = [form for form in RENDERERS if form not in FOR_PROGRAMS]
@@ -61,18 +61,6 @@ def ended(arm, final_hash):
 def passed(arm, *passes):
     """Return a launch whose rank 0 took these parity passes."""
     return a_launch(arm, ranks=[a_rank(0, parity=list(passes)), a_rank(1, parity=[])])
-
-
-def noisy(run, *rounds):
-    """Return the run with other processes on both CPUs in these rounds."""
-    busy = MachineUse(wall_ns=10**9, cpus=2, busy_ns=10**9, stolen_ns=0)
-    launches = [
-        msgspec.structs.replace(launch, ranks=[a_rank(r, cpu_ns=0, machine=busy) for r in range(2)])
-        if launch.round in rounds
-        else launch
-        for launch in run.launches
-    ]
-    return msgspec.structs.replace(run, launches=launches)
 
 
 # ---- every format ----

@@ -92,11 +92,6 @@ def test_parse_arm_reads_backend_and_options(text, backend, given_):
     assert (arm.backend, arm.given) == (backend, given_)
 
 
-def test_arm_options_default_to_the_backends():
-    arm = parse_arm("manual:mode=overlap")
-    assert arm.options == {"mode": "overlap", "bucket_mb": 1.0, "process_group": "auto"}
-
-
 @pytest.mark.parametrize(
     ("text", "tolerance"),
     [
@@ -116,7 +111,9 @@ def test_arm_gradient_tolerance_depends_on_its_options(text, tolerance):
     assert arm.exact is (tolerance == 0)
 
 
-def test_arm_options_while_proven_delay_no_update():
+def test_arm_options_default_and_delay_no_update_while_proven():
+    overlap = {"mode": "overlap", "bucket_mb": 1.0, "process_group": "auto"}
+    assert parse_arm("manual:mode=overlap").options == overlap
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_rank=4:powersgd_start=25")
     assert arm.options["powersgd_start"] == 25
     assert arm.options_while_proven == arm.options | {"powersgd_start": 2}
@@ -155,11 +152,15 @@ def test_parse_arms_ignores_blanks_and_empty_places():
         ("{manual,mpi}:mode={flat,per-parameter}", [
             "manual:mode=flat", "manual:mode=per_parameter", "mpi:mode=flat", "mpi:mode=per_parameter",
         ]),
+        ("ddp:env.NCCL_ALGO={Ring,Tree}", ["ddp:env.NCCL_ALGO=Ring", "ddp:env.NCCL_ALGO=Tree"]),
         ("ddp:bucket_cap_mb=1{0,5}", ["ddp:bucket_cap_mb=10", "ddp:bucket_cap_mb=15"]),
     ],
 )  # fmt: skip
 def test_parse_arms_expands_braces_to_a_sweep(text, labels):
     assert [arm.label for arm in parse_arms([text])] == labels
+
+
+POWER = "comm_hook=powersgd"
 
 
 @pytest.mark.parametrize(
@@ -190,6 +191,21 @@ def test_parse_arms_expands_braces_to_a_sweep(text, labels):
         ("mpi,ddp:bucket_cap=1", "ddp:bucket_cap=1"),
         ("none:mode=flat", "takes no options"),
         *((f"manual:mode{end}", "Write mode=flat.") for end in ("", "=", "= ")),
+        *(
+            (text, "set twice")
+            for text in ("manual:mode=flat:mode=overlap", "ddp:bucket-cap-mb=1:bucket_cap_mb=1")
+        ),
+        *(
+            (text, f"{text}: {option} has no effect here.\nIt needs {other}; this arm has {has}.")
+            for text, option, other, has in (
+                ("manual:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=flat"),
+                ("manual:bucket_mb=4:mode=per_parameter", "bucket_mb", "mode=overlap", "mode=per_parameter"),
+                ("horovod:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=optimizer"),
+                ("horovod:mode=flat:compression=fp16", "compression", "mode=optimizer", "mode=flat"),
+                ("ddp:powersgd_rank=2", "powersgd_rank", POWER, "comm_hook=none"),
+                ("ddp:comm_hook=fp16:powersgd_start=2", "powersgd_start", POWER, "comm_hook=fp16"),
+            )
+        ),
         ("ddp:bucket_cap_mb", "Write bucket_cap_mb=25."),
         ("ddp:static_graph", "Write static_graph=false."),
     ],
@@ -226,11 +242,6 @@ def test_parse_arms_reads_environment_variables(text, environment, label):
     assert not {name for name in arm.options if "env" in name}, "variables are no options of the backend"
     assert arm.label == label or label is None
     assert parse_arms([arm.label]) == (arm,)
-
-
-def test_parse_arms_sweeps_over_environment_variables():
-    arms = parse_arms(["ddp:env.NCCL_ALGO={Ring,Tree}"])
-    assert [arm.environment for arm in arms] == [{"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}]
 
 
 @pytest.mark.parametrize(
@@ -300,23 +311,6 @@ def test_parse_arm_answers_a_wrong_value_with_the_right_ones(text, right):
     assert caught.value.remedy == f"Use {right}."
 
 
-@pytest.mark.parametrize(
-    ("text", "option", "other", "has"),
-    [
-        ("manual:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=flat"),
-        ("manual:bucket_mb=4:mode=per_parameter", "bucket_mb", "mode=overlap", "mode=per_parameter"),
-        ("horovod:bucket_mb=4", "bucket_mb", "mode=overlap", "mode=optimizer"),
-        ("horovod:mode=flat:compression=fp16", "compression", "mode=optimizer", "mode=flat"),
-        ("ddp:powersgd_rank=2", "powersgd_rank", "comm_hook=powersgd", "comm_hook=none"),
-        ("ddp:comm_hook=fp16:powersgd_start=2", "powersgd_start", "comm_hook=powersgd", "comm_hook=fp16"),
-    ],
-)
-def test_parse_arms_refuses_an_option_without_effect(text, option, other, has):
-    message = refusal(text)
-    assert f"{text}: {option} has no effect here." in message
-    assert f"It needs {other}; this arm has {has}." in message
-
-
 def test_registry_options_name_existing_choices():
     for backend in BACKENDS.values():
         choices = {option.name: option.choices for option in backend.options}
@@ -328,11 +322,6 @@ def test_registry_options_name_existing_choices():
 @pytest.mark.parametrize("arm", ["manual", "manual:mode=overlap"])
 def test_load_without_a_choice_takes_the_backends_strategy(arm):
     assert load("manual", parse_arm(arm).options)[1] is AveragingReplica
-
-
-@pytest.mark.parametrize("text", ["manual:mode=flat:mode=overlap", "ddp:bucket-cap-mb=1:bucket_cap_mb=1"])
-def test_parse_arms_refuses_an_option_set_twice(text):
-    assert "set twice" in refusal(text)
 
 
 @pytest.mark.parametrize(

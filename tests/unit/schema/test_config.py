@@ -52,9 +52,6 @@ def test_config_names_the_flag_of_a_wrong_value(flag, field):
         assert flag in refusal(**{field: 10**30}).what
 
 
-# JSON, the watchdog and torch's generators hold smaller numbers than Python.
-
-
 @pytest.mark.parametrize(
     ("field", "value", "right"),
     [
@@ -68,22 +65,10 @@ def test_config_answers_a_wrong_name_with_the_right_ones(field, value, right):
     assert refusal(**{field: value}).remedy == f"Use {right}."
 
 
-@pytest.mark.parametrize("model", ["mlp:784-10", "mlp:784-4096-10", "mlp:784-1-2-3-10"])
-def test_config_accepts_a_model_with_its_own_widths(model):
-    assert a_config(model=model).model == model
-
-
 WIDTHS = {
     "mlp:784-4096-10: any number of whole numbers above 0": (
-        *(
-            "mlp:",
-            "mlp:784",
-            "mlp:784-0-10",
-            "mlp:784--10",
-            "mlp:784-1e3-10",
-            "mlp:784-²-10",
-            "mlp:784-256-10\n",
-        ),
+        *("mlp:", "mlp:784", "mlp:784-0-10", "mlp:784--10", "mlp:784-1e3-10", "mlp:784-²-10"),
+        "mlp:784-256-10\n",
     ),
     "784 as the first width (pixels) and 10 as the last (digits)": ("mlp:256-10", "mlp:784-256"),
     "these widths have 1000794000000": ("mlp:784-1000000-1000000-10",),
@@ -97,12 +82,18 @@ def test_config_answers_wrong_widths_with_the_right_ones(right):
         error = refusal(model=model)
         assert error.what == f"--model cannot be {model}."
         assert right in error.remedy
+    for model in ("mlp:784-10", "mlp:784-4096-10", "mlp:784-1-2-3-10"):
+        assert a_config(model=model).model == model
 
 
 def test_config_without_arms_has_no_baseline():
     assert RunConfig(arms=()).baseline == ""
     with pytest.raises(UsageError, match="--baseline"):
         RunConfig(arms=(), baseline="ddp")
+    assert a_config("none,ddp").control == Arm("none")
+    assert a_config("ddp,mpi").control is None
+    with pytest.raises(AttributeError):
+        a_config().ranks = 3
 
 
 def test_config_refuses_a_batch_larger_than_the_training_set():
@@ -146,23 +137,14 @@ def test_config_refuses_a_run_without_timed_steps(steps, warmup):
     assert "--warmup" in error.remedy
 
 
-def test_config_epochs_count_whole_global_batches():
-    config = a_config(ranks=2, batch_size_per_rank=64, epochs=3, steps=None)
-    assert config.global_batch_size == 128
-    assert config.steps_per_epoch == 468  # 60,000 / 128 = 468.75
-    assert config.total_steps == 3 * 468
-
-
 def test_config_accepts_the_least_and_prefers_steps_to_epochs():
+    config = a_config(ranks=2, batch_size_per_rank=64, epochs=3, steps=None)
+    assert (config.global_batch_size, config.steps_per_epoch) == (128, 468)  # 60,000 / 128 = 468.75
+    assert config.total_steps == 3 * 468
     assert a_config(epochs=3, steps=77).total_steps == 77
     assert a_config(steps=11, warmup_steps=10).total_steps == 11
     assert a_config(steps=2, warmup_steps=0).total_steps == 2
     assert a_config(max_reruns=0).max_reruns == 0
-
-
-def test_config_control_is_the_arm_none():
-    assert a_config("none,ddp").control == Arm("none")
-    assert a_config("ddp,mpi").control is None
 
 
 def test_config_is_unchanged_by_json():
@@ -194,8 +176,3 @@ def test_config_is_unchanged_by_json():
     back = msgspec.json.decode(msgspec.json.encode(config), type=RunConfig)
     assert back == config
     assert [arm.label for arm in back.arms] == [arm.label for arm in config.arms]
-
-
-def test_config_is_frozen():
-    with pytest.raises(AttributeError):
-        a_config().ranks = 3

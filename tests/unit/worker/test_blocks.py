@@ -29,14 +29,8 @@ from compare.worker.watchdog import Watchdog
 from tests.unit.factories import a_config
 
 GROUP = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), barrier=lambda: None)
-
-
 STEPS = st.integers(1, 20_000)
-
-
 SEEDS = st.integers(0, 2**32)
-
-
 untimed = settings(deadline=None)
 
 

@@ -41,28 +41,24 @@ def test_time_together_counts_the_cpu_time_of_the_work():
 # ---- phases ----
 
 
-class Ticking:
-    """A clock that shows what a test has written down."""
-
-    def __init__(self, monkeypatch, *nanoseconds):
-        self.shown = iter(nanoseconds)
-        monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter_ns=lambda: next(self.shown)))
+STEP = ("forward", "backward", "sync", "step")
 
 
-def test_phase_clock_times_from_end_to_end(monkeypatch):
-    Ticking(monkeypatch, 100, 110, 130, 135, 140, 151, 171, 177, 182, 999)
+@pytest.mark.parametrize(
+    ("shown", "told", "phases"),
+    [
+        ((100, 110, 130, 135, 140, 151, 171, 177, 182), STEP * 2, ([10, 11], [20, 20], [5, 6], [5, 5])),
+        ((0, 10, 30, 41, 62, 65, 70), STEP[:2] + STEP, ([10 + 11], [20 + 21], [3], [5])),
+    ],
+    ids=["two steps", "a repeated phase"],
+)
+def test_phase_clock_times_from_end_to_end_and_adds_up(monkeypatch, shown, told, phases):
+    written_down = iter([*shown, 999])
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter_ns=lambda: next(written_down)))
     clock = PhaseClock(CPU)
-    for phase in ("begin", *("forward", "backward", "sync", "step") * 2):
+    for phase in ("begin", *told):
         clock(phase)
-    assert clock.read() == {"forward": [10, 11], "backward": [20, 20], "sync": [5, 6], "step": [5, 5]}
-
-
-def test_phase_clock_adds_up_a_repeated_phase(monkeypatch):
-    Ticking(monkeypatch, 0, 10, 30, 41, 62, 65, 70, 999)
-    clock = PhaseClock(CPU)
-    for phase in ("begin", "forward", "backward", "forward", "backward", "sync", "step"):
-        clock(phase)
-    assert clock.read() == {"forward": [10 + 11], "backward": [20 + 21], "sync": [3], "step": [5]}
+    assert clock.read() == dict(zip(STEP, phases, strict=True))
 
 
 @pytest.mark.parametrize("told", [[], ["begin"], ["begin", "forward"]])

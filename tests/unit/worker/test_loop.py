@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -42,21 +39,15 @@ class Spy:
         self.asked.append("step")
 
 
-def test_train_calls_the_four_parts_in_order():
-    replica = Spy()
-    batches = iter([(torch.zeros(2, PIXELS), torch.tensor([0, 1]))] * 5)
-    train(replica, batches, 3)
-    assert replica.asked == ["forward", "backward", "sync", "step"] * 3
-    assert len(list(batches)) == 2
-
-
-def test_train_several_passes_synchronise_once():
-    replica = Spy(passes_per_step=4)
-    batches = iter([(torch.zeros(2, PIXELS), torch.tensor([0, 1]))] * 9)
-    train(replica, batches, 2)
-    assert replica.asked == [*["forward", "backward"] * 4, "sync", "step"] * 2
-    assert replica.losses == pytest.approx([np.log(10) / 4] * 8)
-    assert len(list(batches)) == 1
+@pytest.mark.parametrize(("passes", "steps", "left"), [(1, 3, 2), (4, 2, 1)])
+def test_train_calls_and_reports_the_four_parts_in_order(passes, steps, left):
+    replica, told = Spy(passes_per_step=passes), []
+    batches = iter([(torch.zeros(2, PIXELS), torch.tensor([0, 1]))] * (passes * steps + left))
+    train(replica, batches, steps, told.append)
+    assert replica.asked == [*["forward", "backward"] * passes, "sync", "step"] * steps
+    assert told == replica.asked
+    assert replica.losses == pytest.approx([np.log(10) / passes] * passes * steps)
+    assert len(list(batches)) == left
 
 
 def a_test_set(count):
@@ -66,21 +57,18 @@ def a_test_set(count):
     )
 
 
-@pytest.mark.parametrize(("count", "shards"), [(2_500, 1), (2_500, 2), (2_501, 3), (10, 4), (2, 3)])
+@pytest.mark.parametrize(("count", "shards"), [(2_500, 1), (2_500, 2), (2_501, 3), (103, 4), (10, 4), (2, 3)])
 def test_evaluate_over_all_shards_sees_every_sample_once(count, shards):
     torch.manual_seed(0)
     model, (images, labels) = nn.Linear(PIXELS, 10), a_test_set(count)
     parts = [evaluate(model, images, labels, (index, shards)) for index in range(shards)]
     logits = model(images)
-    assert sum(samples for _, samples, _ in parts) == count
+    sizes = [samples for _, samples, _ in parts]
+    assert sum(sizes) == count
+    assert max(sizes) - min(sizes) <= 1
     assert sum(correct for correct, _, _ in parts) == int((logits.argmax(1) == labels).sum())
     expected = loss_function(logits, labels, reduction="sum").item()
     assert sum(loss for _, _, loss in parts) == pytest.approx(expected, rel=1e-4)
-
-
-def test_evaluate_shards_differ_by_one_sample_at_most():
-    sizes = [evaluate(nn.Linear(PIXELS, 10), *a_test_set(103), (index, 4))[1] for index in range(4)]
-    assert max(sizes) - min(sizes) <= 1
 
 
 def test_evaluate_calls_on_batch_before_every_batch():
@@ -109,19 +97,3 @@ def test_evaluate_has_no_dropout_and_restores_the_model(training):
     assert model.training is training
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_train_reports_every_phase_of_every_step():
-    told = []
-    parameter = torch.nn.Parameter(torch.zeros(3, 10))
-    replica = SimpleNamespace(
-        passes_per_step=1,
-        forward=lambda inputs: inputs @ parameter,
-        backward=lambda loss: loss.backward(),
-        sync=lambda: None,
-        step=lambda: None,
-    )
-    replica.learn = partial(Replica.learn, replica)
-    batches = iter([(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 5)
-    train(replica, batches, 2, told.append)
-    assert told == ["forward", "backward", "sync", "step"] * 2

@@ -13,6 +13,7 @@ import pytest
 
 from compare.schema.launch_files import LaunchFiles
 from compare.worker.witness import KILL_SECONDS
+from tests.waiting import wait_until
 
 PROGRAM = """
 import os, signal, sys, time
@@ -73,13 +74,6 @@ def start(tmp_path):
         one.process.wait()
 
 
-def wait_until(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.01)
-
-
 def is_gone(pid):
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -123,6 +117,8 @@ def test_witness_writes_its_own_pid_at_the_start(start):
     wait_until(started.files.witness(3).exists)
     assert int(started.files.witness(3).read_text()) == started.process.pid
     assert started.rank.ppid() == started.process.pid
+    memory = psutil.Process(started.process.pid).memory_full_info()
+    assert memory.uss < 8 << 20, "it shares most of its memory with its rank"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -213,20 +209,16 @@ def test_rank_and_witness_die_with_the_launcher(tmp_path):
     assert json.loads(files.exit(3).read_text())["ended_by"] == "signal"
 
 
-def test_sigterm_to_the_rank_just_before_its_witness_is_one_end(start):
+@pytest.mark.parametrize(("both", "ended_by"), [(True, "signal"), (False, "")])
+def test_sigterm_to_the_rank_alone_is_its_own_death(start, both, ended_by):
     """The parent sends SIGTERM to all processes, in any order."""
     started = start()
     started.rank.terminate()
-    time.sleep(0.02)
-    started.process.terminate()
-    assert started.record()[1]["ended_by"] == "signal"
-
-
-def test_sigterm_to_the_rank_alone_is_its_own_death(start):
-    started = start()
-    started.rank.terminate()
+    if both:
+        time.sleep(0.02)
+        started.process.terminate()
     code, record = started.record()
-    assert (code, record["ended_by"]) == (-signal.SIGTERM, "")
+    assert (code, record["ended_by"]) == (-signal.SIGTERM, ended_by)
 
 
 def test_witness_whose_lease_expires_ends_the_rank_and_removes_scratch(start, tmp_path):
@@ -285,10 +277,3 @@ def test_witness_imports_no_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_witness_is_small(start):
-    """It shares most of its memory with its rank."""
-    started = start()
-    wait_until(started.files.witness(3).exists)
-    assert psutil.Process(started.process.pid).memory_full_info().uss < 8 << 20

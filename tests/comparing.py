@@ -1,0 +1,46 @@
+"""Execute the program to its end, as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from compare import data
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = ("run", "--max-reruns", "0")
+"""No round may be repeated because of noise."""
+
+
+def find_mnist() -> Path | None:
+    """Find the folder that holds MNIST/raw."""
+    for place in (ROOT / "data", ROOT.parent / "shared" / "data"):
+        if data.holds("mnist", place / "MNIST" / "raw"):
+            return place
+    return None
+
+
+def compare(*arguments, environment=None, python=sys.executable, timeout=240):
+    return subprocess.run(
+        [python, "-m", "compare", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200"} | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def inject(source, folder, settings):
+    """Copy an injection with its settings; return the variables that load it."""
+    shutil.copytree(ROOT / "tests" / source, folder)
+    shutil.copy(ROOT / "tests" / "injecting.py", folder)
+    if settings is not None:
+        (folder / "injected.json").write_text(json.dumps(settings))
+    return {"PYTHONPATH": str(folder)}
