@@ -6,18 +6,14 @@ judged like the verdicts of a run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from compare.analysis.ranking import log_ratios
 from compare.analysis.simulate import SimulatedRate, binomial_interval, simulate_aa
 from compare.analysis.step_times import step_seconds
 from compare.analysis.verdict import FIRST_LOOK, Look, Verdict, judge
-
-if TYPE_CHECKING:
-    from compare.schema.arms import Arm
-    from compare.schema.results import Run
+from compare.schema.arms import Arm
+from compare.schema.results import Run
 
 EXPERIMENTS = 10_000
 _FEWEST_RECORDED = 30

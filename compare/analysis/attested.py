@@ -9,12 +9,10 @@ An item has one of three roles:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compare.schema.results import RankResult, Run
+from compare.schema.results import RankResult, Run
 
 Role = Literal["controlled", "compared", "confounder"]
 _MEANS = {

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,13 +17,9 @@ from compare.analysis.budget import fullest_host
 from compare.analysis.cost_model import split_collectives
 from compare.analysis.estimate import Estimate
 from compare.analysis.step_times import collective_seconds, has_reference, rank_seconds, step_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from compare.analysis.summary import ArmSummary, Summary
-    from compare.schema.arms import Arm
-    from compare.schema.results import Launch, Run
+from compare.analysis.summary import ArmSummary, Summary
+from compare.schema.arms import Arm
+from compare.schema.results import Launch, Run
 
 Key = Literal[
     "oversubscription", "little_compute", "latency", "bandwidth", "background", "straggler", "transport"

@@ -6,7 +6,7 @@ Every item is what the ranks attest, never what was configured. An item that no 
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -15,14 +15,12 @@ from compare.analysis.attested import (
     BY_HOST,
     BY_ONE_PROCESS,
     WHAT_IS_COMPARED,
+    Item,
     Role,
     items_of,
 )
-
-if TYPE_CHECKING:
-    from compare.analysis.attested import Item
-    from compare.schema.arms import Arm
-    from compare.schema.results import Launch, Run
+from compare.schema.arms import Arm
+from compare.schema.results import Launch, Run
 
 ABSENT = "–"
 """Stands for a value that an arm does not have."""

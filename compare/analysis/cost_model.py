@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from compare.analysis.step_times import collective_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compare.schema.results import Launch, RankResult
+from compare.schema.results import Launch, RankResult
 
 
 class Parts(NamedTuple):

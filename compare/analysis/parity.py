@@ -11,18 +11,13 @@ The limits leave room for rounding alone. Right strategies were found at 4e-16 a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 from compare.errors import ParityError
+from compare.schema.arms import Arm
 from compare.schema.job import PASSES, Proof
-from compare.schema.results import Gate, PassKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from compare.schema.arms import Arm
-    from compare.schema.results import ParityPass, RankResult
-
+from compare.schema.results import Gate, ParityPass, PassKind, RankResult
 
 LIMITS: dict[PassKind, float] = {"float64": 1e-12, "float32": 1e-6}
 """Largest relative difference from a single process; ``as run`` has no limit."""

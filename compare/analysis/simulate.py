@@ -6,6 +6,7 @@ The experiments use the same decisions as `judge`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,8 +14,6 @@ import msgspec
 from compare.analysis.verdict import ALPHA, MARGIN, Look, Sample, Settled, decide, levels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 

@@ -6,12 +6,9 @@ Times are seconds per step. A block whose phases were timed is slower, so it cou
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compare.schema.results import Block, Launch, Mode, RankResult
+from compare.schema.results import Block, Launch, Mode, RankResult
 
 OTHER_LOAD_LIMIT = 0.10
 """Largest share of CPUs that others may use in a quiet launch."""

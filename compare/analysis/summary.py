@@ -12,7 +12,8 @@ The independent sample is the launch, never the step.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,12 +34,8 @@ from compare.analysis.step_times import (
     step_seconds,
 )
 from compare.analysis.verdict import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compare.schema.arms import Arm
-    from compare.schema.results import Launch, Mode, RankResult, Run
+from compare.schema.arms import Arm
+from compare.schema.results import Launch, Mode, RankResult, Run
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from compare.errors import RingsideError
 from compare.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from rich.console import Console
-
-    from compare.errors import RingsideError
 
 
 def make_console(*, stderr: bool = False) -> Console:

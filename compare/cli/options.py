@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import partial, wraps
 from pathlib import Path
@@ -14,8 +15,6 @@ import typer
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from compare.experiment.settle import UserRequest
     from compare.schema.arms import Arm
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +11,6 @@ from compare.cli.console import make_console, make_say, print_folder
 from compare.cli.options import Detail, MaxReruns, Shared, Warmup, read_request, with_shared
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from compare.analysis import Analysis
     from compare.experiment.run import Plan
     from compare.schema.results import Run

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Bytes: TypeAlias = NDArray[np.uint8]
-
+Bytes: TypeAlias = "NDArray[np.uint8]"
 DatasetName: TypeAlias = Literal["mnist", "digits"]
 Split: TypeAlias = Literal["train", "test"]
 DatasetChoice: TypeAlias = Literal["auto", "mnist", "digits"]

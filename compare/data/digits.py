@@ -18,6 +18,7 @@ from compare.data.catalogue import (
     TRAIN_COUNT,
     TRAIN_IMAGES,
     TRAIN_LABELS,
+    Bytes,
 )
 from compare.data.files import digits_directory, examine, holds, locked, refuse_damaged, writing
 from compare.data.idx import encode
@@ -26,8 +27,6 @@ from compare.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
-
-    from compare.data.catalogue import Bytes
 
     Indices: TypeAlias = NDArray[np.int64]
 

@@ -8,8 +8,10 @@ import hashlib
 import os
 import shlex
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Literal
+from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
@@ -17,10 +19,6 @@ from compare.data import catalogue
 from compare.data.catalogue import CONTENT_BYTES, DIGITS_VERSION, FILES, DatasetName
 from compare.errors import DataError, OutputError, system_reason
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 LOCK_SECONDS: Final = 900.0
 """Maximum time to wait for the lock on a data folder."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compare.data.catalogue import DatasetChoice, DatasetSource
 from compare.data.digits import prepare_digits
 from compare.data.mnist import MnistNotFoundError, fetch_mnist
 from compare.errors import OutputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def default_root() -> Path:

@@ -6,7 +6,8 @@ Each library is loaded once, and each launcher looked for.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -16,9 +17,6 @@ from compare.doctor.checkup import Probe
 from compare.doctor.facts import Library
 from compare.errors import UnavailableError
 from compare.schema.environment import import_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _PROBE_SECONDS = 60.0
 

@@ -6,15 +6,10 @@ was tried on real hosts; the comments in ``rules/`` tell the results.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from compare.doctor.facts import LEVELS
+from compare.doctor.facts import LEVELS, ExaminedHost, Finding, Installation
 from compare.doctor.rules import machine, network, software
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compare.doctor.facts import ExaminedHost, Finding, Installation
 
 _RULES = (
     *(software.python, software.packages, software.libraries, software.horovod, software.mpi),

@@ -6,10 +6,11 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,12 +18,14 @@ from compare import __version__, data
 from compare.analysis.budget import seconds_left
 from compare.analysis.parity import check_launch
 from compare.analysis.step_times import other_cpu_load
+from compare.data import DatasetSource
 from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import discard_noisy, discard_unfinished, next_launch, order_of
-from compare.experiment.settle import settle
+from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm, open_cluster
 from compare.launch.arm import commands_for, launch_files
+from compare.launch.cluster import Cluster
 from compare.schema.config import RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
@@ -30,15 +33,6 @@ from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
 from compare.schema.store import RESULTS_FILE, create_directory, default_output, write_request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from compare.data import DatasetSource
-    from compare.experiment.settle import UserRequest
-    from compare.launch.cluster import Cluster
-
 
 ObserverType = TypeVar("ObserverType")
 Watch: TypeAlias = Callable[[RunConfig], AbstractContextManager[ObserverType]]

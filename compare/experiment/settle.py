@@ -5,29 +5,26 @@ What the user named is taken or refused, never replaced.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from backends import BACKENDS
 from compare.analysis.aa import twins
+from compare.data import DatasetChoice
 from compare.doctor import availability
+from compare.doctor.availability import Survey
 from compare.errors import UnavailableError, UsageError
+from compare.launch.cluster import Cluster
+from compare.launch.engines import Allocation
 from compare.schema.arms import CONTROL, Arm, parse_arm
 from compare.schema.config import DEFAULT_ROUNDS, OPTIMIZERS, RunConfig
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
 from compare.schema.hosts import Host, is_local, local_host, place
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from compare.data import DatasetChoice
-    from compare.doctor.availability import Survey
-    from compare.launch.cluster import Cluster
-    from compare.launch.engines import Allocation
 
 MOST_ROUNDS = 1000
 DEFAULT_RANKS = 2

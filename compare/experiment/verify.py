@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from compare.analysis.parity import check_gates, pass_of
 from compare.errors import LaunchError, RingsideError
-from compare.experiment.run import begin, open_hosts
-from compare.experiment.settle import settle
+from compare.experiment.run import Watch, begin, open_hosts
+from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm
+from compare.launch.cluster import Cluster
 from compare.schema.files import write_json
 from compare.schema.job import Planned
-from compare.schema.results import ArmVerification, Failure, Run, Verification
+from compare.schema.results import ArmVerification, Failure, Launch, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from compare.experiment.run import Watch
-    from compare.experiment.settle import UserRequest
-    from compare.launch.cluster import Cluster
-    from compare.schema.results import Launch
 
 
 class VerificationObserver(Observer, Protocol):

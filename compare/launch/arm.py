@@ -6,32 +6,27 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
-from backends.launchers.request import Request
+from backends.launchers.request import Command, Request
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
+from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
+from compare.launch.place import LaunchPlace
+from compare.schema.arms import Arm
+from compare.schema.config import RunConfig
 from compare.schema.environment import inherited, library_settings, settings
 from compare.schema.files import write_json
-from compare.schema.job import Job, read_progress
+from compare.schema.job import Job, Planned, Proof, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, RankResult, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from backends.launchers.request import Command
-    from compare.launch.cluster import Cluster
-    from compare.launch.place import LaunchPlace
-    from compare.schema.arms import Arm
-    from compare.schema.config import RunConfig
-    from compare.schema.job import Planned, Proof
 
 _LONGEST_NAME = 100
 """Maximum length of an arm's label in the name of a folder.

@@ -12,33 +12,27 @@ import os
 import shlex
 import sys
 import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.launchers import request
+from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError
-from compare.launch.agent.connection import START_SECONDS, attend, connected
+from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
+from compare.launch.engines import Allocation, Carrier
 from compare.launch.engines.commands import join_errors, python_command
 from compare.launch.engines.local import Local
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
 from compare.launch.staging import stage
-from compare.schema.hosts import is_local, local_host
+from compare.schema.hosts import Network, is_local, local_host
+from compare.schema.job import Job
+from compare.schema.launch_files import LaunchFiles
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from backends.launchers import request
-    from compare.data import DatasetSource
-    from compare.launch.agent.connection import Connection
-    from compare.launch.engines import Allocation, Carrier
-    from compare.schema.hosts import Network
-    from compare.schema.job import Job
-    from compare.schema.launch_files import LaunchFiles
 
 
 @contextmanager

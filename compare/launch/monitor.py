@@ -5,21 +5,17 @@ from __future__ import annotations
 import errno
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
+from compare.launch.place import LaunchPlace
+from compare.launch.processes import Ending
 from compare.schema.files import read_json
 from compare.schema.job import RankExit, RankFailure, read_progress
 from compare.schema.results import RankResult
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from compare.launch.place import LaunchPlace
-    from compare.launch.processes import Ending
 
 _WATCHDOG_SECONDS = 5.0
 """Maximum delay of a rank's own watchdog, which has more to report."""

@@ -13,28 +13,26 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.launchers.request import Command
 from compare.errors import HostError, RingsideError
-from compare.launch.agent.connection import attend
+from compare.launch.agent.connection import Connection, attend
 from compare.launch.agent.protocol import Start
 from compare.launch.processes import Ending, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, library_settings
 from compare.schema.files import temporary_root, write_json
+from compare.schema.job import Job
+from compare.schema.launch_files import LaunchFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from backends.launchers.request import Command
-    from compare.launch.agent.connection import Connection
     from compare.launch.cluster import Cluster
-    from compare.schema.job import Job
-    from compare.schema.launch_files import LaunchFiles
 
 ANSWER_SECONDS = 20.0
 """Maximum time for an agent to answer."""

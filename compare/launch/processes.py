@@ -7,20 +7,16 @@ import os
 import select
 import subprocess
 import time
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import psutil
 
-from backends.launchers.request import MARKER
+from backends.launchers.request import MARKER, Command
 from compare.errors import OutputError, UnavailableError, system_reason
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import inherited
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from backends.launchers.request import Command
 
 _TICK_SECONDS = 0.5
 """Time between two ticks; each takes time from a rank."""

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from compare import data
-from compare.data import catalogue
+from compare.data import DatasetName, DatasetSource, catalogue
 from compare.errors import HostError
-from compare.launch.engines import Answer
+from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import put, python_command, require_success, run_everywhere
-from compare.schema.hosts import is_local
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from compare.data import DatasetName, DatasetSource
-    from compare.launch.engines import Carrier
-    from compare.schema.hosts import Host
+from compare.schema.hosts import Host, is_local
 
 _LOOK_SECONDS = 60.0
 _PUT_SECONDS = 600.0

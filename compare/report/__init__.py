@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from compare.analysis import Analysis
-    from compare.schema.results import Run
+from compare.analysis import Analysis
+from compare.schema.results import Run
 
 __all__ = ["RENDERERS", "render"]
 

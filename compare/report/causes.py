@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from compare.analysis import Analysis
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compare.analysis import Analysis
 
 CONDITIONS_TITLE = "Conditions that differ"
 NO_DIFFERENCE = "All conditions are the same."

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from compare.analysis.verdict import FIRST_LOOK
+from compare.analysis.estimate import Estimate
+from compare.analysis.summary import ArmSummary
+from compare.analysis.verdict import FIRST_LOOK, Verdict
+from compare.schema.results import Run
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compare.analysis.estimate import Estimate
-    from compare.analysis.summary import ArmSummary
-    from compare.analysis.verdict import Verdict
-    from compare.schema.results import Run
 
 COST_TITLE = "Where the sync cost goes, in ms per step (docs/measuring.md defines the terms)"
 _MIB = 1 << 20

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from compare.analysis import Analysis
+from compare.analysis.summary import Summary
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import (
     COST_TITLE,
+    Column,
     arm_column,
     collective_columns,
     cost_columns,
@@ -14,12 +15,7 @@ from compare.report.columns import (
     speed_columns,
 )
 from compare.report.notes import headline, notes, warnings
-
-if TYPE_CHECKING:
-    from compare.analysis import Analysis
-    from compare.analysis.summary import Summary
-    from compare.report.columns import Column
-    from compare.schema.results import Run
+from compare.schema.results import Run
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:

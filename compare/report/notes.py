@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from compare.analysis import Analysis
 from compare.analysis.budget import fullest_host
+from compare.analysis.conditions import Condition
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
+from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
+from compare.schema.arms import Arm
+from compare.schema.results import Run
 from compare.text import counted, numbered
-
-if TYPE_CHECKING:
-    from compare.analysis import Analysis
-    from compare.analysis.conditions import Condition
-    from compare.analysis.summary import Summary
-    from compare.schema.arms import Arm
-    from compare.schema.results import Run
 
 _HASH_DIGITS = 12
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Self
 
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from backends.launchers.request import Command
 from compare.analysis.step_times import step_seconds
-from compare.schema.config import total_launches
+from compare.schema.config import RunConfig, total_launches
 from compare.schema.job import Planned
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from rich.console import Console
-
-    from backends.launchers.request import Command
-    from compare.schema.config import RunConfig
-    from compare.schema.results import ArmVerification, Launch
+from compare.schema.results import ArmVerification, Launch
 
 
 class LiveProgress:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from compare.analysis import Analysis
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import (
     COST_TITLE,
+    Column,
     arm_column,
     collective_columns,
     cost_columns,
@@ -21,15 +23,7 @@ from compare.report.columns import (
     speed_columns,
 )
 from compare.report.notes import headline, notes, warnings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import ConsoleOptions, RenderResult
-
-    from compare.analysis import Analysis
-    from compare.report.columns import Column
-    from compare.schema.results import Run
+from compare.schema.results import Run
 
 PLAIN_WIDTH = 200
 """Width of output that is no terminal: enough for the widest table."""

@@ -13,17 +13,15 @@ import difflib
 import itertools
 import math
 import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from backends import BACKENDS, Backend, Option
 from compare.errors import UsageError
 from compare.schema.environment import refusal_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 OptionValue: TypeAlias = bool | float | str
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compare import PACKAGE_ROOT
 from compare.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 MASK = "***"
 """Replaces a value that only the ranks may see."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,10 +16,6 @@ from compare.schema.config import RunConfig
 from compare.schema.files import read_json, write_json, write_text
 from compare.schema.hostfile import format_hostfile
 from compare.schema.results import PHASES, SCHEMA_VERSION, Block, Launch, Mode, RankResult, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 RESULTS_FILE = "results.json"
 VERIFICATION_FILE = "verification.json"

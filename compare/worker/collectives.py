@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from backends.base import Collectives, Group, Replica
 from compare.schema.results import Sweep
 from compare.worker.clock import read_clock, time_together
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from backends.base import Collectives, Group, Replica
 
 _STEP_SAMPLES = 6
 _MOST_CALLS, _BYTES_AT_ONCE = 10, 100_000_000

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from compare.worker.workload import loss_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import nn
-
     from backends.base import Replica
 
-    Batch = tuple[torch.Tensor, torch.Tensor]
-
+Batch = tuple[torch.Tensor, torch.Tensor]
 EVALUATION_BATCH = 1000
 
 

@@ -19,28 +19,23 @@ import gc
 import hashlib
 import math
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import nn
 
+from backends.base import MakeOptimizer, Replica
+from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
-from compare.schema.results import ParityPass
+from compare.schema.results import ParityPass, PassKind
 from compare.worker.batches import Batches
-from compare.worker.loop import train
+from compare.worker.loop import Batch, train
 from compare.worker.workload import build_model, loss_function, optimizer_maker
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from backends.base import MakeOptimizer, Replica
-    from compare.schema.config import RunConfig
-    from compare.schema.results import PassKind
-    from compare.worker.loop import Batch
-
-    MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
+MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
 
 _SAMPLES = 8
 """Samples of a step, and at least one for each rank.

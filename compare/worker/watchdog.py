@@ -13,12 +13,10 @@ import faulthandler
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from compare.schema.job import Progress, Stage, note_progress, open_progress
-
-if TYPE_CHECKING:
-    from compare.schema.launch_files import LaunchFiles
+from compare.schema.launch_files import LaunchFiles
 
 SLACK = 3.0
 """Factor by which work may exceed its expected time."""

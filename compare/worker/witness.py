@@ -17,15 +17,11 @@ import shutil
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 from compare.schema.environment import SCRATCH
-from compare.schema.launch_files import LEASE_SECONDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from compare.schema.launch_files import LaunchFiles
+from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 KILL_SECONDS = 2.0
 """Maximum time for a rank to exit after a signal.

@@ -10,13 +10,12 @@ import signal
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from compare.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from rich.console import Console
 
 _SHOWN_LINES = 6

@@ -18,14 +18,12 @@ import subprocess
 import sys
 import sysconfig
 import urllib.parse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from compare.doctor import availability
 from compare.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HOROVOD_VERSION = "0.28.1"
 HOROVOD_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"

@@ -12,9 +12,9 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compare import __version__
 from compare.errors import HostError, OutputError, RingsideError, UnavailableError, system_reason
@@ -26,6 +26,7 @@ from compare.launch.agent.protocol import (
     FileChunk,
     FileContent,
     FindPort,
+    Message,
     MessagePipe,
     Port,
     ProtocolError,
@@ -34,18 +35,12 @@ from compare.launch.agent.protocol import (
     Start,
     Started,
 )
-from compare.launch.engines import Answer
+from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
 from compare.launch.signals import postponed_interrupts
 from compare.schema.files import write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from compare.launch.agent.protocol import Message
-    from compare.launch.engines import Carrier
-    from compare.schema.hosts import Host
-    from compare.schema.launch_files import LaunchFiles
+from compare.schema.hosts import Host
+from compare.schema.launch_files import LaunchFiles
 
 START_SECONDS = 60.0
 """Maximum time for an agent's first message.

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from compare.launch.agent.protocol import BACKLOG_BYTES, FileChunk, FileContent
+from compare.launch.agent.protocol import BACKLOG_BYTES, FileChunk, FileContent, MessagePipe
 from compare.schema.launch_files import LaunchFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from compare.launch.agent.protocol import MessagePipe
 
 _CHUNK_BYTES = 1 << 16
 _RECORD = LaunchFiles(Path()).exit(0).suffix

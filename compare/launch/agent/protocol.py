@@ -10,12 +10,9 @@ import contextlib
 import os
 import select
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ALIVE_SECONDS = 0.5
 """Time between two keep-alive messages of either end."""

@@ -7,16 +7,13 @@ All else is the same for every engine: ``fanout`` runs a command on many hosts, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
+from compare.errors import HostError
+from compare.schema.hosts import Host
 from compare.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from compare.errors import HostError
-    from compare.schema.hosts import Host
 
 STREAM_BYTES = 1 << 20
 """Maximum size of what one host may send on each stream."""

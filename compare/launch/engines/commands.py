@@ -8,18 +8,13 @@ from __future__ import annotations
 import io
 import resource
 import tarfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from compare import PACKAGE_ROOT
 from compare.errors import HostError
-from compare.launch.engines import STREAM_BYTES, Answer, named
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from compare.launch.engines import Carrier
-    from compare.schema.hosts import Host
+from compare.launch.engines import STREAM_BYTES, Answer, Carrier, named
+from compare.schema.hosts import Host
 
 NOT_FOUND = (126, 127)
 """Statuses of a shell, or env, that cannot execute a program."""

@@ -11,13 +11,11 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
 
 from compare.launch.engines import STREAM_BYTES
 from compare.launch.signals import postponed_interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _PIECE_BYTES = 1 << 16
 _EXIT_SECONDS = 0.5
