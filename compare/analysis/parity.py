@@ -169,9 +169,7 @@ def _first_update_is_right(passes: Iterable[ParityPass]) -> bool:
 def diagnose(passes: list[tuple[int, ParityPass]], limit: float) -> str:
     """Describe what the first updates of a failed pass show.
 
-    Args:
-        passes: each with its rank.
-        limit: the relative difference that is allowed.
+    Each pass comes with its rank. ``limit`` is the relative difference that is allowed.
     """
     wrong = [(rank, taken) for rank, taken in passes if not _is_within(taken.differences[0], limit)]
     if not wrong:

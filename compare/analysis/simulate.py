@@ -99,11 +99,7 @@ def follow(
 ) -> tuple[Settled, NDArray]:
     """Follow experiments through all looks; return what they settle, and their rounds.
 
-    Args:
-        log_ratios: array (experiments, rounds, arms).
-        looks: see `judge`.
-        alpha: see `judge`.
-        margin: see `judge`.
+    ``log_ratios`` is an array (experiments, rounds, arms); the rest is as for `judge`.
     """
     import numpy as np
 

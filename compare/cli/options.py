@@ -134,8 +134,7 @@ class Shared:
 def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Pass the flags of ``Shared`` to a command, as its first argument.
 
-    Args:
-        described: for some of these flags, what ``--help`` says in this command.
+    ``described`` replaces what ``--help`` says of some of them.
     """
     return partial(_with_shared, described)
 
@@ -172,11 +171,7 @@ def read_request(
 ) -> UserRequest:
     """Read a request from the flags.
 
-    Args:
-        shared: the flags that all experiments share.
-        baseline: label of the arm that the others are compared with.
-        control: whether the ranks also run without communication.
-        config: fields of ``RunConfig`` for which the command has flags of its own.
+    ``config`` holds fields of ``RunConfig`` for which the command has flags of its own.
 
     Raises:
         UsageError: a flag has a wrong value.

@@ -68,8 +68,7 @@ def fetch_command(root: Path) -> str:
 def status(root: Path) -> tuple[FileStatus, ...]:
     """Examine the data under ``root`` without changing it.
 
-    Returns:
-        The four files of MNIST, then the four of the digits if their folder exists.
+    The four files of MNIST come first, then those of the digits if their folder exists.
     """
     found = examine("mnist", mnist_directory(root))
     digits = digits_directory(root)
@@ -127,11 +126,7 @@ def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatu
 def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview | None = None) -> int:
     """Read a file's uncompressed content, verify it, and return its size.
 
-    Args:
-        dataset: the data set that the file should belong to.
-        name: the file's name in ``catalogue.FILES``.
-        path: the file, plain or compressed.
-        into: receives the content; it has room for ``CONTENT_BYTES[name] + 1`` bytes.
+    ``into`` receives the content; it has room for ``CONTENT_BYTES[name] + 1`` bytes.
 
     Raises:
         DataError: the file cannot be read, or its content is wrong.

@@ -72,17 +72,10 @@ class _MirrorError(Exception):
 
 
 def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Verify the files of MNIST under ``root`` and download the missing ones.
+    """Verify MNIST under ``root``, download what is missing, and return its folder.
 
     Many processes may call this at once: one downloads, the others wait. Files are stored uncompressed,
     because every rank of every launch reads them.
-
-    Args:
-        root: the data folder; it is made if necessary.
-        progress: called with one sentence for each step.
-
-    Returns:
-        The folder of the four verified files, ``<root>/MNIST/raw``.
 
     Raises:
         DataError: a file is damaged, or no mirror serves a missing one.

@@ -40,11 +40,6 @@ def resolve(
     ``auto`` is MNIST if ``root`` holds all of it or a mirror serves it. Otherwise ``auto`` is the digits,
     and the note says why. Damaged files are always an error.
 
-    Args:
-        dataset: ``auto``, ``mnist`` or ``digits``.
-        root: the data folder: ``default_root()``, or the user's ``--data-dir``.
-        progress: called with one sentence for each step.
-
     Raises:
         DataError: the data is damaged, or the user chose ``mnist`` and it is not available.
         OutputError: ``root`` cannot be written (with ``auto``: nor can the default root).

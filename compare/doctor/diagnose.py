@@ -22,10 +22,6 @@ def diagnose(hosts: Sequence[ExaminedHost], here: Installation) -> list[Finding]
     """Judge hosts that are to work together.
 
     The worst findings come first, then the order is that of the hosts.
-
-    Args:
-        hosts: all examined hosts.
-        here: the Ringside that all of them must have.
     """
     found = [each.trouble for each in hosts if each.trouble]
     found += software.ringside(hosts, here)

@@ -73,14 +73,9 @@ def examine(
 ) -> Examination:
     """Examine hosts that are to work together.
 
-    This takes as long as the slowest of them.
-
-    Args:
-        hosts: at least one; this machine needs no ssh.
-        carrier: how hosts are reached.
-        python: the interpreter of the ranks.
-        quick: leave out what takes over a second: GPUs, mpirun, and loading libraries.
-        ports: also connect all hosts to a port of the first.
+    This takes as long as the slowest of them. ``python`` is the interpreter of the ranks. A ``quick`` one
+    leaves out what takes over a second: GPUs, mpirun, and loading libraries. With ``ports`` all hosts also
+    connect to a port of the first.
 
     Raises:
         UnavailableError: there is no ssh here.

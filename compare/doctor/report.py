@@ -33,9 +33,6 @@ class DoctorReport:
     """The output of ``compare doctor``.
 
     A narrow terminal gets one table for software, and one for machines.
-
-    Args:
-        examination: to print.
     """
 
     def __init__(self, examination: Examination) -> None:

@@ -54,14 +54,6 @@ def compare_arms(
 ) -> tuple[Run, Path]:
     """Run the same training through every arm that a user asked for.
 
-    Args:
-        request: what the user asked for.
-        say: prints a line about the hosts or the data.
-        watch: makes the observer of a run of some config.
-
-    Returns:
-        The complete run, and its folder.
-
     Raises:
         RingsideError: something failed; notes of the error say what is kept.
         KeyboardInterrupt: likewise.
@@ -142,13 +134,7 @@ def begin(
 ) -> tuple[Run, Path]:
     """Find the data, make the run's folder, and stage the data.
 
-    Args:
-        request: what the user asked for.
-        config: what was settled.
-        left_out: backends that cannot run, with the reason.
-        cluster: the hosts.
-        say: prints a line.
-        purpose: ends the name of a folder that the user did not name.
+    ``purpose`` ends the name of a folder that the user did not name.
 
     Raises:
         DataError: the data is damaged, or cannot be had.
@@ -164,12 +150,6 @@ def begin(
 
 def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -> Run:
     """Launch what the config asks for, and save after every launch.
-
-    Args:
-        run: the run as far as it has come; not changed.
-        directory: its folder.
-        cluster: where it runs.
-        observer: gets every event.
 
     Returns:
         The complete run, without a round that the budget cut short.

@@ -59,9 +59,7 @@ class UserRequest:
 def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str, str]]:
     """Settle a request by what the hosts have.
 
-    Args:
-        request: what the user asked for.
-        cluster: the hosts, whose GPUs count. Libraries are looked for on this machine alone.
+    The GPUs of all hosts count. Libraries are looked for on this machine alone.
 
     Returns:
         The config of the run, and the backends that were left out with the reason.
@@ -126,10 +124,7 @@ def default_threads(hosts: Sequence[Host], cpus: Sequence[Sequence[int]]) -> int
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
     """Choose the named device, or CUDA where a host has GPUs.
 
-    Args:
-        asked: auto, cpu or cuda.
-        hosts: with the number of their ranks as slots.
-        gpus: of each of them.
+    ``hosts`` have the number of their ranks as slots, and ``gpus`` belong to each of them.
 
     Raises:
         UnavailableError: a host has fewer GPUs than ranks.
@@ -152,11 +147,7 @@ def choose_arms(
 ) -> tuple[tuple[Arm, ...], dict[str, str]]:
     """Choose the arms that the user named, or all that can run.
 
-    Args:
-        named: by the user.
-        device: cpu or cuda.
-        survey: what was found on this machine.
-        one_host: whether all ranks are on one, and could share its memory.
+    On ``one_host`` all ranks could share its memory.
 
     Returns:
         The arms, and the backends that were left out with the reason.
@@ -260,12 +251,7 @@ def choose_hosts(
 ) -> tuple[Host, ...]:
     """Read the hosts, each with as many slots as it gets ranks.
 
-    Args:
-        hostfile: the hosts' file, if one was given.
-        ranks: how many in all; None to fill every slot.
-        named: the hosts of ``-H``, instead of a file.
-        include: keep these alone.
-        exclude: leave these out.
+    Without ``ranks`` every slot is filled.
 
     Raises:
         UsageError: the hosts are wrong, have fewer slots than ``ranks``, or are one machine named twice.

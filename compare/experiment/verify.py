@@ -33,14 +33,6 @@ def verify_arms(
 ) -> tuple[Verification, Path]:
     """Prove every arm that a user asked for.
 
-    Args:
-        request: what the user asked for.
-        say: prints a line about the hosts or the data.
-        watch: makes the observer of a verification of some config.
-
-    Returns:
-        The verification, and its folder.
-
     Raises:
         RingsideError: something failed; notes of the error say what is kept.
         KeyboardInterrupt: likewise.
@@ -60,12 +52,6 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
     """Launch and judge every arm once, in the order named.
 
     The verification is saved after every arm. An arm that fails stops no other.
-
-    Args:
-        run: without launches; not changed.
-        directory: its folder.
-        cluster: where it runs.
-        observer: gets every event.
 
     Raises:
         RingsideError: something failed that would fail every arm; what was finished is saved.

@@ -71,15 +71,8 @@ def launch_arm(
 ) -> Launch:
     """Launch an arm, and once more if another process took its port.
 
-    Args:
-        run: the run of the launch.
-        planned: which arm, and which launch of the run it is.
-        directory: the run's folder.
-        cluster: the hosts.
-        observer: receives every event.
-        proof: what every rank trains beside a single process, before its training. Its outcome is part
-            of what is returned; nothing is judged here.
-        budget_ends_at: Unix time at which the run's budget is over.
+    ``proof`` is what every rank trains beside a single process, before its training. Its outcome is part of
+    what is returned; nothing is judged here. ``budget_ends_at`` is a Unix time.
 
     Raises:
         BudgetError: the run's budget was over before the launch was.
@@ -108,11 +101,7 @@ def commands_for(
 ) -> list[Command]:
     """Return the commands that launch an arm.
 
-    Args:
-        config: the run's.
-        arm: the arm to launch.
-        place: where it is launched.
-        own_settings: environment of this launch alone, over that of all arms.
+    ``own_settings`` is the environment of this launch alone, over that of all arms.
 
     Raises:
         UnavailableError: the arm's launcher is not installed.

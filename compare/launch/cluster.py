@@ -44,10 +44,7 @@ def open_cluster(
 ) -> Iterator[Cluster]:
     """Start an agent on every host, and end it after the block.
 
-    Args:
-        allocation: the hosts, and the way to reach them.
-        interface: network interface of all arms; None for the one that all hosts share.
-        exported: environment of the ranks that travels in private files alone.
+    ``interface`` is None for the one that all hosts share. ``exported`` travels in private files alone.
 
     Raises:
         HostError: a host cannot be reached, or has another version.
@@ -73,12 +70,8 @@ def open_cluster(
 class Cluster:
     """The hosts of a run and their agents; made by ``open_cluster``.
 
-    Args:
-        agents: connections to the agents of the hosts, in the order of ranks.
-        here: connection to the agent of this machine, which may be one of them.
-        network: how the ranks reach each other.
-        exported: environment of the ranks that travels in private files alone.
-        carrier: the way to reach other hosts.
+    ``agents`` are in the order of ranks. ``here`` is the agent of this machine, which may be one of them.
+    ``exported`` is the environment of the ranks that travels in private files alone.
     """
 
     def __init__(

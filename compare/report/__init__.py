@@ -23,11 +23,7 @@ RENDERERS = {
 def render(run: Run, analysis: Analysis, form: str, *, detail: bool = False) -> str:
     """Render a run in one format, without a newline at the end.
 
-    Args:
-        run: the run.
-        analysis: what was derived from it.
-        form: a key of ``RENDERERS``.
-        detail: also show where the sync cost goes; formats for programs always do.
+    ``detail`` also shows where the sync cost goes; formats for programs always do.
 
     Raises:
         KeyError: there is no such format.

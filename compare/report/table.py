@@ -41,11 +41,6 @@ class RunTable:
     """All arms of a run side by side, one row per arm.
 
     A narrow terminal shows several tables, one below the other.
-
-    Args:
-        run: what was measured.
-        analysis: what was derived from it.
-        detail: also show where the sync cost goes.
     """
 
     def __init__(self, run: Run, analysis: Analysis, *, detail: bool = False) -> None:

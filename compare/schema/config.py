@@ -129,11 +129,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def as_run_by(self, arm: Arm, slots: int) -> RunConfig:
         """Return the config that the ranks of an arm read.
 
-        An arm of one process gets the global batch, and the threads of all ranks of its host.
-
-        Args:
-            arm: one of the run's.
-            slots: ranks that other arms have on the first host.
+        An arm of one process gets the global batch, and the threads of all ranks of its host. ``slots`` are
+        the ranks that other arms have on the first host.
         """
         if not arm.one_process:
             return self

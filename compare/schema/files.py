@@ -85,10 +85,7 @@ def _permissions() -> int:
 def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None = None) -> T:
     """Read a value that ``write_json`` wrote.
 
-    Args:
-        path: the file.
-        kind: the type of the value.
-        adapt: changes the JSON of an older version before it is converted.
+    ``adapt`` changes the JSON of an older version before it is converted.
 
     Raises:
         OutputError: the file is missing, unreadable, or not of this schema.

@@ -203,9 +203,7 @@ def default_output(config: RunConfig, *, purpose: str = "") -> Path:
 def require_writable(path: Path, *, to_be_made: Path | None) -> None:
     """Check before a run that a file can be written later.
 
-    Args:
-        path: the file.
-        to_be_made: a folder that the run makes.
+    The run makes the folder ``to_be_made``.
 
     Raises:
         OutputError: its folder is missing or read-only, or it is a folder itself.

@@ -31,11 +31,6 @@ def as_tensors(
 
     The images become (n, 784). Tensors in memory make the loop fast. The published example decodes and
     normalises image by image, in every epoch. Bytes take a quarter of the memory and of its bandwidth.
-
-    Args:
-        images: shape (n, 28, 28), uint8.
-        labels: shape (n,).
-        device: that trains.
     """
     pixels = torch.from_numpy(images).view(len(images), PIXELS).to(device)
     return pixels, torch.from_numpy(labels).to(device, torch.int64)

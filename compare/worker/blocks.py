@@ -44,13 +44,8 @@ def plan_blocks(steps: int, order: random.Random, *, reference: bool, cycle: int
     """Split steps into blocks, and add blocks of the reference.
 
     A reference block stands directly before or after a training block of the same length. So drift affects
-    both equally. The middle pair is timed phase by phase.
-
-    Args:
-        steps: training steps in all, a multiple of ``cycle``.
-        order: decides which of a pair is first; it has the same seed on every rank.
-        reference: whether there is one.
-        cycle: every block is a whole multiple of it.
+    both equally. The middle pair is timed phase by phase. ``steps`` is a multiple of ``cycle``, and so is
+    every block. ``order`` decides which of a pair is first; it has the same seed on every rank.
     """
     sizes = split_into_blocks(steps, cycle=cycle)
     middle = len(sizes) // 2 if len(sizes) > 1 else None

@@ -78,16 +78,9 @@ def prove(
 
     Every rank calls it at the same point. All ranks train the reference for one step, so that each can
     compare its first update. One rank leads, and trains the reference to the end. Equal hashes extend its
-    result to the others.
-
-    Args:
-        make_replica: makes the arm's replica of a model.
-        data: real samples.
-        config: the run's.
-        kind: ``float64`` and ``float32`` by plain SGD; ``as run`` in float32 with the run's own optimizer.
-        note: called before every step with the seconds of the last one.
-        leads: whether this rank trains the reference to the end.
-        brief: train ``_FEW_STEPS`` if the model is large, so that a launch starts soon.
+    result to the others. The passes ``float64`` and ``float32`` train by plain SGD; ``as run`` in float32
+    with the run's own optimizer. ``note`` is called before every step with the seconds of the last one. A
+    ``brief`` pass of a large model takes ``_FEW_STEPS``, so that a launch starts soon.
     """
     begun = time.monotonic()
     config = _shortened(config, kind)

@@ -226,12 +226,7 @@ def _take_first_step(own: Side, device: torch.device) -> float:
 def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
     """Train the warm-up after its first step; return a step's seconds.
 
-    Args:
-        own: the side that trains.
-        steps: all steps of the warm-up, with the first.
-        device: that trains.
-        watchdog: records the progress.
-        step_seconds: time of the first step, the slowest of all.
+    ``steps`` includes the first one; ``step_seconds`` is its time, the slowest of all.
     """
     done = 1
     while done < steps:

@@ -85,11 +85,7 @@ class _Witness:
             os._exit(1)
 
     def _wait(self) -> int:
-        """Forward signals and check the lease until the rank exits.
-
-        Returns:
-            The wait status of the rank.
-        """
+        """Forward signals and check the lease; return the rank's wait status."""
         while True:
             received = signal.sigtimedwait(_AWAITED, self._timeout_seconds())
             status = self._status()

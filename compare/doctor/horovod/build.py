@@ -52,10 +52,8 @@ def install_horovod(
 ) -> None:
     """Install Horovod for the installed torch, by a build if necessary.
 
-    Args:
-        constraints: a pip constraints file for the requirements of the build.
-        force: build again, even if the right wheel is installed or in the cache.
-        console: for the progress; standard error by default.
+    The constraints file is for the requirements of the build. ``force`` builds again, even if the right wheel
+    is there. The progress goes to standard error by default.
 
     Raises:
         UnavailableError: torch, a compiler or another tool is missing, or the build failed; then the error

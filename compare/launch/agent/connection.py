@@ -63,13 +63,7 @@ _STDERR_READS = 8
 
 
 class Connection:
-    """The connection to the agent on one host.
-
-    Args:
-        host: where the agent runs.
-        python: the interpreter there.
-        carrier: how the host is reached.
-    """
+    """The connection to the agent on one host."""
 
     def __init__(self, host: Host, *, python: str, carrier: Carrier) -> None:
         self.host = host
@@ -108,10 +102,8 @@ class Connection:
     def start(self, launch: Start, files: LaunchFiles | None) -> None:
         """Start a launch on the host.
 
-        Args:
-            launch: the launch.
-            files: where its files are mirrored; None where the agent works in the run's own folder. The
-                host's name is added to that of the launcher's log, because every host has one.
+        Its files are mirrored into ``files``, except where the agent works in the run's own folder. The
+        host's name is added to that of the launcher's log, because every host has one.
         """
         self.exited, self._refused, self._files = None, None, files
         self.started = False
@@ -282,16 +274,10 @@ def attend(
     *,
     lost: dict[Connection, RingsideError] | None = None,
 ) -> bool:
-    """Exchange messages with agents until a condition holds.
+    """Exchange messages with agents; return whether a condition came true.
 
-    Args:
-        agents: the connections to them.
-        until: the condition, checked after every message.
-        seconds: maximum time.
-        lost: receives the error of an agent, if given; otherwise the error is raised.
-
-    Returns:
-        Whether the condition holds.
+    It is checked after every message. ``lost`` receives the error of an agent; without it the error is
+    raised.
 
     Raises:
         RingsideError: see ``Connection.tick``.

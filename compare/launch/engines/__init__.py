@@ -66,10 +66,6 @@ class Carrier(Protocol):
 
         Both call a program named ``ssh``. It belongs at ``bin/ssh``, and ``bin`` first on their PATH.
 
-        Args:
-            folder: where the files will be.
-            hosts: all hosts of the run.
-
         Returns:
             Their contents, by their names below the folder; none where every host is this machine.
 
