@@ -63,6 +63,8 @@ def assess(run: Run) -> AAResult | None:
     if not found:
         return None
     false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
+    planned = min(_MOST_LOOKS, len(ratios))
+    after_every_round = [Look(rounds, planned) for rounds in range(FIRST_LOOK, planned + 1)]
     low, high = binomial_interval(false, len(found))
     return AAResult(
         arm=msgspec.structs.replace(first, twin=0).label,
@@ -74,13 +76,8 @@ def assess(run: Run) -> AAResult | None:
         low=low,
         high=high,
         fixed=_simulated(run, [Look(each, each)]),
-        sequential=_simulated(run, _looks_after_every_round(len(ratios))),
+        sequential=_simulated(run, after_every_round),
     )
-
-
-def _looks_after_every_round(recorded: int) -> list[Look]:
-    planned = min(_MOST_LOOKS, recorded)
-    return [Look(rounds, planned) for rounds in range(FIRST_LOOK, planned + 1)]
 
 
 def _simulated(run: Run, looks: list[Look]) -> SimulatedRate | None:

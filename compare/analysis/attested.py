@@ -72,7 +72,8 @@ def _attested(*path: str) -> Callable[[RankResult], Any]:
     return read
 
 
-def _transport(rank: RankResult) -> Any:
+def transport_of(rank: RankResult) -> Any:
+    """Return how gradients travelled: from the strategy, or else from its group."""
     return _attested("replica", "transport")(rank) or _attested("group", "transport")(rank)
 
 
@@ -163,7 +164,7 @@ _ITEMS = (
     Item("python", "controlled", _attested("python")),
     Item("torch", "controlled", _attested("torch")),
     Item(
-        *("transport", "confounder", _transport),
+        *("transport", "confounder", transport_of),
         "comes with the backend: it may explain part of a difference in speed",
         ("process_group", "controller", "mode"),
         by_library=True,

@@ -11,7 +11,6 @@ The limits leave room for rounding alone. Right strategies were found at 4e-16 a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from compare.errors import ParityError
@@ -124,7 +123,9 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     if arm.another_training:
         return Gate(name=name, outcome="exempt", figure=figure, what=ANOTHER_TRAINING)
     same = len({taken.hash for taken in passes.values()}) == 1
-    if not arm.exact and figure is not None and same and _first_update_is_right(passes.values()):
+    # Every first update was the mean, except for rounding.
+    right_at_first = all(_is_within(taken.error_of_first_update, _ROUNDED) for taken in passes.values())
+    if not arm.exact and figure is not None and same and right_at_first:
         return _check_end_of_lossy(arm, passes[0], name)
     if arm.exact and figure is not None and figure <= limit and same:
         return Gate(name=name, outcome="passed", figure=figure, limit=limit)
@@ -159,11 +160,6 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: _Name) -> Gate:
         _WORTHLESS,
         figure=figure,
     )
-
-
-def _first_update_is_right(passes: Iterable[ParityPass]) -> bool:
-    """Return whether every first update was the mean, except for rounding."""
-    return all(_is_within(taken.error_of_first_update, _ROUNDED) for taken in passes)
 
 
 def diagnose(passes: list[tuple[int, ParityPass]], limit: float) -> str:

@@ -16,9 +16,6 @@ _TRIMMED = 0.1
 """Share of slowest steps to drop: an interruption is no phase."""
 
 
-# ---- step time ----
-
-
 def step_seconds(launch: Launch, mode: Mode = "training") -> float:
     """Return the median over blocks of the mean over ranks.
 
@@ -56,9 +53,6 @@ def cores_per_rank(launch: Launch) -> float:
 
 def _timed_blocks(rank: RankResult, mode: Mode) -> list[Block]:
     return [block for block in rank.blocks if block.mode == mode and not block.phases]
-
-
-# ---- phases of a step ----
 
 
 def phase_changes(launch: Launch) -> dict[str, float]:
@@ -105,9 +99,6 @@ def _quickest(totals: Sequence[float]) -> list[int]:
     """Return the indices of all steps except the slowest tenth."""
     order = sorted(range(len(totals)), key=totals.__getitem__)
     return order[: max(1, len(order) - int(_TRIMMED * len(order)))]
-
-
-# ---- the rest ----
 
 
 def collective_seconds(launch: Launch) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -140,29 +140,21 @@ def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _with_shared(described: Mapping[str, Any], command: Callable[..., None]) -> Callable[..., None]:
-    shared, *own = inspect.signature(command).parameters.values()
+    _, *own = inspect.signature(command).parameters.values()
     hints = get_type_hints(command, include_extras=True)
-    shared_hints = get_type_hints(Shared, include_extras=True) | dict(described)
-    names = [field.name for field in fields(Shared)]
+    # The signature of a dataclass has its flags, all with defaults.
+    flags = inspect.signature(Shared).parameters
+    hints |= get_type_hints(Shared, include_extras=True) | dict(described)
 
     @wraps(command)
     def called(**given: Any) -> None:
-        command(Shared(**{name: given.pop(name) for name in names}), **given)
+        command(Shared(**{name: given.pop(name) for name in flags}), **given)
 
-    parameters = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=shared_hints[field.name],
-        )
-        for field in fields(Shared)
-    ]
-    parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
+    parameters = [flag.replace(annotation=hints[flag.name]) for flag in (*flags.values(), *own)]
     # typer looks at these two alone.
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del called.__wrapped__, shared
+    del called.__wrapped__
     return called
 
 

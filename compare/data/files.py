@@ -29,25 +29,19 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a data set, as ``compare data status`` shows it.
-
-    Attributes:
-        dataset: the data set that the file belongs to.
-        name: its name without ``.gz``.
-        path: the file that was found, or the one that is missing.
-        form: plain, compressed, or missing.
-        size_bytes: its size on the disk; 0 when missing.
-        verified: whether its uncompressed content has the right SHA-256.
-        problem: empty, or what is wrong with a file that is there.
-    """
+    """One file of a data set, as ``compare data status`` shows it."""
 
     dataset: DatasetName
     name: str
+    """Without ``.gz``."""
     path: str
+    """The file that was found, or the one that is missing."""
     form: Literal["plain", "gz", "missing"]
     size_bytes: int = 0
     verified: bool = False
+    """Whether its uncompressed content has the right SHA-256."""
     problem: str = ""
+    """What is wrong with a file that is there."""
 
 
 def mnist_directory(root: Path) -> Path:

@@ -115,11 +115,7 @@ def _host(mirror: str) -> str:
 
 
 def _answering_mirrors(root: Path, mirrors: Sequence[str], tell: Callable[[str], None]) -> list[str]:
-    """Probe all mirrors at once and return those that answer.
-
-    Raises:
-        DataError: none answers, or one is no web address.
-    """
+    """Probe all mirrors at once and return those that answer."""
     import requests
 
     tell("Looking for a mirror of MNIST")
@@ -223,9 +219,12 @@ def _fetch(directory: Path, name: str, mirror: str, tell: Callable[[str], None])
     pooch.get_logger().setLevel("WARNING")
     deadline = time.monotonic() + FILE_SECONDS
 
+    def report(size_bytes: int) -> None:
+        tell(f"{name}: {size_bytes / 1e6:.0f} MB from {_host(mirror)}")
+
     def download(url: str, output: str, _pooch: object) -> None:
         file = Path(output)
-        file.write_bytes(_downloaded(url, deadline, partial(_tell_size, tell, name, mirror)))
+        file.write_bytes(_downloaded(url, deadline, report))
         content = bytearray(CONTENT_BYTES[name] + 1)
         try:
             size_bytes = read_content("mnist", name, file, memoryview(content))
@@ -242,10 +241,6 @@ def _fetch(directory: Path, name: str, mirror: str, tell: Callable[[str], None])
         retry_if_failed=RETRIES,
         allow_updates=False,
     ).fetch(name, downloader=download)
-
-
-def _tell_size(tell: Callable[[str], None], name: str, mirror: str, size_bytes: int) -> None:
-    tell(f"{name}: {size_bytes / 1e6:.0f} MB from {_host(mirror)}")
 
 
 def _downloaded(url: str, deadline: float, report: Callable[[int], None]) -> bytes:

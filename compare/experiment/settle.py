@@ -70,7 +70,7 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
         UsageError: a value is wrong, or the baseline is none of the arms.
     """
     draft = _draft(request, cluster)
-    survey = availability.survey(draft.backends)
+    survey = availability.survey(arm.backend for arm in draft.arms)
     # torch counts the GPUs of this machine, where it can be asked; elsewhere the driver counts them.
     gpus = [
         survey.gpus if is_local(h) else count for h, count in zip(cluster.hosts, cluster.gpus(), strict=True)

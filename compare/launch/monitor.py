@@ -136,11 +136,7 @@ class Monitor:
         return msgspec.structs.replace(failure, at=failure.at - self._place.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
-        """Check that the ranks could have written their results.
-
-        Raises:
-            OutputError: the disk is full, or takes no new file (inodes, a quota).
-        """
+        """Refuse a full disk, also where inodes or a quota are used up."""
         directory = self._files.directory
         try:
             with tempfile.NamedTemporaryFile(dir=directory, prefix=".room-") as file:

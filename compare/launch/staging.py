@@ -54,8 +54,9 @@ def _stage(
     lacking = [host for host, its in zip(hosts, held, strict=True) if not its.directory]
     if not lacking:
         return [its.directory for its in held]
+    whom = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
     files = {path.name: path.read_bytes() for path in data.files_in(Path(source.directory))}
-    say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {_named(lacking)}")
+    say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {whom}")
     for cache in sorted({its.cache for its in held if not its.directory}):
         here = [h for h, its in zip(hosts, held, strict=True) if not its.directory and its.cache == cache]
         # Where hosts share this folder the first fills it and the others fail: what counts is what is found.
@@ -89,10 +90,6 @@ def _read(answer: Answer) -> Held:
             found=str(error),
             remedy="Is Ringside there in the same version, and is the login shell quiet?",
         ) from None
-
-
-def _named(hosts: Sequence[Host]) -> str:
-    return hosts[0].name if len(hosts) == 1 else f"{len(hosts)} hosts"
 
 
 def main(dataset: DatasetName, directory: str) -> Held:

@@ -116,7 +116,11 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_meaning(run, summary),
         *_one_process(run),
         *_end(run, summary),
-        *_noise_floor(summary),
+        *(
+            [f"Noise: differences below {summary.noise * 100:.1f} % mean nothing in this run."]
+            if summary.noise is not None
+            else []
+        ),
         *_unresolved(summary),
         *_trained_model(run, summary),
         *_parity(run, summary),
@@ -185,12 +189,6 @@ def _end(run: Run, summary: Summary) -> list[str]:
     else:
         why = "every verdict is settled" if judged else "there is no verdict to settle"
     return [f"Ended after {counted(rounds, 'round')}: {why}."]
-
-
-def _noise_floor(summary: Summary) -> list[str]:
-    if summary.noise is None:
-        return []
-    return [f"Noise: differences below {summary.noise * 100:.1f} % mean nothing in this run."]
 
 
 def _unresolved(summary: Summary) -> list[str]:

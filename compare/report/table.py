@@ -13,15 +13,7 @@ from rich.text import Text
 
 from compare.analysis import Analysis
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
-from compare.report.columns import (
-    COST_TITLE,
-    Column,
-    arm_column,
-    collective_columns,
-    cost_columns,
-    outcome_columns,
-    speed_columns,
-)
+from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
 from compare.report.notes import headline, notes, warnings
 from compare.schema.results import Run
 
@@ -51,11 +43,10 @@ class RunTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(headline(self.run), style="bold")
         if self.analysis.summary.arms:
-            yield from self._tables(console, options, [*speed_columns(self.run), *outcome_columns()])
+            yield from self._tables(console, options, speed_columns(self.run))
         if self.analysis.summary.arms and self.detail:
             yield Text(COST_TITLE, style="bold")
-            yield from self._tables(console, options, [*cost_columns(), *collective_columns()])
-        if self.analysis.summary.arms and self.detail:
+            yield from self._tables(console, options, cost_columns())
             yield Text(CONDITIONS_TITLE, style="bold")
             yield self._differences()
         yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.analysis))

@@ -165,11 +165,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, self.warmup_steps)
 
     @property
-    def backends(self) -> list[str]:
-        """Return the backend of every arm, in order."""
-        return [arm.backend for arm in self.arms]
-
-    @property
     def control(self) -> Arm | None:
         """Return the arm without communication, if there is one."""
         return next((arm for arm in self.arms if arm.backend == CONTROL), None)

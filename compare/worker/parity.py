@@ -158,11 +158,7 @@ class _Reference:
 
     @torch.no_grad()
     def compare_update(self, found: nn.Module) -> _Update:
-        """Compare another model's update from the same start.
-
-        Raises:
-            ValueError: the start was dropped.
-        """
+        """Compare another model's update from the same start."""
         along, apart, whole = 0.0, 0.0, 0.0
         for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
             right, wrong = (e - s).flatten(), (f - e).flatten()

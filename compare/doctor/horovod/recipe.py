@@ -64,26 +64,22 @@ class Recipe:
     """Everything that a compiled Horovod depends on.
 
     Only equal recipes share a wheel.
-
-    Args:
-        torch: version with its local tag (``2.13.0+cpu``).
-        python: interpreter tag (``cp311``).
-        platform: operating system, processor and C library.
-        mpi: name and version of the MPI, or ``gloo`` for a build without one.
-        gpu: CUDA, NCCL and compute capabilities, or ``cpu``.
-        environment: the variables that change what the compiler produces, sorted.
-        toolchain: ``horovod.cmake`` without its comments.
-        horovod: version of Horovod.
-        source: SHA-256 of its source distribution.
     """
 
     torch: str
+    """Its version with the local tag: ``2.13.0+cpu``."""
     python: str
+    """The interpreter's tag: ``cp311``."""
     platform: str
+    """Operating system, processor and C library."""
     mpi: str
+    """Name and version, or ``gloo`` for a build without one."""
     gpu: str
+    """CUDA, NCCL and compute capabilities, or ``cpu``."""
     environment: tuple[tuple[str, str], ...]
+    """The variables that change what the compiler produces, sorted."""
     toolchain: str
+    """``horovod.cmake`` without its comments."""
     horovod: str = HOROVOD_VERSION
     source: str = HOROVOD_SDIST_SHA256
 

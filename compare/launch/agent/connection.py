@@ -209,15 +209,14 @@ class Connection:
         # A host can write no file outside the folder of the launch.
         if self._files is None or Path(message.name).name != message.name or message.name[:1] in {"", "."}:
             raise ProtocolError(f"unexpected file: {message.name}")
-        path = self._files.directory / self._name_here(message.name, self._files)
+        log, name = self._files.launcher_log, message.name
+        path = self._files.directory / (
+            f"{log.stem}-{self.host.name}{log.suffix}" if name == log.name else name
+        )
         if isinstance(message, FileContent):
             write_text(path, message.data.decode())
         else:
             _write_at(path, message.offset, message.data)
-
-    def _name_here(self, name: str, files: LaunchFiles) -> str:
-        log = files.launcher_log
-        return f"{log.stem}-{self.host.name}{log.suffix}" if name == log.name else name
 
     def _require_alive(self) -> None:
         if self._pipe.closed:

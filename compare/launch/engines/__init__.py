@@ -75,14 +75,10 @@ class Carrier(Protocol):
 
 
 class Allocation(NamedTuple):
-    """The hosts of a run, and the way to reach them.
-
-    Attributes:
-        hosts: each with as many slots as it has ranks.
-        carrier: how they are reached.
-    """
+    """The hosts of a run, and the way to reach them."""
 
     hosts: tuple[Host, ...]
+    """Each with as many slots as it has ranks."""
     carrier: Carrier
 
 
