@@ -136,7 +136,7 @@ class Monitor:
         return msgspec.structs.replace(failure, at=failure.at - self._place.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
-        """Refuse a full disk, also where inodes or a quota are used up."""
+        """Refuse a full disk, or one without inodes or quota."""
         directory = self._files.directory
         try:
             with tempfile.NamedTemporaryFile(dir=directory, prefix=".room-") as file:

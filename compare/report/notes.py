@@ -14,6 +14,7 @@ from compare.schema.results import Run
 from compare.text import counted, numbered
 
 _HASH_DIGITS = 12
+_DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
 
 
 def headline(run: Run) -> str:
@@ -22,7 +23,7 @@ def headline(run: Run) -> str:
     length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
     return " · ".join(
         [
-            f"{config.model} on {dataset_name(run)}",
+            f"{config.model} on {_DATASETS[run.dataset.name]}",
             f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
             config.device,
             f"batch {config.batch_size_per_rank} per rank"
@@ -31,11 +32,6 @@ def headline(run: Run) -> str:
             length,
         ]
     )
-
-
-def dataset_name(run: Run) -> str:
-    """Name the data that the arms trained on."""
-    return {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}[run.dataset.name]
 
 
 # ---- warnings ----
