@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
-    Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
+MakeOptimizer: TypeAlias = "Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]"
+Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"

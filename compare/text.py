@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 _LISTED_NAMES = 6
 

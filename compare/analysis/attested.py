@@ -9,12 +9,10 @@ An item has one of three roles:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compare.schema.results import RankResult, Run
+from compare.schema.results import RankResult, Run
 
 Role = Literal["controlled", "compared", "confounder"]
 _MEANS = {
@@ -74,7 +72,8 @@ def _attested(*path: str) -> Callable[[RankResult], Any]:
     return read
 
 
-def _transport(rank: RankResult) -> Any:
+def transport_of(rank: RankResult) -> Any:
+    """Return how gradients travelled: from the strategy, or else from its group."""
     return _attested("replica", "transport")(rank) or _attested("group", "transport")(rank)
 
 
@@ -165,7 +164,7 @@ _ITEMS = (
     Item("python", "controlled", _attested("python")),
     Item("torch", "controlled", _attested("torch")),
     Item(
-        *("transport", "confounder", _transport),
+        *("transport", "confounder", transport_of),
         "comes with the backend: it may explain part of a difference in speed",
         ("process_group", "controller", "mode"),
         by_library=True,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from compare.analysis.verdict import FIRST_LOOK, Look
-
-if TYPE_CHECKING:
-    from compare.schema.results import Launch, Run
+from compare.schema.results import Launch, Run
 
 
 def looks(run: Run) -> list[Look]:

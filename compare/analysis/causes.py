@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,13 +17,9 @@ from compare.analysis.budget import fullest_host
 from compare.analysis.cost_model import split_collectives
 from compare.analysis.estimate import Estimate
 from compare.analysis.step_times import collective_seconds, has_reference, rank_seconds, step_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from compare.analysis.summary import ArmSummary, Summary
-    from compare.schema.arms import Arm
-    from compare.schema.results import Launch, Run
+from compare.analysis.summary import ArmSummary, Summary
+from compare.schema.arms import Arm
+from compare.schema.results import Launch, Run
 
 Key = Literal[
     "oversubscription", "little_compute", "latency", "bandwidth", "background", "straggler", "transport"
@@ -55,7 +52,9 @@ def find_causes(run: Run, summary: Summary) -> list[Cause]:
     An oversubscribed run names nothing else: all other causes would be ranks that wait for a core.
     """
     if summary.oversubscribed:
-        return [_oversubscription(run)]
+        ranks, cores = fullest_host(run)
+        evidence = {"ranks": ranks, "threads_per_rank": run.config.threads_per_rank, "cores": cores}
+        return [Cause(key="oversubscription", arm="", evidence=evidence)]
     found = [cause for arm, own in _synchronising(run, summary) for cause in _of_arm(run, arm, own)]
     return [*found, *_transports(run, summary)]
 
@@ -74,9 +73,6 @@ def _synchronising(run: Run, summary: Summary) -> Iterator[tuple[Arm, ArmSummary
     yield from ((arm, of[arm.label]) for arm in run.config.arms if arm.synchronises and arm.label in of)
 
 
-# ---- what is beyond noise ----
-
-
 def _shows(estimate: Estimate | None, whole: float) -> bool:
     """Return whether a cost is beyond noise, and large enough."""
     if estimate is None or estimate.n < FEWEST_ROUNDS:
@@ -92,15 +88,6 @@ def _costs(own: ArmSummary) -> bool:
 def _collectives_matter(own: ArmSummary) -> bool:
     alone = own.detail.collective_seconds
     return alone is not None and alone.mean >= MATTERS * own.step_seconds.mean
-
-
-# ---- the causes ----
-
-
-def _oversubscription(run: Run) -> Cause:
-    ranks, cores = fullest_host(run)
-    evidence = {"ranks": ranks, "threads_per_rank": run.config.threads_per_rank, "cores": cores}
-    return Cause(key="oversubscription", arm="", evidence=evidence)
 
 
 def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:

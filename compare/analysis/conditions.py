@@ -6,7 +6,7 @@ Every item is what the ranks attest, never what was configured. An item that no 
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -15,14 +15,12 @@ from compare.analysis.attested import (
     BY_HOST,
     BY_ONE_PROCESS,
     WHAT_IS_COMPARED,
+    Item,
     Role,
     items_of,
 )
-
-if TYPE_CHECKING:
-    from compare.analysis.attested import Item
-    from compare.schema.arms import Arm
-    from compare.schema.results import Launch, Run
+from compare.schema.arms import Arm
+from compare.schema.results import Launch, Run
 
 ABSENT = "–"
 """Stands for a value that an arm does not have."""
@@ -52,14 +50,18 @@ def compare_conditions(run: Run) -> list[Condition]:
     return sorted(found, key=lambda condition: _ORDER.index(condition.role))
 
 
-# ---- comparing one item ----
-
-
 def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
     asked = [arm for arm in arms if item.in_control or arm.communicates]
-    seen = {arm.label: [_per_rank(launch, item) for launch in run.of(arm)] for arm in asked}
+    seen = {
+        arm.label: [[_spell(item.read(rank)) for rank in launch.ranks] for launch in run.of(arm)]
+        for arm in asked
+    }
     if all(value == ABSENT for rounds in seen.values() for ranks in rounds for value in ranks):
-        return _unread(arms, item) if item.from_shell else None
+        if not item.from_shell:
+            return None
+        absent = {arm.label: ABSENT for arm in arms}
+        why = "no arm of this run reads it"
+        return Condition(item=item.name, role=item.role, kind="same", values=absent, why=why)
     values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
     hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
     exempt = [arm for arm in asked if _is_exempt(arm, item)]
@@ -74,16 +76,6 @@ def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
 def _is_exempt(arm: Arm, item: Item) -> bool:
     """Return whether an arm may differ in an item by declaration."""
     return (item.by_process and arm.one_process) or (item.by_training and not arm.same_training)
-
-
-def _unread(arms: list[Arm], item: Item) -> Condition:
-    values = {arm.label: ABSENT for arm in arms}
-    why = "no arm of this run reads it"
-    return Condition(item=item.name, role=item.role, kind="same", values=values, why=why)
-
-
-def _per_rank(launch: Launch, item: Item) -> list[str]:
-    return [_spell(item.read(rank)) for rank in launch.ranks]
 
 
 def _classify(
@@ -159,9 +151,6 @@ def _differs_within(rounds: list[list[str]], hosts: list[str], item: Item) -> bo
         on_hosts = set(zip(hosts, rounds[0], strict=True))
         return len(on_hosts) > len(set(hosts))
     return not item.by_rank and len(set(rounds[0])) > 1
-
-
-# ---- values as text ----
 
 
 def _spell(value: Any) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from compare.analysis.step_times import collective_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compare.schema.results import Launch, RankResult
+from compare.schema.results import Launch
 
 
 class Parts(NamedTuple):
@@ -30,13 +27,13 @@ def split_collectives(launch: Launch) -> Parts | None:
     more slowly than the sweep's. A library that fuses calls does not tell the number of messages: then there
     is no answer.
     """
-    seconds, points = collective_seconds(launch), _sweep_points(launch)
-    if _fuses(launch.ranks[0]):
+    seconds, points, first = collective_seconds(launch), _sweep_points(launch), launch.ranks[0]
+    sizes = first.message_bytes
+    if len(sizes) > 1 and "fusion_bytes" in first.attestation["group"]:
         return None
     if not seconds or len(points) < 2:  # noqa: PLR2004 -- a line takes two
         return None
     latency, seconds_per_byte = fit_line(points)
-    sizes = launch.ranks[0].message_bytes
     latencies = len(sizes) * latency
     expected = latencies + sum(sizes) * seconds_per_byte
     return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
@@ -61,10 +58,6 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
         return latency, slope
     squares = sum(w * s * s for w, (s, _) in zip(weights, points, strict=True))
     return 0.0, sum(w * s * t for w, (s, t) in zip(weights, points, strict=True)) / squares
-
-
-def _fuses(rank: RankResult) -> bool:
-    return len(rank.message_bytes) > 1 and "fusion_bytes" in rank.attestation["group"]
 
 
 def _sweep_points(launch: Launch) -> list[tuple[float, float]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Iterable
+from typing import Literal, Self
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 CONFIDENCE = 0.95
 _FEWEST_FOR_T = 3

@@ -11,18 +11,12 @@ The limits leave room for rounding alone. Right strategies were found at 4e-16 a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from compare.errors import ParityError
+from compare.schema.arms import Arm
 from compare.schema.job import PASSES, Proof
-from compare.schema.results import Gate, PassKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from compare.schema.arms import Arm
-    from compare.schema.results import ParityPass, RankResult
-
+from compare.schema.results import Gate, ParityPass, PassKind, RankResult
 
 LIMITS: dict[PassKind, float] = {"float64": 1e-12, "float32": 1e-6}
 """Largest relative difference from a single process; ``as run`` has no limit."""
@@ -129,7 +123,9 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     if arm.another_training:
         return Gate(name=name, outcome="exempt", figure=figure, what=ANOTHER_TRAINING)
     same = len({taken.hash for taken in passes.values()}) == 1
-    if not arm.exact and figure is not None and same and _first_update_is_right(passes.values()):
+    # Every first update was the mean, except for rounding.
+    right_at_first = all(_is_within(taken.error_of_first_update, _ROUNDED) for taken in passes.values())
+    if not arm.exact and figure is not None and same and right_at_first:
         return _check_end_of_lossy(arm, passes[0], name)
     if arm.exact and figure is not None and figure <= limit and same:
         return Gate(name=name, outcome="passed", figure=figure, limit=limit)
@@ -166,17 +162,10 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: _Name) -> Gate:
     )
 
 
-def _first_update_is_right(passes: Iterable[ParityPass]) -> bool:
-    """Return whether every first update was the mean, except for rounding."""
-    return all(_is_within(taken.error_of_first_update, _ROUNDED) for taken in passes)
-
-
 def diagnose(passes: list[tuple[int, ParityPass]], limit: float) -> str:
     """Describe what the first updates of a failed pass show.
 
-    Args:
-        passes: each with its rank.
-        limit: the relative difference that is allowed.
+    Each pass comes with its rank. ``limit`` is the relative difference that is allowed.
     """
     wrong = [(rank, taken) for rank, taken in passes if not _is_within(taken.differences[0], limit)]
     if not wrong:

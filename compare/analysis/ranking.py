@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING
 
 from compare.analysis.budget import looks
 from compare.analysis.estimate import t_quantile
 from compare.analysis.step_times import step_seconds
 from compare.analysis.verdict import FIRST_LOOK, Verdict, judge
-
-if TYPE_CHECKING:
-    from compare.schema.arms import Arm
-    from compare.schema.results import Run
+from compare.schema.arms import Arm
+from compare.schema.results import Run
 
 
 def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:

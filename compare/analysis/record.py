@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from compare.analysis.aa import AAResult, assess
 from compare.analysis.causes import Cause, find_causes
 from compare.analysis.conditions import Condition, compare_conditions
 from compare.analysis.summary import Summary, summarise
-
-if TYPE_CHECKING:
-    from compare.schema.results import Run
+from compare.schema.results import Run
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):

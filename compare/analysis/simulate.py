@@ -6,6 +6,7 @@ The experiments use the same decisions as `judge`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,8 +14,6 @@ import msgspec
 from compare.analysis.verdict import ALPHA, MARGIN, Look, Sample, Settled, decide, levels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 
@@ -100,11 +99,7 @@ def follow(
 ) -> tuple[Settled, NDArray]:
     """Follow experiments through all looks; return what they settle, and their rounds.
 
-    Args:
-        log_ratios: array (experiments, rounds, arms).
-        looks: see `judge`.
-        alpha: see `judge`.
-        margin: see `judge`.
+    ``log_ratios`` is an array (experiments, rounds, arms); the rest is as for `judge`.
     """
     import numpy as np
 

@@ -6,20 +6,14 @@ Times are seconds per step. A block whose phases were timed is slower, so it cou
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compare.schema.results import Block, Launch, Mode, RankResult
+from compare.schema.results import Block, Launch, Mode, RankResult
 
 OTHER_LOAD_LIMIT = 0.10
 """Largest share of CPUs that others may use in a quiet launch."""
 _TRIMMED = 0.1
 """Share of slowest steps to drop: an interruption is no phase."""
-
-
-# ---- step time ----
 
 
 def step_seconds(launch: Launch, mode: Mode = "training") -> float:
@@ -59,9 +53,6 @@ def cores_per_rank(launch: Launch) -> float:
 
 def _timed_blocks(rank: RankResult, mode: Mode) -> list[Block]:
     return [block for block in rank.blocks if block.mode == mode and not block.phases]
-
-
-# ---- phases of a step ----
 
 
 def phase_changes(launch: Launch) -> dict[str, float]:
@@ -108,9 +99,6 @@ def _quickest(totals: Sequence[float]) -> list[int]:
     """Return the indices of all steps except the slowest tenth."""
     order = sorted(range(len(totals)), key=totals.__getitem__)
     return order[: max(1, len(order) - int(_TRIMMED * len(order)))]
-
-
-# ---- the rest ----
 
 
 def collective_seconds(launch: Launch) -> float | None:

@@ -12,10 +12,12 @@ The independent sample is the launch, never the step.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
+from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.estimate import Estimate
 from compare.analysis.parity import LIMITS, pass_of
@@ -33,12 +35,8 @@ from compare.analysis.step_times import (
     step_seconds,
 )
 from compare.analysis.verdict import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compare.schema.arms import Arm
-    from compare.schema.results import Launch, Mode, RankResult, Run
+from compare.schema.arms import Arm
+from compare.schema.results import Launch, Mode, Run
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +189,7 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
     steps = [step_seconds(launch) for launch in launches]
     ranks = launches[-1].ranks
     samples = sum(rank.evaluation.samples for rank in ranks)
+    losses = [rank.evaluation.loss_sum for rank in ranks]
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     control = run.config.control if arm.synchronises else None
     # An arm of one process exchanges nothing: it has an efficiency, and no sync cost.
@@ -200,7 +199,7 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
     return ArmSummary(
         arm=arm.label,
         launcher=launches[-1].launcher,
-        transport=_transport(ranks[0].attestation),
+        transport=transport_of(ranks[0]),
         step_seconds=Estimate.of(steps),
         samples_per_second=Estimate.of(run.config.global_batch_size / step for step in steps),
         sync_seconds=_paired(run, arm, paying, lambda own, other: own - other),
@@ -209,7 +208,7 @@ def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool
         speed_against_baseline=Estimate.of_log_ratios(ratios) if ratios else None,
         verdict=verdict,
         accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
-        test_loss=_mean_loss(ranks, samples),
+        test_loss=None if None in losses else sum(filter(None, losses)) / samples,
         final_hash=hashes.pop() if len(hashes) == 1 else None,
         parity=_parity(arm, launches),
         peak_memory_bytes=max(rank.peak_memory_bytes for launch in launches for rank in launch.ranks),
@@ -229,16 +228,6 @@ def _paired(
     others = {launch.round: step_seconds(launch) for launch in run.of(other)} if other else {}
     pairs = [(step_seconds(la), others[la.round]) for la in run.of(arm) if la.round in others]
     return Estimate.of_any(combine(own, other) for own, other in pairs)
-
-
-def _transport(attestation: dict[str, Any]) -> str:
-    """Return how gradients travelled: from the strategy, or else from its group."""
-    return attestation.get("replica", {}).get("transport") or attestation["group"]["transport"]
-
-
-def _mean_loss(ranks: list[RankResult], samples: int) -> float | None:
-    sums = [rank.evaluation.loss_sum for rank in ranks]
-    return None if None in sums else sum(filter(None, sums)) / samples
 
 
 def _parity(arm: Arm, launches: list[Launch]) -> Parity:

@@ -19,13 +19,12 @@ One procedure serves all designs: a fixed number of rounds is a single look.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import NDArray
 
 MARGIN = 0.03
@@ -301,7 +300,9 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
     elif decision.settled.equivalent[index]:
         kind = "equivalent"
     low, high = _exp(mean - half_width), _exp(mean + half_width)
-    unresolved = kind == "unresolved" and n >= _TWO_ROUNDS
+    more = None
+    if kind == "unresolved" and n >= _TWO_ROUNDS:
+        more = _rounds_to_settle(mean, float(sample.error[index]), n, alpha, margin)
     return Verdict(
         kind=kind,
         speed_ratio=math.exp(mean),
@@ -312,21 +313,13 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
         p_adjusted=float(decision.p_adjusted[index]),
         n=n,
         margin=margin,
-        rounds_to_settle=_at_least(
-            fewest - n, _rounds_to_settle(mean, float(sample.error[index]), n, alpha, margin)
-        )
-        if unresolved
-        else None,
+        rounds_to_settle=None if more is None else max(fewest - n, more),
     )
 
 
 def _exp(value: float) -> float | None:
     """Return the ratio; None if JSON cannot hold it or its inverse."""
     return math.exp(value) if abs(value) < _LARGEST_LOG else None
-
-
-def _at_least(least: int, rounds: int | None) -> int | None:
-    return None if rounds is None else max(least, rounds)
 
 
 def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: float) -> int | None:

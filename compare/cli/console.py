@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import typer
 
+from compare.errors import RingsideError
 from compare.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from rich.console import Console
-
-    from compare.errors import RingsideError
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -36,11 +33,6 @@ def make_console(*, stderr: bool = False) -> Console:
 def make_say(console: Console) -> Callable[[str], None]:
     """Return a function that prints one dim line."""
     return lambda line: console.print(line, style="dim", markup=False, soft_wrap=True)
-
-
-def print_folder(console: Console, directory: Path) -> None:
-    """Print which folder holds the results."""
-    make_say(console)(f"Results: {directory}")
 
 
 def print_notes(error: BaseException) -> None:

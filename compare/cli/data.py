@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,8 +12,6 @@ from compare.cli.options import DataDir
 from compare.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.table import Table
 
     from compare.data import FileStatus

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +15,6 @@ from compare.cli import aa, backends, data, doctor, install, report, run, stream
 from compare.cli.console import print_error, print_notes
 from compare.errors import OutputError, RingsideError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EITHER_SPELLING = {
     "token_normalize_func": lambda name: name.replace("_", "-"),

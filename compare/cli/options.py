@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -14,8 +15,6 @@ import typer
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from compare.experiment.settle import UserRequest
     from compare.schema.arms import Arm
 
@@ -135,36 +134,27 @@ class Shared:
 def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Pass the flags of ``Shared`` to a command, as its first argument.
 
-    Args:
-        described: for some of these flags, what ``--help`` says in this command.
+    ``described`` replaces what ``--help`` says of some of them.
     """
     return partial(_with_shared, described)
 
 
 def _with_shared(described: Mapping[str, Any], command: Callable[..., None]) -> Callable[..., None]:
-    shared, *own = inspect.signature(command).parameters.values()
+    _, *own = inspect.signature(command).parameters.values()
     hints = get_type_hints(command, include_extras=True)
-    shared_hints = get_type_hints(Shared, include_extras=True) | dict(described)
-    names = [field.name for field in fields(Shared)]
+    # The signature of a dataclass has its flags, all with defaults.
+    flags = inspect.signature(Shared).parameters
+    hints |= get_type_hints(Shared, include_extras=True) | dict(described)
 
     @wraps(command)
     def called(**given: Any) -> None:
-        command(Shared(**{name: given.pop(name) for name in names}), **given)
+        command(Shared(**{name: given.pop(name) for name in flags}), **given)
 
-    parameters = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=shared_hints[field.name],
-        )
-        for field in fields(Shared)
-    ]
-    parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
+    parameters = [flag.replace(annotation=hints[flag.name]) for flag in (*flags.values(), *own)]
     # typer looks at these two alone.
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del called.__wrapped__, shared
+    del called.__wrapped__
     return called
 
 
@@ -173,11 +163,7 @@ def read_request(
 ) -> UserRequest:
     """Read a request from the flags.
 
-    Args:
-        shared: the flags that all experiments share.
-        baseline: label of the arm that the others are compared with.
-        control: whether the ranks also run without communication.
-        config: fields of ``RunConfig`` for which the command has flags of its own.
+    ``config`` holds fields of ``RunConfig`` for which the command has flags of its own.
 
     Raises:
         UsageError: a flag has a wrong value.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compare.cli.console import make_console, make_say, print_folder
+from compare.cli.console import make_console, make_say
 from compare.cli.options import Detail, MaxReruns, Shared, Warmup, read_request, with_shared
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from compare.analysis import Analysis
     from compare.experiment.run import Plan
     from compare.schema.results import Run
@@ -88,7 +87,7 @@ def print_run(run: Run, directory: Path, export_json: Path | None, *, detail: bo
         write_text(export_json, render(run, analysis, "json") + "\n")
     console.print()
     console.print(RunTable(run, analysis, detail=detail))
-    print_folder(console, directory)
+    make_say(console)(f"Results: {directory}")
     return analysis
 
 

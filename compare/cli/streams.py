@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compare.errors import OutputError, system_reason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def take_over() -> None:

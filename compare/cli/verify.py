@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.console import make_console, make_say, print_folder
+from compare.cli.console import make_console, make_say
 from compare.cli.options import Shared, output_option, read_request, with_shared
 
 
@@ -33,5 +33,5 @@ def verify(shared: Shared) -> None:
     console = make_console()
     console.print()
     console.print(renderable(verification))
-    print_folder(console, directory)
+    make_say(console)(f"Results: {directory}")
     raise typer.Exit(verification.exit_code)

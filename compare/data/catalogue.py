@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Bytes: TypeAlias = NDArray[np.uint8]
-
+Bytes: TypeAlias = "NDArray[np.uint8]"
 DatasetName: TypeAlias = Literal["mnist", "digits"]
 Split: TypeAlias = Literal["train", "test"]
 DatasetChoice: TypeAlias = Literal["auto", "mnist", "digits"]
@@ -55,16 +54,10 @@ DIGITS_VERSION: Final = "v1"  # a new recipe needs a new folder and new sums
 
 
 class DatasetSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The data set of a run and its folder, saved with results.
-
-    Attributes:
-        name: the data set in use.
-        requested: the data set that the user asked for.
-        directory: the folder that holds its four files.
-        note: empty, or one sentence for the tables that says why ``auto`` chose the digits.
-    """
+    """The data set of a run and its folder, saved with results."""
 
     name: DatasetName
     requested: DatasetChoice
     directory: str
     note: str = ""
+    """Why ``auto`` chose the digits, for the tables; otherwise empty."""

@@ -18,6 +18,7 @@ from compare.data.catalogue import (
     TRAIN_COUNT,
     TRAIN_IMAGES,
     TRAIN_LABELS,
+    Bytes,
 )
 from compare.data.files import digits_directory, examine, holds, locked, refuse_damaged, writing
 from compare.data.idx import encode
@@ -26,8 +27,6 @@ from compare.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
-
-    from compare.data.catalogue import Bytes
 
     Indices: TypeAlias = NDArray[np.int64]
 
@@ -38,15 +37,12 @@ _GLYPH_PIXELS: Final = 20  # as in MNIST
 
 
 def prepare_digits(root: Path) -> Path:
-    """Make the digits under ``root``, once.
+    """Make the digits under ``root``, once, and return their folder.
 
     First the 1,797 originals are split, so that no variant of a test image is trained on. One in five of
     each class goes to the test set. Each 8 x 8 image is then enlarged to 20 x 20 and set in 28 x 28.
     Each part grows to MNIST's size by repeating its originals equally often. Every repetition is shifted
     by up to two pixels and paled by up to a quarter.
-
-    Returns:
-        The folder of the four files, ``<root>/digits/v1``.
 
     Raises:
         DataError: the folder is damaged, or scikit-learn yields other digits.

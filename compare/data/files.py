@@ -8,8 +8,10 @@ import hashlib
 import os
 import shlex
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Literal
+from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
@@ -17,10 +19,6 @@ from compare.data import catalogue
 from compare.data.catalogue import CONTENT_BYTES, DIGITS_VERSION, FILES, DatasetName
 from compare.errors import DataError, OutputError, system_reason
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 LOCK_SECONDS: Final = 900.0
 """Maximum time to wait for the lock on a data folder."""
@@ -31,25 +29,19 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a data set, as ``compare data status`` shows it.
-
-    Attributes:
-        dataset: the data set that the file belongs to.
-        name: its name without ``.gz``.
-        path: the file that was found, or the one that is missing.
-        form: plain, compressed, or missing.
-        size_bytes: its size on the disk; 0 when missing.
-        verified: whether its uncompressed content has the right SHA-256.
-        problem: empty, or what is wrong with a file that is there.
-    """
+    """One file of a data set, as ``compare data status`` shows it."""
 
     dataset: DatasetName
     name: str
+    """Without ``.gz``."""
     path: str
+    """The file that was found, or the one that is missing."""
     form: Literal["plain", "gz", "missing"]
     size_bytes: int = 0
     verified: bool = False
+    """Whether its uncompressed content has the right SHA-256."""
     problem: str = ""
+    """What is wrong with a file that is there."""
 
 
 def mnist_directory(root: Path) -> Path:
@@ -70,8 +62,7 @@ def fetch_command(root: Path) -> str:
 def status(root: Path) -> tuple[FileStatus, ...]:
     """Examine the data under ``root`` without changing it.
 
-    Returns:
-        The four files of MNIST, then the four of the digits if their folder exists.
+    The four files of MNIST come first, then those of the digits if their folder exists.
     """
     found = examine("mnist", mnist_directory(root))
     digits = digits_directory(root)
@@ -129,11 +120,7 @@ def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatu
 def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview | None = None) -> int:
     """Read a file's uncompressed content, verify it, and return its size.
 
-    Args:
-        dataset: the data set that the file should belong to.
-        name: the file's name in ``catalogue.FILES``.
-        path: the file, plain or compressed.
-        into: receives the content; it has room for ``CONTENT_BYTES[name] + 1`` bytes.
+    ``into`` receives the content; it has room for ``CONTENT_BYTES[name] + 1`` bytes.
 
     Raises:
         DataError: the file cannot be read, or its content is wrong.

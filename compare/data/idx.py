@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from compare.data.catalogue import CONTENT_BYTES, SPLITS
+from compare.data.catalogue import CONTENT_BYTES, SPLITS, Bytes, DatasetSource, Split
 from compare.data.files import find, read_content, replace_remedy
 from compare.errors import DataError
-
-if TYPE_CHECKING:
-    from compare.data.catalogue import Bytes, DatasetSource, Split
 
 _UINT8 = 0x08
 

@@ -72,17 +72,10 @@ class _MirrorError(Exception):
 
 
 def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Verify the files of MNIST under ``root`` and download the missing ones.
+    """Verify MNIST under ``root``, download what is missing, and return its folder.
 
     Many processes may call this at once: one downloads, the others wait. Files are stored uncompressed,
     because every rank of every launch reads them.
-
-    Args:
-        root: the data folder; it is made if necessary.
-        progress: called with one sentence for each step.
-
-    Returns:
-        The folder of the four verified files, ``<root>/MNIST/raw``.
 
     Raises:
         DataError: a file is damaged, or no mirror serves a missing one.
@@ -122,11 +115,7 @@ def _host(mirror: str) -> str:
 
 
 def _answering_mirrors(root: Path, mirrors: Sequence[str], tell: Callable[[str], None]) -> list[str]:
-    """Probe all mirrors at once and return those that answer.
-
-    Raises:
-        DataError: none answers, or one is no web address.
-    """
+    """Probe all mirrors at once and return those that answer."""
     import requests
 
     tell("Looking for a mirror of MNIST")
@@ -230,9 +219,12 @@ def _fetch(directory: Path, name: str, mirror: str, tell: Callable[[str], None])
     pooch.get_logger().setLevel("WARNING")
     deadline = time.monotonic() + FILE_SECONDS
 
+    def report(size_bytes: int) -> None:
+        tell(f"{name}: {size_bytes / 1e6:.0f} MB from {_host(mirror)}")
+
     def download(url: str, output: str, _pooch: object) -> None:
         file = Path(output)
-        file.write_bytes(_downloaded(url, deadline, partial(_tell_size, tell, name, mirror)))
+        file.write_bytes(_downloaded(url, deadline, report))
         content = bytearray(CONTENT_BYTES[name] + 1)
         try:
             size_bytes = read_content("mnist", name, file, memoryview(content))
@@ -249,10 +241,6 @@ def _fetch(directory: Path, name: str, mirror: str, tell: Callable[[str], None])
         retry_if_failed=RETRIES,
         allow_updates=False,
     ).fetch(name, downloader=download)
-
-
-def _tell_size(tell: Callable[[str], None], name: str, mirror: str, size_bytes: int) -> None:
-    tell(f"{name}: {size_bytes / 1e6:.0f} MB from {_host(mirror)}")
 
 
 def _downloaded(url: str, deadline: float, report: Callable[[int], None]) -> bytes:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compare.data.catalogue import DatasetChoice, DatasetSource
 from compare.data.digits import prepare_digits
 from compare.data.mnist import MnistNotFoundError, fetch_mnist
 from compare.errors import OutputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def default_root() -> Path:
@@ -42,11 +39,6 @@ def resolve(
 
     ``auto`` is MNIST if ``root`` holds all of it or a mirror serves it. Otherwise ``auto`` is the digits,
     and the note says why. Damaged files are always an error.
-
-    Args:
-        dataset: ``auto``, ``mnist`` or ``digits``.
-        root: the data folder: ``default_root()``, or the user's ``--data-dir``.
-        progress: called with one sentence for each step.
 
     Raises:
         DataError: the data is damaged, or the user chose ``mnist`` and it is not available.

@@ -6,7 +6,8 @@ Each library is loaded once, and each launcher looked for.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -16,9 +17,6 @@ from compare.doctor.checkup import Probe
 from compare.doctor.facts import Library
 from compare.errors import UnavailableError
 from compare.schema.environment import import_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _PROBE_SECONDS = 60.0
 
@@ -79,10 +77,7 @@ class Survey(msgspec.Struct, frozen=True):
 def survey(wanted: Iterable[str] = ()) -> Survey:
     """Load the libraries of backends, and find their launchers.
 
-    This takes a second or two.
-
-    Args:
-        wanted: names of backends; all of them if empty.
+    This takes a second or two. Without names, all backends are wanted.
     """
     backends = [BACKENDS[name] for name in dict.fromkeys(wanted)] or list(BACKENDS.values())
     names = ["torch", *sorted({library for backend in backends for library in backend.libraries})]
@@ -100,9 +95,7 @@ def _explained(name: str, library: Library) -> Library:
 def load(names: Iterable[str], seconds: float = _PROBE_SECONDS) -> dict[str, Library]:
     """Load libraries side by side, each in a process of its own.
 
-    Args:
-        names: those that ``backends.probe`` knows.
-        seconds: maximum time for loading one.
+    The names are those that ``backends.probe`` knows. The time is the maximum for one of them.
     """
     # The working folder is left out: it may contain another module of that name.
     environment = os.environ | {"PYTHONPATH": import_path(os.environ), "PYTHONSAFEPATH": "1"}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from backends import BACKENDS, Backend, Option
-
-if TYPE_CHECKING:
-    from compare.doctor.availability import Survey
+from compare.doctor.availability import Survey
 
 
 def renderable(survey: Survey) -> RenderableType:

@@ -252,10 +252,6 @@ class Probe:
 
     Loading may crash or hang, so it happens in a process of its own. That process ends when its standard
     input is closed, so it never outlives this one.
-
-    Args:
-        name: of the library.
-        environment: for the process; the one of this process by default.
     """
 
     def __init__(self, name: str, environment: dict[str, str] | None = None) -> None:
@@ -272,11 +268,7 @@ class Probe:
         self._alive, self._process.stdin = self._process.stdin, None
 
     def read(self, seconds: float) -> dict[str, Any]:
-        """Return the library's facts, or why it does not load.
-
-        Args:
-            seconds: maximum time for loading it.
-        """
+        """Return the library's facts, or why it does not load."""
         try:
             out, errors = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -332,13 +324,8 @@ def _text(path: str) -> str:
 def meet(address: str, port: int, others: int, seconds: float) -> dict[str, Any]:
     """Use a port as a launch would.
 
-    The host with this address listens, all others connect.
-
-    Args:
-        address: one that the listening host has.
-        port: to listen at.
-        others: number of hosts that will connect; the listener stops after the last.
-        seconds: maximum time; hosts start at different times.
+    The host with this address listens, all others connect. The listener stops after the last of the others.
+    Hosts start at different times.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     deadline = time.monotonic() + seconds

@@ -6,15 +6,10 @@ was tried on real hosts; the comments in ``rules/`` tell the results.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from compare.doctor.facts import LEVELS
+from compare.doctor.facts import LEVELS, ExaminedHost, Finding, Installation
 from compare.doctor.rules import machine, network, software
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compare.doctor.facts import ExaminedHost, Finding, Installation
 
 _RULES = (
     *(software.python, software.packages, software.libraries, software.horovod, software.mpi),
@@ -27,10 +22,6 @@ def diagnose(hosts: Sequence[ExaminedHost], here: Installation) -> list[Finding]
     """Judge hosts that are to work together.
 
     The worst findings come first, then the order is that of the hosts.
-
-    Args:
-        hosts: all examined hosts.
-        here: the Ringside that all of them must have.
     """
     found = [each.trouble for each in hosts if each.trouble]
     found += software.ringside(hosts, here)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ from compare.doctor.facts import (
 )
 from compare.doctor.rules.network import shared_network
 from compare.errors import HostError
-from compare.launch.engines import named
+from compare.launch.engines import Answer, Carrier, named
 from compare.launch.engines.commands import (
     NOT_FOUND,
     host_error,
@@ -37,13 +38,7 @@ from compare.launch.engines.commands import (
     run_everywhere,
     script_command,
 )
-from compare.schema.hosts import is_local
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compare.launch.engines import Answer, Carrier
-    from compare.schema.hosts import Host
+from compare.schema.hosts import Host, is_local
 
 QUICK_SECONDS = 14.0
 """Maximum time for the quick facts of a host.
@@ -78,14 +73,9 @@ def examine(
 ) -> Examination:
     """Examine hosts that are to work together.
 
-    This takes as long as the slowest of them.
-
-    Args:
-        hosts: at least one; this machine needs no ssh.
-        carrier: how hosts are reached.
-        python: the interpreter of the ranks.
-        quick: leave out what takes over a second: GPUs, mpirun, and loading libraries.
-        ports: also connect all hosts to a port of the first.
+    This takes as long as the slowest of them. ``python`` is the interpreter of the ranks. A ``quick`` one
+    leaves out what takes over a second: GPUs, mpirun, and loading libraries. With ``ports`` all hosts also
+    connect to a port of the first.
 
     Raises:
         UnavailableError: there is no ssh here.

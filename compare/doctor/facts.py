@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from compare.schema.hosts import Host
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 Level = Literal["problem", "warning", "note"]
 """A problem breaks launches, or makes ranks differ.

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from compare.doctor.facts import LEVELS
+from compare.doctor.facts import LEVELS, Examination, ExaminedHost, Facts, Finding, Level, Topic
 from compare.doctor.rules.machine import usable_cores
 from compare.doctor.rules.software import mpi_flavour
 from compare.text import counted, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from rich.console import Console, ConsoleOptions, RenderResult
-
-    from compare.doctor.facts import Examination, ExaminedHost, Facts, Finding, Level, Topic
 
 _STYLES: dict[Level, str] = {"problem": "red", "warning": "yellow", "note": "dim"}
 
@@ -38,9 +33,6 @@ class DoctorReport:
     """The output of ``compare doctor``.
 
     A narrow terminal gets one table for software, and one for machines.
-
-    Args:
-        examination: to print.
     """
 
     def __init__(self, examination: Examination) -> None:

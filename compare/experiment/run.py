@@ -6,10 +6,11 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,12 +18,14 @@ from compare import __version__, data
 from compare.analysis.budget import seconds_left
 from compare.analysis.parity import check_launch
 from compare.analysis.step_times import other_cpu_load
+from compare.data import DatasetSource
 from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.schedule import discard_noisy, discard_unfinished, next_launch, order_of
-from compare.experiment.settle import settle
+from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm, open_cluster
 from compare.launch.arm import commands_for, launch_files
+from compare.launch.cluster import Cluster
 from compare.schema.config import RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
@@ -30,15 +33,6 @@ from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
 from compare.schema.store import RESULTS_FILE, create_directory, default_output, write_request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from compare.data import DatasetSource
-    from compare.experiment.settle import UserRequest
-    from compare.launch.cluster import Cluster
-
 
 ObserverType = TypeVar("ObserverType")
 Watch: TypeAlias = Callable[[RunConfig], AbstractContextManager[ObserverType]]
@@ -59,14 +53,6 @@ def compare_arms(
     request: UserRequest, say: Callable[[str], None], watch: Watch[Observer]
 ) -> tuple[Run, Path]:
     """Run the same training through every arm that a user asked for.
-
-    Args:
-        request: what the user asked for.
-        say: prints a line about the hosts or the data.
-        watch: makes the observer of a run of some config.
-
-    Returns:
-        The complete run, and its folder.
 
     Raises:
         RingsideError: something failed; notes of the error say what is kept.
@@ -148,13 +134,7 @@ def begin(
 ) -> tuple[Run, Path]:
     """Find the data, make the run's folder, and stage the data.
 
-    Args:
-        request: what the user asked for.
-        config: what was settled.
-        left_out: backends that cannot run, with the reason.
-        cluster: the hosts.
-        say: prints a line.
-        purpose: ends the name of a folder that the user did not name.
+    ``purpose`` ends the name of a folder that the user did not name.
 
     Raises:
         DataError: the data is damaged, or cannot be had.
@@ -170,12 +150,6 @@ def begin(
 
 def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -> Run:
     """Launch what the config asks for, and save after every launch.
-
-    Args:
-        run: the run as far as it has come; not changed.
-        directory: its folder.
-        cluster: where it runs.
-        observer: gets every event.
 
     Returns:
         The complete run, without a round that the budget cut short.

@@ -8,7 +8,6 @@ repeated, its rival would keep the noisy figure.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,12 +15,10 @@ from compare.analysis.budget import has_time_left, is_oversubscribed
 from compare.analysis.ranking import verdicts
 from compare.analysis.step_times import is_noisy
 from compare.analysis.verdict import FIRST_LOOK
+from compare.schema.arms import Arm
+from compare.schema.config import RunConfig
 from compare.schema.job import Planned
-
-if TYPE_CHECKING:
-    from compare.schema.arms import Arm
-    from compare.schema.config import RunConfig
-    from compare.schema.results import Run
+from compare.schema.results import Run
 
 
 def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:

@@ -5,29 +5,26 @@ What the user named is taken or refused, never replaced.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from backends import BACKENDS
 from compare.analysis.aa import twins
+from compare.data import DatasetChoice
 from compare.doctor import availability
+from compare.doctor.availability import Survey
 from compare.errors import UnavailableError, UsageError
+from compare.launch.cluster import Cluster
+from compare.launch.engines import Allocation
 from compare.schema.arms import CONTROL, Arm, parse_arm
 from compare.schema.config import DEFAULT_ROUNDS, OPTIMIZERS, RunConfig
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
 from compare.schema.hosts import Host, is_local, local_host, place
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from compare.data import DatasetChoice
-    from compare.doctor.availability import Survey
-    from compare.launch.cluster import Cluster
-    from compare.launch.engines import Allocation
 
 MOST_ROUNDS = 1000
 DEFAULT_RANKS = 2
@@ -62,9 +59,7 @@ class UserRequest:
 def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str, str]]:
     """Settle a request by what the hosts have.
 
-    Args:
-        request: what the user asked for.
-        cluster: the hosts, whose GPUs count. Libraries are looked for on this machine alone.
+    The GPUs of all hosts count. Libraries are looked for on this machine alone.
 
     Returns:
         The config of the run, and the backends that were left out with the reason.
@@ -75,7 +70,7 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
         UsageError: a value is wrong, or the baseline is none of the arms.
     """
     draft = _draft(request, cluster)
-    survey = availability.survey(draft.backends)
+    survey = availability.survey(arm.backend for arm in draft.arms)
     # torch counts the GPUs of this machine, where it can be asked; elsewhere the driver counts them.
     gpus = [
         survey.gpus if is_local(h) else count for h, count in zip(cluster.hosts, cluster.gpus(), strict=True)
@@ -129,10 +124,7 @@ def default_threads(hosts: Sequence[Host], cpus: Sequence[Sequence[int]]) -> int
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
     """Choose the named device, or CUDA where a host has GPUs.
 
-    Args:
-        asked: auto, cpu or cuda.
-        hosts: with the number of their ranks as slots.
-        gpus: of each of them.
+    ``hosts`` have the number of their ranks as slots, and ``gpus`` belong to each of them.
 
     Raises:
         UnavailableError: a host has fewer GPUs than ranks.
@@ -155,11 +147,7 @@ def choose_arms(
 ) -> tuple[tuple[Arm, ...], dict[str, str]]:
     """Choose the arms that the user named, or all that can run.
 
-    Args:
-        named: by the user.
-        device: cpu or cuda.
-        survey: what was found on this machine.
-        one_host: whether all ranks are on one, and could share its memory.
+    On ``one_host`` all ranks could share its memory.
 
     Returns:
         The arms, and the backends that were left out with the reason.
@@ -263,12 +251,7 @@ def choose_hosts(
 ) -> tuple[Host, ...]:
     """Read the hosts, each with as many slots as it gets ranks.
 
-    Args:
-        hostfile: the hosts' file, if one was given.
-        ranks: how many in all; None to fill every slot.
-        named: the hosts of ``-H``, instead of a file.
-        include: keep these alone.
-        exclude: leave these out.
+    Without ``ranks`` every slot is filled.
 
     Raises:
         UsageError: the hosts are wrong, have fewer slots than ``ranks``, or are one machine named twice.

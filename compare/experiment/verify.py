@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from compare.analysis.parity import check_gates, pass_of
 from compare.errors import LaunchError, RingsideError
-from compare.experiment.run import begin, open_hosts
-from compare.experiment.settle import settle
+from compare.experiment.run import Watch, begin, open_hosts
+from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm
+from compare.launch.cluster import Cluster
 from compare.schema.files import write_json
 from compare.schema.job import Planned
-from compare.schema.results import ArmVerification, Failure, Run, Verification
+from compare.schema.results import ArmVerification, Failure, Launch, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from compare.experiment.run import Watch
-    from compare.experiment.settle import UserRequest
-    from compare.launch.cluster import Cluster
-    from compare.schema.results import Launch
 
 
 class VerificationObserver(Observer, Protocol):
@@ -38,14 +32,6 @@ def verify_arms(
     request: UserRequest, say: Callable[[str], None], watch: Watch[VerificationObserver]
 ) -> tuple[Verification, Path]:
     """Prove every arm that a user asked for.
-
-    Args:
-        request: what the user asked for.
-        say: prints a line about the hosts or the data.
-        watch: makes the observer of a verification of some config.
-
-    Returns:
-        The verification, and its folder.
 
     Raises:
         RingsideError: something failed; notes of the error say what is kept.
@@ -66,12 +52,6 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
     """Launch and judge every arm once, in the order named.
 
     The verification is saved after every arm. An arm that fails stops no other.
-
-    Args:
-        run: without launches; not changed.
-        directory: its folder.
-        cluster: where it runs.
-        observer: gets every event.
 
     Raises:
         RingsideError: something failed that would fail every arm; what was finished is saved.

@@ -6,32 +6,27 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
-from backends.launchers.request import Request
+from backends.launchers.request import Command, Request
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
+from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
+from compare.launch.place import LaunchPlace
+from compare.schema.arms import Arm
+from compare.schema.config import RunConfig
 from compare.schema.environment import inherited, library_settings, settings
 from compare.schema.files import write_json
-from compare.schema.job import Job, read_progress
+from compare.schema.job import Job, Planned, Proof, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, RankResult, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from backends.launchers.request import Command
-    from compare.launch.cluster import Cluster
-    from compare.launch.place import LaunchPlace
-    from compare.schema.arms import Arm
-    from compare.schema.config import RunConfig
-    from compare.schema.job import Planned, Proof
 
 _LONGEST_NAME = 100
 """Maximum length of an arm's label in the name of a folder.
@@ -76,15 +71,8 @@ def launch_arm(
 ) -> Launch:
     """Launch an arm, and once more if another process took its port.
 
-    Args:
-        run: the run of the launch.
-        planned: which arm, and which launch of the run it is.
-        directory: the run's folder.
-        cluster: the hosts.
-        observer: receives every event.
-        proof: what every rank trains beside a single process, before its training. Its outcome is part
-            of what is returned; nothing is judged here.
-        budget_ends_at: Unix time at which the run's budget is over.
+    ``proof`` is what every rank trains beside a single process, before its training. Its outcome is part of
+    what is returned; nothing is judged here. ``budget_ends_at`` is a Unix time.
 
     Raises:
         BudgetError: the run's budget was over before the launch was.
@@ -113,11 +101,7 @@ def commands_for(
 ) -> list[Command]:
     """Return the commands that launch an arm.
 
-    Args:
-        config: the run's.
-        arm: the arm to launch.
-        place: where it is launched.
-        own_settings: environment of this launch alone, over that of all arms.
+    ``own_settings`` is the environment of this launch alone, over that of all arms.
 
     Raises:
         UnavailableError: the arm's launcher is not installed.

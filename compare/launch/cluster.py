@@ -12,33 +12,27 @@ import os
 import shlex
 import sys
 import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.launchers import request
+from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError
-from compare.launch.agent.connection import START_SECONDS, attend, connected
+from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
+from compare.launch.engines import Allocation, Carrier
 from compare.launch.engines.commands import join_errors, python_command
 from compare.launch.engines.local import Local
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
 from compare.launch.staging import stage
-from compare.schema.hosts import is_local, local_host
+from compare.schema.hosts import Network, is_local, local_host
+from compare.schema.job import Job
+from compare.schema.launch_files import LaunchFiles
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from backends.launchers import request
-    from compare.data import DatasetSource
-    from compare.launch.agent.connection import Connection
-    from compare.launch.engines import Allocation, Carrier
-    from compare.schema.hosts import Network
-    from compare.schema.job import Job
-    from compare.schema.launch_files import LaunchFiles
 
 
 @contextmanager
@@ -50,10 +44,7 @@ def open_cluster(
 ) -> Iterator[Cluster]:
     """Start an agent on every host, and end it after the block.
 
-    Args:
-        allocation: the hosts, and the way to reach them.
-        interface: network interface of all arms; None for the one that all hosts share.
-        exported: environment of the ranks that travels in private files alone.
+    ``interface`` is None for the one that all hosts share. ``exported`` travels in private files alone.
 
     Raises:
         HostError: a host cannot be reached, or has another version.
@@ -79,12 +70,8 @@ def open_cluster(
 class Cluster:
     """The hosts of a run and their agents; made by ``open_cluster``.
 
-    Args:
-        agents: connections to the agents of the hosts, in the order of ranks.
-        here: connection to the agent of this machine, which may be one of them.
-        network: how the ranks reach each other.
-        exported: environment of the ranks that travels in private files alone.
-        carrier: the way to reach other hosts.
+    ``agents`` are in the order of ranks. ``here`` is the agent of this machine, which may be one of them.
+    ``exported`` is the environment of the ranks that travels in private files alone.
     """
 
     def __init__(

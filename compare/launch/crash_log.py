@@ -67,12 +67,9 @@ def read_crash_log(log: str) -> CrashLog:
 
 def _last_line(printed: str) -> str:
     lines = map(_one_line, _SHOWN_WITH_WARNING.sub(r"\1", printed).splitlines())
-    *_, last = ["", *filter(_explains, lines)]
+    explaining = (line for line in lines if not any(re.fullmatch(p, line) for p in _EXPLAINS_NOTHING))
+    *_, last = ["", *explaining]
     return last
-
-
-def _explains(line: str) -> bool:
-    return not any(re.fullmatch(pattern, line) for pattern in _EXPLAINS_NOTHING)
 
 
 def _one_line(line: str) -> str:

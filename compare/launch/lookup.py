@@ -6,10 +6,7 @@ import queue
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 LOOKUP_SECONDS = 10.0
 """Maximum time for all names together."""

@@ -5,21 +5,17 @@ from __future__ import annotations
 import errno
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
+from compare.launch.place import LaunchPlace
+from compare.launch.processes import Ending
 from compare.schema.files import read_json
 from compare.schema.job import RankExit, RankFailure, read_progress
 from compare.schema.results import RankResult
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from compare.launch.place import LaunchPlace
-    from compare.launch.processes import Ending
 
 _WATCHDOG_SECONDS = 5.0
 """Maximum delay of a rank's own watchdog, which has more to report."""
@@ -140,11 +136,7 @@ class Monitor:
         return msgspec.structs.replace(failure, at=failure.at - self._place.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
-        """Check that the ranks could have written their results.
-
-        Raises:
-            OutputError: the disk is full, or takes no new file (inodes, a quota).
-        """
+        """Refuse a full disk, or one without inodes or quota."""
         directory = self._files.directory
         try:
             with tempfile.NamedTemporaryFile(dir=directory, prefix=".room-") as file:

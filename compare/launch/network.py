@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from compare.errors import UsageError
 from compare.schema.hosts import LOOPBACK, Network
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def choose_network(

@@ -13,28 +13,26 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.launchers.request import Command
 from compare.errors import HostError, RingsideError
-from compare.launch.agent.connection import attend
+from compare.launch.agent.connection import Connection, attend
 from compare.launch.agent.protocol import Start
 from compare.launch.processes import Ending, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, library_settings
 from compare.schema.files import temporary_root, write_json
+from compare.schema.job import Job
+from compare.schema.launch_files import LaunchFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from backends.launchers.request import Command
-    from compare.launch.agent.connection import Connection
     from compare.launch.cluster import Cluster
-    from compare.schema.job import Job
-    from compare.schema.launch_files import LaunchFiles
 
 ANSWER_SECONDS = 20.0
 """Maximum time for an agent to answer."""
@@ -50,10 +48,7 @@ Every look takes a core from a rank for a moment.
 class LaunchPlace:
     """The place of one launch on the hosts of a cluster.
 
-    Args:
-        cluster: the hosts, with a connection to the agent of each.
-        name: of the launch, different from that of any other on these hosts.
-        files: the launch's files in the run's folder.
+    Its name differs from that of any other launch on these hosts.
     """
 
     def __init__(self, cluster: Cluster, name: str, files: LaunchFiles) -> None:
@@ -118,13 +113,9 @@ class LaunchPlace:
     ) -> Ending:
         """Execute the commands until they end or ``on_tick`` gives up.
 
-        Nothing of the launch is left on any host afterwards.
-
-        Args:
-            commands: each for its host's agent, or for this machine's where it names no host.
-            job: the launch, as the ranks read it; each host gets its own CPUs, data set and clock.
-            deadline_seconds: maximum time for all of it.
-            on_tick: called twice a second, and at the end; returns whether the launch may go on.
+        Nothing of the launch is left on any host afterwards. A command without a host is for this machine's
+        agent. Each host gets the job with its own CPUs, data set and clock. ``on_tick`` is called twice a
+        second, and at the end; it returns whether the launch may go on.
 
         Raises:
             HostError: a host was lost, or could not begin.
@@ -215,11 +206,7 @@ class LaunchPlace:
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
 
     def _end(self) -> HostError | None:
-        """End the launch on the hosts that were asked to start it.
-
-        Returns:
-            The error of a lost host.
-        """
+        """End the launch where it started; return a lost host's error."""
         used = self._asked
         lost: dict[Connection, RingsideError] = {}
         for agent in used:

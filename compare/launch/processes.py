@@ -7,20 +7,16 @@ import os
 import select
 import subprocess
 import time
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import psutil
 
-from backends.launchers.request import MARKER
+from backends.launchers.request import MARKER, Command
 from compare.errors import OutputError, UnavailableError, system_reason
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import inherited
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from backends.launchers.request import Command
 
 _TICK_SECONDS = 0.5
 """Time between two ticks; each takes time from a rank."""
@@ -51,16 +47,10 @@ def supervise(
 ) -> Ending:
     """Execute a command until it ends or ``on_tick`` gives up.
 
-    Nothing of the launch is left running on this machine afterwards.
-
-    Args:
-        command: what to execute, without a shell and without input. Without one, the ranks of this
-            machine are started from another one, and only ``on_tick`` or the deadline ends them.
-        name: the launch's own name; marks every process that descends from it.
-        log: file for the output of the command.
-        deadline_seconds: maximum time for all of it.
-        on_tick: called twice a second; returns whether the launch may go on.
-        wake: a descriptor; ``on_tick`` is called at once when it can be read.
+    Nothing of the launch is left running on this machine afterwards. The command gets no shell and no input.
+    Without a command, another machine starts the ranks of this one; ``on_tick`` or the deadline ends them.
+    ``name`` marks every process that descends from the launch. ``on_tick`` is called twice a second, and at
+    once when ``wake`` can be read. It returns whether the launch may go on.
 
     Raises:
         UnavailableError: the command could not be executed.
@@ -126,11 +116,8 @@ def _wait(process: subprocess.Popen[bytes] | None, wake: int | None, seconds: fl
 def end_all(name: str, child: subprocess.Popen[bytes] | None = None) -> None:
     """End every process of a launch on this machine, also by SIGKILL.
 
-    A second Ctrl-C ends the wait between them.
-
-    Args:
-        name: the launch's name.
-        child: the launch's process that this one started, and must reap.
+    A second Ctrl-C ends the wait between them. ``child`` is the launch's process that this one started, and
+    must reap.
     """
     try:
         _end_with(_terminate, name)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 INTERRUPTED = 130
 """The exit code of an interrupted program, as in shells."""
@@ -26,13 +24,7 @@ def end_in_good_order() -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore interrupts within the block, so that a clean-up is complete.
-
-    Only the main thread receives them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Ignore interrupts within the block, so that a clean-up is complete."""
     before = ignore_interrupts()
     try:
         yield
@@ -54,7 +46,7 @@ def postponed_interrupts(react: Callable[[], object] = lambda: None) -> Iterator
         came.append(number)
         react()
 
-    before = _handled_by(note) if threading.current_thread() is threading.main_thread() else {}
+    before = _handled_by(note)
     try:
         yield
     finally:
@@ -70,6 +62,8 @@ def ignore_interrupts() -> dict[signal.Signals, Any]:
 
 
 def _handled_by(handler: Any) -> dict[signal.Signals, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}  # another thread receives none, and cannot set a handler
     before = {interrupt: signal.getsignal(interrupt) for interrupt in _INTERRUPTS}
     meant = {i: handled for i, handled in before.items() if handled is signal.default_int_handler}
     for interrupt in meant:

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from compare import data
-from compare.data import catalogue
+from compare.data import DatasetName, DatasetSource, catalogue
 from compare.errors import HostError
-from compare.launch.engines import Answer
+from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import put, python_command, require_success, run_everywhere
-from compare.schema.hosts import is_local
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from compare.data import DatasetName, DatasetSource
-    from compare.launch.engines import Carrier
-    from compare.schema.hosts import Host
+from compare.schema.hosts import Host, is_local
 
 _LOOK_SECONDS = 60.0
 _PUT_SECONDS = 600.0
@@ -61,8 +54,9 @@ def _stage(
     lacking = [host for host, its in zip(hosts, held, strict=True) if not its.directory]
     if not lacking:
         return [its.directory for its in held]
+    whom = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
     files = {path.name: path.read_bytes() for path in data.files_in(Path(source.directory))}
-    say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {_named(lacking)}")
+    say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {whom}")
     for cache in sorted({its.cache for its in held if not its.directory}):
         here = [h for h, its in zip(hosts, held, strict=True) if not its.directory and its.cache == cache]
         # Where hosts share this folder the first fills it and the others fail: what counts is what is found.
@@ -96,10 +90,6 @@ def _read(answer: Answer) -> Held:
             found=str(error),
             remedy="Is Ringside there in the same version, and is the login shell quiet?",
         ) from None
-
-
-def _named(hosts: Sequence[Host]) -> str:
-    return hosts[0].name if len(hosts) == 1 else f"{len(hosts)} hosts"
 
 
 def main(dataset: DatasetName, directory: str) -> Held:

@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from compare.analysis import Analysis
-    from compare.schema.results import Run
+from compare.analysis import Analysis
+from compare.schema.results import Run
 
 __all__ = ["RENDERERS", "render"]
 
@@ -25,11 +23,7 @@ RENDERERS = {
 def render(run: Run, analysis: Analysis, form: str, *, detail: bool = False) -> str:
     """Render a run in one format, without a newline at the end.
 
-    Args:
-        run: the run.
-        analysis: what was derived from it.
-        form: a key of ``RENDERERS``.
-        detail: also show where the sync cost goes; formats for programs always do.
+    ``detail`` also shows where the sync cost goes; formats for programs always do.
 
     Raises:
         KeyError: there is no such format.

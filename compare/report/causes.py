@@ -2,32 +2,92 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from compare.analysis import Analysis
+from compare.analysis.causes import Cause
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compare.analysis import Analysis
 
 CONDITIONS_TITLE = "Conditions that differ"
 NO_DIFFERENCE = "All conditions are the same."
+_CALLS = "{arm}'s {calls} of {size} {take} {collective_seconds}"
+_CAUSES = {
+    "oversubscription": (
+        "oversubscription",
+        "{ranks} × {threads_per_rank} wait for {cores}",
+        "Use fewer ranks or threads than cores.",
+    ),
+    "little_compute": (
+        "too little computation per step",
+        "{arm} computes for {compute_seconds}; its collectives alone take {collective_seconds}",
+        "A larger --batch-size gives communication more to overlap with.",
+    ),
+    "latency": (
+        "latency of each call",
+        _CALLS + ", {fixed_seconds} of it independent of size",
+        "Fewer, larger messages would help.",
+    ),
+    "bandwidth": (
+        "bandwidth",
+        _CALLS + ", {growing_seconds} of it proportional to size",
+        "Fewer bytes or a faster transport would help.",
+    ),
+    "background": (
+        "background tax",
+        "computation alone takes {reference_seconds} with {arm} loaded, {control_seconds} without",
+        "The library's threads use the cores, or its memory fills the caches.",
+    ),
+    "straggler": (
+        "straggler",
+        (
+            "rank {rank} on {host} computes for {compute_seconds}, "
+            "{excess_seconds} longer than the mean of all ranks ({arm})"
+        ),
+        "With any library, the other ranks wait for it.",
+    ),
+    "transport": (
+        "transport",
+        (
+            "{arm} moves {algorithm_bandwidth} by {transport}, "
+            "{other_arm} {other_algorithm_bandwidth} by {other_transport} (algbw)"
+        ),
+        "It explains part of the difference, and the library does not.",
+    ),
+}
+"""Name, evidence and advice of each cause, in the report's order."""
+_NOUNS = {"ranks": "rank", "threads_per_rank": "thread", "cores": "core", "calls": "call"}
 
 
 def causes(analysis: Analysis) -> list[str]:
     """Write a sentence for each cause, with the evidence of every arm."""
-    return [
-        f"Why: {name}{_caveat(key, analysis)}: {'; '.join(found)}. {advice}"
-        for key, (name, evidence, advice) in _CAUSES.items()
-        if (found := [evidence(cause.arm, cause.evidence) for cause in analysis.causes if cause.key == key])
-    ]
+    noisy = " (measured in noisy rounds)" if analysis.summary.noisy_rounds else ""
+    lines = []
+    for key, (name, evidence, advice) in _CAUSES.items():
+        found = [evidence.format_map(_figures(cause)) for cause in analysis.causes if cause.key == key]
+        caveat = "" if key == "oversubscription" else noisy  # which is not measured
+        if found:
+            lines.append(f"Why: {name}{caveat}: {'; '.join(found)}. {advice}")
+    return lines
 
 
-def _caveat(key: str, analysis: Analysis) -> str:
-    """Mark evidence of noisy rounds; oversubscription is not measured."""
-    noisy = key != "oversubscription" and analysis.summary.noisy_rounds
-    return " (measured in noisy rounds)" if noisy else ""
+def _figures(cause: Cause) -> dict[str, str]:
+    """Write the figures of a cause, each with its unit."""
+    seen = {"arm": cause.arm, **cause.evidence}
+    if "calls" in seen:
+        one = seen["calls"] == 1
+        size = f"{seen['message_bytes'] / seen['calls'] / 1e6:.2g} MB"
+        seen |= {"size": size if one else f"{size} on average", "take": "takes" if one else "take"}
+    if "background_seconds" in seen:
+        seen["control_seconds"] = seen["reference_seconds"] - seen["background_seconds"]
+    return {name: _spell(name, value) for name, value in seen.items()}
+
+
+def _spell(name: str, value: Any) -> str:
+    if name in _NOUNS:
+        return counted(value, _NOUNS[name])
+    if name.endswith("_seconds"):
+        return f"{value * 1e3:.2f} ms"
+    return f"{value / 1e9:.2f} GB/s" if name.endswith("_bandwidth") else str(value)
 
 
 def differences(analysis: Analysis) -> list[list[str]]:
@@ -43,91 +103,3 @@ def differences(analysis: Analysis) -> list[list[str]]:
         if condition.kind != "same"
     ]
     return [["condition", "value in each arm", "role", "why"], *rows]
-
-
-# ---- one cause ----
-
-
-def _oversubscription(_: str, seen: dict[str, Any]) -> str:
-    return (
-        f"{counted(seen['ranks'], 'rank')} × {counted(seen['threads_per_rank'], 'thread')} wait for "
-        f"{counted(seen['cores'], 'core')}"
-    )
-
-
-def _little_compute(arm: str, seen: dict[str, Any]) -> str:
-    return (
-        f"{arm} computes for {_milliseconds(seen['compute_seconds'])}; its collectives alone take "
-        f"{_milliseconds(seen['collective_seconds'])}"
-    )
-
-
-def _latency(arm: str, seen: dict[str, Any]) -> str:
-    return f"{_calls(arm, seen)}, {_milliseconds(seen['fixed_seconds'])} of it independent of size"
-
-
-def _bandwidth(arm: str, seen: dict[str, Any]) -> str:
-    return f"{_calls(arm, seen)}, {_milliseconds(seen['growing_seconds'])} of it proportional to size"
-
-
-def _calls(arm: str, seen: dict[str, Any]) -> str:
-    each = seen["message_bytes"] / seen["calls"] / 1e6
-    size = f"{each:.2g} MB" if seen["calls"] == 1 else f"{each:.2g} MB on average"
-    verb = "takes" if seen["calls"] == 1 else "take"
-    took = _milliseconds(seen["collective_seconds"])
-    return f"{arm}'s {counted(seen['calls'], 'call')} of {size} {verb} {took}"
-
-
-def _background(arm: str, seen: dict[str, Any]) -> str:
-    without = seen["reference_seconds"] - seen["background_seconds"]
-    return (
-        f"computation alone takes {_milliseconds(seen['reference_seconds'])} with {arm} loaded, "
-        f"{_milliseconds(without)} without"
-    )
-
-
-def _straggler(arm: str, seen: dict[str, Any]) -> str:
-    return (
-        f"rank {seen['rank']} on {seen['host']} computes for {_milliseconds(seen['compute_seconds'])}, "
-        f"{_milliseconds(seen['excess_seconds'])} longer than the mean of all ranks ({arm})"
-    )
-
-
-def _transport(arm: str, seen: dict[str, Any]) -> str:
-    return (
-        f"{arm} moves {_gigabytes(seen['algorithm_bandwidth'])} by {seen['transport']}, "
-        f"{seen['other_arm']} {_gigabytes(seen['other_algorithm_bandwidth'])} by {seen['other_transport']} "
-        "(algbw)"
-    )
-
-
-_CAUSES: dict[str, tuple[str, Callable[[str, dict[str, Any]], str], str]] = {
-    "oversubscription": ("oversubscription", _oversubscription, "Use fewer ranks or threads than cores."),
-    "little_compute": (
-        "too little computation per step",
-        _little_compute,
-        "A larger --batch-size gives communication more to overlap with.",
-    ),
-    "latency": ("latency of each call", _latency, "Fewer, larger messages would help."),
-    "bandwidth": ("bandwidth", _bandwidth, "Fewer bytes or a faster transport would help."),
-    "background": (
-        "background tax",
-        _background,
-        "The library's threads use the cores, or its memory fills the caches.",
-    ),
-    "straggler": ("straggler", _straggler, "With any library, the other ranks wait for it."),
-    "transport": (
-        "transport",
-        _transport,
-        "It explains part of the difference, and the library does not.",
-    ),
-}
-"""Name, evidence and advice of each cause, in the report's order."""
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
-
-
-def _gigabytes(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / 1e9:.2f} GB/s"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from compare.analysis.verdict import FIRST_LOOK
+from compare.analysis.estimate import Estimate
+from compare.analysis.summary import ArmSummary
+from compare.analysis.verdict import FIRST_LOOK, Verdict
+from compare.schema.results import Run
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compare.analysis.estimate import Estimate
-    from compare.analysis.summary import ArmSummary
-    from compare.analysis.verdict import Verdict
-    from compare.schema.results import Run
 
 COST_TITLE = "Where the sync cost goes, in ms per step (docs/measuring.md defines the terms)"
 _MIB = 1 << 20
@@ -36,7 +32,7 @@ def arm_column() -> Column:
 
 
 def speed_columns(run: Run) -> list[Column]:
-    """Show how fast the arms are, and their sync cost."""
+    """Show speed, sync cost and verdict, then the outcome."""
     baseline = run.config.baseline if len(run.config.baseline) <= _LONG_LABEL else "baseline"
     return [
         Column("samples/s", lambda arm: f"{arm.samples_per_second.mean:,.0f}"),
@@ -46,12 +42,6 @@ def speed_columns(run: Run) -> list[Column]:
         Column("efficiency", lambda arm: _percent(arm.efficiency)),
         Column(f"vs {baseline}", lambda arm: _factor(arm.speed_against_baseline)),
         Column("verdict", _verdict, is_text=True),
-    ]
-
-
-def outcome_columns() -> list[Column]:
-    """Show accuracy, memory, start-up and transport."""
-    return [
         Column("accuracy", lambda arm: f"{arm.accuracy:.2%}"),
         Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
         Column("start-up s", lambda arm: f"{arm.start_up_seconds.mean:.1f}"),
@@ -60,7 +50,7 @@ def outcome_columns() -> list[Column]:
 
 
 def cost_columns() -> list[Column]:
-    """Show the parts of an arm's sync cost, in milliseconds per step."""
+    """Show the parts of the sync cost, then the collectives alone."""
     return [
         Column("sync ms", lambda arm: _milliseconds(arm.sync_seconds)),
         Column("= exposed", lambda arm: _milliseconds(arm.detail.exposed_seconds)),
@@ -74,12 +64,6 @@ def cost_columns() -> list[Column]:
         Column("imbalance", lambda arm: _change(arm.detail.imbalance_seconds)),
         Column("skew", lambda arm: _change(arm.detail.skew_seconds)),
         Column("slowest rank", lambda arm: str(arm.detail.slowest_rank)),
-    ]
-
-
-def collective_columns() -> list[Column]:
-    """Show the collectives alone, and how busy the machine was."""
-    return [
         Column("gradient MB", lambda arm: f"{arm.detail.gradient_bytes / 1e6:.1f}"),
         Column("calls", lambda arm: str(len(arm.detail.message_bytes) or "–")),
         Column("T_iso ms", lambda arm: _milliseconds(arm.detail.collective_seconds)),

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from compare.analysis import Analysis
 from compare.analysis.estimate import Estimate
-from compare.analysis.summary import Detail, Parity
-
-if TYPE_CHECKING:
-    from compare.analysis import Analysis
-    from compare.analysis.summary import ArmSummary
-    from compare.schema.results import Run
+from compare.analysis.summary import ArmSummary, Detail, Parity
+from compare.schema.results import Run
 
 _OF_VERDICTS = ("speed_ratio", "low", "high", "level", "p", "p_adjusted", "n", "rounds_to_settle")
 

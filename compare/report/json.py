@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-if TYPE_CHECKING:
-    from compare.analysis import Analysis
-    from compare.schema.results import Run
+from compare.analysis import Analysis
+from compare.schema.results import Run
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:

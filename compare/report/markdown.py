@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from compare.analysis import Analysis
+from compare.analysis.summary import Summary
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
-from compare.report.columns import (
-    COST_TITLE,
-    arm_column,
-    collective_columns,
-    cost_columns,
-    outcome_columns,
-    speed_columns,
-)
+from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
 from compare.report.notes import headline, notes, warnings
-
-if TYPE_CHECKING:
-    from compare.analysis import Analysis
-    from compare.analysis.summary import Summary
-    from compare.report.columns import Column
-    from compare.schema.results import Run
+from compare.schema.results import Run
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render a heading line, the table, and the notes as a list."""
     summary = analysis.summary
-    parts = [f"**{headline(run)}**", "", *_table(summary, [*speed_columns(run), *outcome_columns()]), ""]
+    parts = [f"**{headline(run)}**", "", *_table(summary, speed_columns(run)), ""]
     if detail:
-        parts += [f"**{COST_TITLE}**", "", *_table(summary, [*cost_columns(), *collective_columns()]), ""]
+        parts += [f"**{COST_TITLE}**", "", *_table(summary, cost_columns()), ""]
         heading, *rows = differences(analysis)
         differing = _lines([heading, [":--"] * len(heading), *rows]) if rows else [NO_DIFFERENCE]
         parts += [f"**{CONDITIONS_TITLE}**", "", *differing, ""]

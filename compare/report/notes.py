@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from compare.analysis import Analysis
 from compare.analysis.budget import fullest_host
+from compare.analysis.conditions import Condition
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
+from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
+from compare.schema.arms import Arm
+from compare.schema.results import Run
 from compare.text import counted, numbered
 
-if TYPE_CHECKING:
-    from compare.analysis import Analysis
-    from compare.analysis.conditions import Condition
-    from compare.analysis.summary import Summary
-    from compare.schema.arms import Arm
-    from compare.schema.results import Run
-
 _HASH_DIGITS = 12
+_DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
 
 
 def headline(run: Run) -> str:
@@ -26,7 +23,7 @@ def headline(run: Run) -> str:
     length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
     return " · ".join(
         [
-            f"{config.model} on {dataset_name(run)}",
+            f"{config.model} on {_DATASETS[run.dataset.name]}",
             f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
             config.device,
             f"batch {config.batch_size_per_rank} per rank"
@@ -35,11 +32,6 @@ def headline(run: Run) -> str:
             length,
         ]
     )
-
-
-def dataset_name(run: Run) -> str:
-    """Name the data that the arms trained on."""
-    return {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}[run.dataset.name]
 
 
 # ---- warnings ----
@@ -120,7 +112,11 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_meaning(run, summary),
         *_one_process(run),
         *_end(run, summary),
-        *_noise_floor(summary),
+        *(
+            [f"Noise: differences below {summary.noise * 100:.1f} % mean nothing in this run."]
+            if summary.noise is not None
+            else []
+        ),
         *_unresolved(summary),
         *_trained_model(run, summary),
         *_parity(run, summary),
@@ -189,12 +185,6 @@ def _end(run: Run, summary: Summary) -> list[str]:
     else:
         why = "every verdict is settled" if judged else "there is no verdict to settle"
     return [f"Ended after {counted(rounds, 'round')}: {why}."]
-
-
-def _noise_floor(summary: Summary) -> list[str]:
-    if summary.noise is None:
-        return []
-    return [f"Noise: differences below {summary.noise * 100:.1f} % mean nothing in this run."]
 
 
 def _unresolved(summary: Summary) -> list[str]:

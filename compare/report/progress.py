@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Self
 
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from backends.launchers.request import Command
 from compare.analysis.step_times import step_seconds
-from compare.schema.config import total_launches
+from compare.schema.config import RunConfig, total_launches
 from compare.schema.job import Planned
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from rich.console import Console
-
-    from backends.launchers.request import Command
-    from compare.schema.config import RunConfig
-    from compare.schema.results import ArmVerification, Launch
+from compare.schema.results import ArmVerification, Launch
 
 
 class LiveProgress:
@@ -57,8 +51,12 @@ class LiveProgress:
         self._bars.stop()
 
     def _place(self, planned: Planned) -> str:
-        """Return the round, and of how many if that is known."""
-        return f"{planned.round}" + ("" if self._config.budget_seconds else f"/{self._config.rounds}")
+        """Return the round, with their number if known, and the arm."""
+        of = "" if self._config.budget_seconds else f"/{self._config.rounds}"
+        return f"round {planned.round}{of}  {planned.arm.label:<28}"
+
+    def _print(self, line: str, style: str = "dim") -> None:
+        self._console.print(line, style=style, highlight=False, markup=False)
 
     def launch_begins(self, planned: Planned) -> None:
         """Reset the bar of steps."""
@@ -77,42 +75,24 @@ class LiveProgress:
 
     def launch_restarts(self, planned: Planned, reason: str) -> None:
         """Print that a launch starts a second time."""
-        self._console.print(
-            f"round {self._place(planned)}  {planned.arm.label:<28} starts again: {reason}",
-            style="yellow",
-            highlight=False,
-            markup=False,
-        )
+        self._print(f"{self._place(planned)} starts again: {reason}", "yellow")
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
         """Print the step time of a launch."""
         self._bars.advance(self._launches)
-        self._console.print(
-            f"round {self._place(planned)}  {planned.arm.label:<28} "
-            f"{step_seconds(launch) * 1e3:8.2f} ms/step   {launch.seconds:5.1f} s in all",
-            style="dim",
-            highlight=False,
-            markup=False,
-        )
+        step = f"{step_seconds(launch) * 1e3:8.2f} ms/step"
+        self._print(f"{self._place(planned)} {step}   {launch.seconds:5.1f} s in all")
 
     def round_repeats(self, round_: int, other_load: float) -> None:
         """Print that a round is repeated, and extend the bar."""
         total = self._bars.tasks[self._launches].total
         self._bars.update(self._launches, total=total and total + len(self._config.arms))
-        self._console.print(
-            f"round {round_} is repeated: other processes used {other_load * 100:.0f} % of the CPUs",
-            style="yellow",
-            highlight=False,
-            markup=False,
-        )
+        used = f"other processes used {other_load * 100:.0f} % of the CPUs"
+        self._print(f"round {round_} is repeated: {used}", "yellow")
 
     def arm_verified(self, arm: ArmVerification) -> None:
         """Print the outcome of an arm."""
         self._bars.advance(self._launches)
         outcome = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
-        self._console.print(
-            f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s in all",
-            style="dim" if arm.proven else "red",
-            highlight=False,
-            markup=False,
-        )
+        line = f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s in all"
+        self._print(line, "dim" if arm.proven else "red")

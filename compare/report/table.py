@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from compare.analysis import Analysis
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
-from compare.report.columns import (
-    COST_TITLE,
-    arm_column,
-    collective_columns,
-    cost_columns,
-    outcome_columns,
-    speed_columns,
-)
+from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
 from compare.report.notes import headline, notes, warnings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import ConsoleOptions, RenderResult
-
-    from compare.analysis import Analysis
-    from compare.report.columns import Column
-    from compare.schema.results import Run
+from compare.schema.results import Run
 
 PLAIN_WIDTH = 200
 """Width of output that is no terminal: enough for the widest table."""
@@ -47,11 +33,6 @@ class RunTable:
     """All arms of a run side by side, one row per arm.
 
     A narrow terminal shows several tables, one below the other.
-
-    Args:
-        run: what was measured.
-        analysis: what was derived from it.
-        detail: also show where the sync cost goes.
     """
 
     def __init__(self, run: Run, analysis: Analysis, *, detail: bool = False) -> None:
@@ -62,11 +43,10 @@ class RunTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(headline(self.run), style="bold")
         if self.analysis.summary.arms:
-            yield from self._tables(console, options, [*speed_columns(self.run), *outcome_columns()])
+            yield from self._tables(console, options, speed_columns(self.run))
         if self.analysis.summary.arms and self.detail:
             yield Text(COST_TITLE, style="bold")
-            yield from self._tables(console, options, [*cost_columns(), *collective_columns()])
-        if self.analysis.summary.arms and self.detail:
+            yield from self._tables(console, options, cost_columns())
             yield Text(CONDITIONS_TITLE, style="bold")
             yield self._differences()
         yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.analysis))

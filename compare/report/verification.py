@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -10,11 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compare.report.notes import headline
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from compare.schema.results import ArmVerification, Gate, Verification
+from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
 _FIGURES = ("float64", "float32", *(f"step {step}" for step in _SHOWN_STEPS))

@@ -13,17 +13,15 @@ import difflib
 import itertools
 import math
 import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from backends import BACKENDS, Backend, Option
 from compare.errors import UsageError
 from compare.schema.environment import refusal_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 OptionValue: TypeAlias = bool | float | str
 
@@ -296,10 +294,16 @@ def _parse_value(option: Option, value: str, text: str) -> OptionValue:
                 return float(value)
     if option.kind == "count" and _COUNT.fullmatch(value) and int(value) >= option.least:
         return int(value)
+    allowed = {
+        "choice": " or ".join(option.choices),
+        "switch": "true or false",
+        "number": "a number above 0",
+        "count": f"a whole number from {option.least}",
+    }
     raise UsageError(
         f"{text}: {option.name} cannot be {value!r}.",
         found=f"{option.name}: {option.summary}.",
-        remedy=f"Use {_allowed(option)}.",
+        remedy=f"Use {allowed[option.kind]}.",
     )
 
 
@@ -311,15 +315,6 @@ def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageErro
         found=f"Did you mean {close[0]}?" if close else "",
         remedy=f"Use one of: {', '.join(known)}." if known else "It takes no options.",
     )
-
-
-def _allowed(option: Option) -> str:
-    return {
-        "choice": " or ".join(option.choices),
-        "switch": "true or false",
-        "number": "a number above 0",
-        "count": f"a whole number from {option.least}",
-    }[option.kind]
 
 
 def _spell(value: OptionValue) -> str:

@@ -129,11 +129,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def as_run_by(self, arm: Arm, slots: int) -> RunConfig:
         """Return the config that the ranks of an arm read.
 
-        An arm of one process gets the global batch, and the threads of all ranks of its host.
-
-        Args:
-            arm: one of the run's.
-            slots: ranks that other arms have on the first host.
+        An arm of one process gets the global batch, and the threads of all ranks of its host. ``slots`` are
+        the ranks that other arms have on the first host.
         """
         if not arm.one_process:
             return self
@@ -166,11 +163,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         These are the warm-up, and always the first step, which allocates buffers.
         """
         return max(1, self.warmup_steps)
-
-    @property
-    def backends(self) -> list[str]:
-        """Return the backend of every arm, in order."""
-        return [arm.backend for arm in self.arms]
 
     @property
     def control(self) -> Arm | None:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compare import PACKAGE_ROOT
 from compare.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 MASK = "***"
 """Replaces a value that only the ranks may see."""
@@ -64,9 +61,7 @@ _DECIDED_BY_LAUNCH = re.compile(
 def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
     """Return why a user may not set a variable; empty if allowed.
 
-    Args:
-        name: the name of the variable.
-        may_be_secret: whether its value is neither printed nor saved.
+    A value that ``may_be_secret`` is neither printed nor saved.
     """
     if not _SETTING.fullmatch(name):
         return "a name needs capital letters, digits and underscores, and starts with a letter"
@@ -103,11 +98,7 @@ def settings(*, threads: int, interface: str, executables: Path) -> dict[str, st
     """Return the variables that Ringside sets for every rank of every arm.
 
     The launchers' defaults differ. torchrun sets one OpenMP thread; horovodrun allows one per core.
-
-    Args:
-        threads: per rank.
-        interface: network interface of all arms.
-        executables: folder of the launchers: horovodrun looks for mpirun on PATH.
+    ``executables`` is the folder of the launchers: horovodrun looks for mpirun on PATH.
     """
     return {
         "PATH": os.pathsep.join([str(executables), os.environ.get("PATH", os.defpath)]),

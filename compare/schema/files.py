@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from compare.errors import OutputError, UsageError, system_reason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 T = TypeVar("T")
 
@@ -88,10 +85,7 @@ def _permissions() -> int:
 def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None = None) -> T:
     """Read a value that ``write_json`` wrote.
 
-    Args:
-        path: the file.
-        kind: the type of the value.
-        adapt: changes the JSON of an older version before it is converted.
+    ``adapt`` changes the JSON of an older version before it is converted.
 
     Raises:
         OutputError: the file is missing, unreadable, or not of this schema.

@@ -134,12 +134,8 @@ def is_local(host: Host) -> bool:
 def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
     """Fill the slots of hosts with ranks, in order.
 
-    Args:
-        hosts: where.
-        ranks: how many in all; None to fill every slot.
-
-    Returns:
-        The hosts that got a rank, each with as many slots as it has ranks.
+    Without a number every slot is filled. The hosts that got a rank are returned, each
+    with as many slots as it has ranks.
 
     Raises:
         UsageError: fewer than one rank, or more ranks than slots.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from compare.data.catalogue import DatasetSource
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
+from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import PassKind
-
-if TYPE_CHECKING:
-    from compare.schema.launch_files import LaunchFiles
 
 Stage = Literal[
     "start",

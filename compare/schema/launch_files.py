@@ -5,10 +5,7 @@ The witness of a rank imports this before anything heavy, so it imports the stan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 LEASE_SECONDS = 6.0
 """Maximum time between two renewals of the lease by the parent.

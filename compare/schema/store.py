@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -14,11 +15,7 @@ from compare.errors import OutputError, UsageError, system_reason
 from compare.schema.config import RunConfig
 from compare.schema.files import read_json, write_json, write_text
 from compare.schema.hostfile import format_hostfile
-from compare.schema.results import PHASES, SCHEMA_VERSION, Block, Launch, Mode, RankResult, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from compare.schema.results import PHASES, SCHEMA_VERSION, Launch, Mode, RankResult, Run
 
 RESULTS_FILE = "results.json"
 VERIFICATION_FILE = "verification.json"
@@ -137,19 +134,16 @@ def _contradictions_of(rank: RankResult) -> Iterator[str]:
     if not any(block.mode == "training" and not block.phases for block in rank.blocks):
         yield "has no timed block of training without phases."
     for number, block in enumerate(rank.blocks):
-        yield from (f"has a block, number {number}, {wrong}" for wrong in _contradictions_of_block(block))
+        where = f"has a block, number {number},"
+        if block.phases and set(block.phases) | {"forward"} != PHASES:
+            yield f"{where} with the phases {', '.join(block.phases)}."
+        if any(len(times) != block.steps for times in block.phases.values()):
+            yield f"{where} whose phases were not timed in each of its {block.steps} steps."
     group = rank.attestation.get("group")
     if not isinstance(group, dict) or not isinstance(group.get("transport"), str):
         yield "attests no transport of its group (attestation.group.transport)."
     if not isinstance(rank.attestation.get("replica", {}), dict):
         yield "attests a replica that is no object (attestation.replica)."
-
-
-def _contradictions_of_block(block: Block) -> Iterator[str]:
-    if block.phases and set(block.phases) | {"forward"} != PHASES:
-        yield f"with the phases {', '.join(block.phases)}."
-    if any(len(times) != block.steps for times in block.phases.values()):
-        yield f"whose phases were not timed in each of its {block.steps} steps."
 
 
 def _shape(rank: RankResult) -> list[tuple[Mode, int, list[str]]]:
@@ -206,9 +200,7 @@ def default_output(config: RunConfig, *, purpose: str = "") -> Path:
 def require_writable(path: Path, *, to_be_made: Path | None) -> None:
     """Check before a run that a file can be written later.
 
-    Args:
-        path: the file.
-        to_be_made: a folder that the run makes.
+    The run makes the folder ``to_be_made``.
 
     Raises:
         OutputError: its folder is missing or read-only, or it is a folder itself.

@@ -21,8 +21,7 @@ _WIDTHS = re.compile(r"mlp:([1-9][0-9]{0,9}(?:-[1-9][0-9]{0,9})+)")
 def layer_widths(model: str) -> tuple[int, ...]:
     """Return the widths of a multilayer perceptron's layers, input and output included.
 
-    Args:
-        model: a name in ``MLPS``, or ``mlp:784-4096-10``.
+    It is a name in ``MLPS``, or written as ``mlp:784-4096-10``.
 
     Raises:
         ValueError: the model is no multilayer perceptron, or is not written like one.
@@ -60,13 +59,7 @@ def require_model(model: str) -> None:
 
 
 def require(holds: bool, flag: str, found: Any, right: str) -> None:  # noqa: FBT001 -- reads as a sentence
-    """Refuse a flag's value.
-
-    Args:
-        holds: whether the value is right.
-        flag: the flag, as the user writes it.
-        found: the value.
-        right: the right values.
+    """Refuse a flag's value, and name the right ones.
 
     Raises:
         UsageError: the value is wrong.

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING
 
 import torch
 
+from backends.base import Facts, Group, Replica
 from compare.schema.environment import library_settings
-
-if TYPE_CHECKING:
-    from backends.base import Facts, Group, Replica
-    from compare.schema.job import Job
-    from compare.worker.batches import Batches
+from compare.schema.job import Job
+from compare.worker.batches import Batches
 
 
 def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:

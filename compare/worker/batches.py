@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 
 from backends.base import BackendError
+from compare.schema.config import RunConfig
 from compare.schema.workload import PIXELS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy as np
-
-    from compare.schema.config import RunConfig
 
 # Mean and standard deviation of MNIST's training pixels, as in every tutorial.
 MEAN, DEVIATION = 0.1307, 0.3081
@@ -35,11 +31,6 @@ def as_tensors(
 
     The images become (n, 784). Tensors in memory make the loop fast. The published example decodes and
     normalises image by image, in every epoch. Bytes take a quarter of the memory and of its bandwidth.
-
-    Args:
-        images: shape (n, 28, 28), uint8.
-        labels: shape (n,).
-        device: that trains.
     """
     pixels = torch.from_numpy(images).view(len(images), PIXELS).to(device)
     return pixels, torch.from_numpy(labels).to(device, torch.int64)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
-from backends.base import BackendError
+from backends.base import BackendError, Group, Replica
+from compare.schema.config import RunConfig
+from compare.schema.job import Job
 from compare.schema.results import Block, Mode
 from compare.worker.clock import PhaseClock, read_clock, time_work
-from compare.worker.loop import train
+from compare.worker.loop import Batch, train
+from compare.worker.watchdog import Watchdog
 from compare.worker.workload import build_model, optimizer_maker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
-    from backends.base import Group, Replica
-    from compare.schema.config import RunConfig
-    from compare.schema.job import Job
-    from compare.worker.loop import Batch
-    from compare.worker.watchdog import Watchdog
 
 BLOCK_STEPS = 30
 """Steps in a block."""
@@ -49,13 +44,8 @@ def plan_blocks(steps: int, order: random.Random, *, reference: bool, cycle: int
     """Split steps into blocks, and add blocks of the reference.
 
     A reference block stands directly before or after a training block of the same length. So drift affects
-    both equally. The middle pair is timed phase by phase.
-
-    Args:
-        steps: training steps in all, a multiple of ``cycle``.
-        order: decides which of a pair is first; it has the same seed on every rank.
-        reference: whether there is one.
-        cycle: every block is a whole multiple of it.
+    both equally. The middle pair is timed phase by phase. ``steps`` is a multiple of ``cycle``, and so is
+    every block. ``order`` decides which of a pair is first; it has the same seed on every rank.
     """
     sizes = split_into_blocks(steps, cycle=cycle)
     middle = len(sizes) // 2 if len(sizes) > 1 else None

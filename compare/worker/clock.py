@@ -6,12 +6,10 @@ The clock is read only when the device is idle, or by the device itself.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def read_clock(device: torch.device) -> int:

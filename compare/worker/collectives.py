@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from backends.base import Collectives, Group, Replica
 from compare.schema.results import Sweep
 from compare.worker.clock import read_clock, time_together
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from backends.base import Collectives, Group, Replica
 
 _STEP_SAMPLES = 6
 _MOST_CALLS, _BYTES_AT_ONCE = 10, 100_000_000
@@ -32,10 +28,7 @@ def time_collectives(
 ) -> tuple[list[int], list[int]]:
     """Time a step's collectives alone.
 
-    Args:
-        collectives: those of one step, if they can run alone.
-        group: of all ranks.
-        note: called before some calls, with their number.
+    ``note`` is called before some calls, with their number.
 
     Returns:
         The bytes of each collective, and for each sample the nanoseconds of all of them.
@@ -78,13 +71,8 @@ def time_alone(
     """Time one step's collectives alone, in nanoseconds per sample.
 
     As in nccl-tests, several calls follow each other between two reads of the clock. Each waits for all
-    ranks, and keeps them closer together than a barrier could.
-
-    Args:
-        work: runs them once.
-        barrier: of all ranks.
-        device: that holds the tensors.
-        nbytes: size of what one call averages; the larger, the fewer calls.
+    ranks, and keeps them closer together than a barrier could. The more bytes one call averages, the fewer
+    calls.
     """
     calls = calls_in_a_row(nbytes)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from compare.worker.workload import loss_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import nn
-
     from backends.base import Replica
 
-    Batch = tuple[torch.Tensor, torch.Tensor]
-
+Batch = tuple[torch.Tensor, torch.Tensor]
 EVALUATION_BATCH = 1000
 
 
@@ -29,13 +26,8 @@ def train(
 ) -> None:
     """Take training steps.
 
-    Nothing is printed, copied to the host or allocated meanwhile.
-
-    Args:
-        replica: the arm's.
-        batches: of its shard.
-        steps: how many.
-        on_phase: called with the name of every phase that has ended; ``forward`` includes the fetch.
+    Nothing is printed, copied to the host or allocated meanwhile. ``on_phase`` gets the name of every phase
+    that has ended; ``forward`` includes the fetch.
     """
     passes = replica.passes_per_step
     for _ in range(steps):
@@ -57,12 +49,8 @@ def evaluate(
 ) -> tuple[int, int, float]:
     """Test a model on one shard of the test set.
 
-    Args:
-        model: whole.
-        images: all of the test set.
-        labels: of the images.
-        shard: (index, count); the shards together hold every sample once.
-        on_batch: called before every ``EVALUATION_BATCH`` samples.
+    The shard is (index, count); all shards together hold every sample once. ``on_batch`` is called before
+    every ``EVALUATION_BATCH`` samples.
 
     Returns:
         The number of right samples, the number of samples, and the sum of their losses.

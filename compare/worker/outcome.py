@@ -8,17 +8,15 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from backends.base import Placement
 from compare.errors import OutputError
 from compare.schema.environment import EXPORTED
 from compare.schema.files import read_json, write_json
 from compare.schema.job import Job, RankFailure
+from compare.schema.launch_files import LaunchFiles
 from compare.worker.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from backends.base import Placement
-    from compare.schema.launch_files import LaunchFiles
 
 
 def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:

@@ -19,28 +19,23 @@ import gc
 import hashlib
 import math
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import nn
 
+from backends.base import MakeOptimizer, Replica
+from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
-from compare.schema.results import ParityPass
+from compare.schema.results import ParityPass, PassKind
 from compare.worker.batches import Batches
-from compare.worker.loop import train
+from compare.worker.loop import Batch, train
 from compare.worker.workload import build_model, loss_function, optimizer_maker
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from backends.base import MakeOptimizer, Replica
-    from compare.schema.config import RunConfig
-    from compare.schema.results import PassKind
-    from compare.worker.loop import Batch
-
-    MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
+MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
 
 _SAMPLES = 8
 """Samples of a step, and at least one for each rank.
@@ -83,16 +78,9 @@ def prove(
 
     Every rank calls it at the same point. All ranks train the reference for one step, so that each can
     compare its first update. One rank leads, and trains the reference to the end. Equal hashes extend its
-    result to the others.
-
-    Args:
-        make_replica: makes the arm's replica of a model.
-        data: real samples.
-        config: the run's.
-        kind: ``float64`` and ``float32`` by plain SGD; ``as run`` in float32 with the run's own optimizer.
-        note: called before every step with the seconds of the last one.
-        leads: whether this rank trains the reference to the end.
-        brief: train ``_FEW_STEPS`` if the model is large, so that a launch starts soon.
+    result to the others. The passes ``float64`` and ``float32`` train by plain SGD; ``as run`` in float32
+    with the run's own optimizer. ``note`` is called before every step with the seconds of the last one. A
+    ``brief`` pass of a large model takes ``_FEW_STEPS``, so that a launch starts soon.
     """
     begun = time.monotonic()
     config = _shortened(config, kind)
@@ -170,11 +158,7 @@ class _Reference:
 
     @torch.no_grad()
     def compare_update(self, found: nn.Module) -> _Update:
-        """Compare another model's update from the same start.
-
-        Raises:
-            ValueError: the start was dropped.
-        """
+        """Compare another model's update from the same start."""
         along, apart, whole = 0.0, 0.0, 0.0
         for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
             right, wrong = (e - s).flatten(), (f - e).flatten()

@@ -8,38 +8,30 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
 import backends
-from backends.base import BackendError
+from backends.base import BackendError, Group, MakeOptimizer, Placement, Replica
 from compare import data
 from compare.schema.arms import CONTROL
-from compare.schema.job import PASSES
-from compare.schema.results import Evaluation, Moments, RankResult
+from compare.schema.job import PASSES, Job, Stage
+from compare.schema.results import Block, Evaluation, MachineUse, Moments, ParityPass, RankResult, Sweep
 from compare.worker.attest import attest
 from compare.worker.batches import Batches, as_tensors, normalise
-from compare.worker.blocks import FIRST_STEPS, Side, make_reference, train_blocks, untimed_steps
+from compare.worker.blocks import FIRST_STEPS, Side, Sides, make_reference, train_blocks, untimed_steps
 from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
 from compare.worker.loop import EVALUATION_BATCH, evaluate, train
 from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
 from compare.worker.parity import Data, hash_parameters, prove
+from compare.worker.watchdog import Watchdog
 from compare.worker.workload import build_model, optimizer_maker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import nn
-
-    from backends.base import Group, MakeOptimizer, Placement, Replica
-    from compare.schema.job import Job, Stage
-    from compare.schema.results import Block, MachineUse, ParityPass, Sweep
-    from compare.worker.blocks import Sides
-    from compare.worker.watchdog import Watchdog
 
 _WARM_UP_PIECE = 10
 
@@ -234,12 +226,7 @@ def _take_first_step(own: Side, device: torch.device) -> float:
 def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
     """Train the warm-up after its first step; return a step's seconds.
 
-    Args:
-        own: the side that trains.
-        steps: all steps of the warm-up, with the first.
-        device: that trains.
-        watchdog: records the progress.
-        step_seconds: time of the first step, the slowest of all.
+    ``steps`` includes the first one; ``step_seconds`` is its time, the slowest of all.
     """
     done = 1
     while done < steps:

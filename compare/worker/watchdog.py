@@ -13,12 +13,10 @@ import faulthandler
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from compare.schema.job import Progress, Stage, note_progress, open_progress
-
-if TYPE_CHECKING:
-    from compare.schema.launch_files import LaunchFiles
+from compare.schema.launch_files import LaunchFiles
 
 SLACK = 3.0
 """Factor by which work may exceed its expected time."""
@@ -45,8 +43,7 @@ class Watchdog:
     def start(self, *, limit_seconds: float) -> None:
         """Start the timer and handle SIGTERM; call it from the main thread.
 
-        Args:
-            limit_seconds: maximum time until the next record, where it is longer than the stall.
+        The next record may take ``limit_seconds``, where that is longer than the stall.
         """
         faulthandler.enable()  # a crash in a library leaves its stack in the log
         stacks = os.open(self._files.stacks(self._rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -66,13 +63,8 @@ class Watchdog:
     def note(self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0) -> None:
         """Record what the rank does next, and restart the timer.
 
-        It takes some 0.1 ms, so timed code calls it only once in seconds.
-
-        Args:
-            stage: what comes next.
-            step: training steps done.
-            expected_seconds: time that it should take, where it is known. The limit is ``SLACK`` times as
-                long, or the stall where that is longer.
+        It takes some 0.1 ms, so timed code calls it only once in seconds. The limit is ``SLACK`` times the
+        expected time, or the stall where that is longer.
         """
         self._expect(stage, step, SLACK * expected_seconds)
 

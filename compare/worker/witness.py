@@ -17,15 +17,11 @@ import shutil
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 from compare.schema.environment import SCRATCH
-from compare.schema.launch_files import LEASE_SECONDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from compare.schema.launch_files import LaunchFiles
+from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 KILL_SECONDS = 2.0
 """Maximum time for a rank to exit after a signal.
@@ -92,11 +88,7 @@ class _Witness:
             os._exit(1)
 
     def _wait(self) -> int:
-        """Forward signals and check the lease until the rank exits.
-
-        Returns:
-            The wait status of the rank.
-        """
+        """Forward signals and check the lease; return the rank's wait status."""
         while True:
             received = signal.sigtimedwait(_AWAITED, self._timeout_seconds())
             status = self._status()

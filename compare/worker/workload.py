@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from backends.base import BackendError
+from compare.schema.config import RunConfig
 from compare.schema.workload import CLASSES, layer_widths
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from compare.schema.config import RunConfig
 
 loss_function = nn.functional.cross_entropy
 

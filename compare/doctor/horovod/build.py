@@ -16,8 +16,8 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import filelock
 import psutil
@@ -27,13 +27,8 @@ from backends.launchers import find_launcher
 from compare.doctor import availability
 from compare.doctor.horovod import recipe as recipes
 from compare.doctor.horovod.command import Commands, minutes
-from compare.doctor.horovod.recipe import HOROVOD_SDIST_SHA256, HOROVOD_VERSION, TOOLCHAIN
+from compare.doctor.horovod.recipe import HOROVOD_SDIST_SHA256, HOROVOD_VERSION, TOOLCHAIN, Gpu, Recipe
 from compare.errors import UnavailableError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from compare.doctor.horovod.recipe import Gpu, Recipe
 
 # setup.py imports setuptools and packaging. pip would fetch its setup_requires (cffi and the rest) without
 # our constraints. From Python 3.12 on setuptools also provides the distutils that horovodrun imports.
@@ -57,10 +52,8 @@ def install_horovod(
 ) -> None:
     """Install Horovod for the installed torch, by a build if necessary.
 
-    Args:
-        constraints: a pip constraints file for the requirements of the build.
-        force: build again, even if the right wheel is installed or in the cache.
-        console: for the progress; standard error by default.
+    The constraints file is for the requirements of the build. ``force`` builds again, even if the right wheel
+    is there. The progress goes to standard error by default.
 
     Raises:
         UnavailableError: torch, a compiler or another tool is missing, or the build failed; then the error

@@ -10,13 +10,12 @@ import signal
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from compare.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from rich.console import Console
 
 _SHOWN_LINES = 6
@@ -35,12 +34,7 @@ _ECHO = re.compile(
 
 
 class Commands:
-    """Runs commands one after the other.
-
-    Args:
-        console: for the progress.
-        log: takes all output.
-    """
+    """Runs commands one after the other."""
 
     def __init__(self, console: Console, log: TextIO) -> None:
         self.console = console
@@ -48,11 +42,6 @@ class Commands:
 
     def run(self, title: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Run one command to its end.
-
-        Args:
-            title: what it does, for the progress line.
-            command: an argument list.
-            environment: all of it; by default that of this process.
 
         Raises:
             UnavailableError: the command failed; with its error lines and the log.

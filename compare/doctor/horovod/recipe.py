@@ -18,14 +18,12 @@ import subprocess
 import sys
 import sysconfig
 import urllib.parse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from compare.doctor import availability
 from compare.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HOROVOD_VERSION = "0.28.1"
 HOROVOD_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -66,26 +64,22 @@ class Recipe:
     """Everything that a compiled Horovod depends on.
 
     Only equal recipes share a wheel.
-
-    Args:
-        torch: version with its local tag (``2.13.0+cpu``).
-        python: interpreter tag (``cp311``).
-        platform: operating system, processor and C library.
-        mpi: name and version of the MPI, or ``gloo`` for a build without one.
-        gpu: CUDA, NCCL and compute capabilities, or ``cpu``.
-        environment: the variables that change what the compiler produces, sorted.
-        toolchain: ``horovod.cmake`` without its comments.
-        horovod: version of Horovod.
-        source: SHA-256 of its source distribution.
     """
 
     torch: str
+    """Its version with the local tag: ``2.13.0+cpu``."""
     python: str
+    """The interpreter's tag: ``cp311``."""
     platform: str
+    """Operating system, processor and C library."""
     mpi: str
+    """Name and version, or ``gloo`` for a build without one."""
     gpu: str
+    """CUDA, NCCL and compute capabilities, or ``cpu``."""
     environment: tuple[tuple[str, str], ...]
+    """The variables that change what the compiler produces, sorted."""
     toolchain: str
+    """``horovod.cmake`` without its comments."""
     horovod: str = HOROVOD_VERSION
     source: str = HOROVOD_SDIST_SHA256
 

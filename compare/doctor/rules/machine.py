@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
-from compare.doctor.facts import different, with_facts
+from compare.doctor.facts import ExaminedHost, Facts, Finding, Level, different, with_facts
 from compare.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from compare.doctor.facts import ExaminedHost, Facts, Finding, Level
 
 CLOCK_SECONDS = 1.0
 """Maximum difference between clocks.

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from compare.doctor.facts import different, with_facts
+from compare.doctor.facts import ExaminedHost, Facts, Finding, Interface, Level, different, with_facts
 from compare.text import listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from compare.doctor.facts import ExaminedHost, Facts, Finding, Interface, Level
 
 _SLOW_LOOKUP_SECONDS = 1.0
 

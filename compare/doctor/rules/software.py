@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from compare.doctor.facts import OLDEST_PYTHON, different, usual, with_software
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from compare.doctor.facts import ExaminedHost, Facts, Finding, Installation, Level, Topic
+from compare.doctor.facts import (
+    OLDEST_PYTHON,
+    ExaminedHost,
+    Facts,
+    Finding,
+    Installation,
+    Level,
+    Topic,
+    different,
+    usual,
+    with_software,
+)
 
 MPI_WHEELS = "pip install 'ringside[mpi]'"
 

@@ -12,9 +12,9 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compare import __version__
 from compare.errors import HostError, OutputError, RingsideError, UnavailableError, system_reason
@@ -26,6 +26,7 @@ from compare.launch.agent.protocol import (
     FileChunk,
     FileContent,
     FindPort,
+    Message,
     MessagePipe,
     Port,
     ProtocolError,
@@ -34,18 +35,12 @@ from compare.launch.agent.protocol import (
     Start,
     Started,
 )
-from compare.launch.engines import Answer
+from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
 from compare.launch.signals import postponed_interrupts
 from compare.schema.files import write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from compare.launch.agent.protocol import Message
-    from compare.launch.engines import Carrier
-    from compare.schema.hosts import Host
-    from compare.schema.launch_files import LaunchFiles
+from compare.schema.hosts import Host
+from compare.schema.launch_files import LaunchFiles
 
 START_SECONDS = 60.0
 """Maximum time for an agent's first message.
@@ -68,13 +63,7 @@ _STDERR_READS = 8
 
 
 class Connection:
-    """The connection to the agent on one host.
-
-    Args:
-        host: where the agent runs.
-        python: the interpreter there.
-        carrier: how the host is reached.
-    """
+    """The connection to the agent on one host."""
 
     def __init__(self, host: Host, *, python: str, carrier: Carrier) -> None:
         self.host = host
@@ -113,10 +102,8 @@ class Connection:
     def start(self, launch: Start, files: LaunchFiles | None) -> None:
         """Start a launch on the host.
 
-        Args:
-            launch: the launch.
-            files: where its files are mirrored; None where the agent works in the run's own folder. The
-                host's name is added to that of the launcher's log, because every host has one.
+        Its files are mirrored into ``files``, except where the agent works in the run's own folder. The
+        host's name is added to that of the launcher's log, because every host has one.
         """
         self.exited, self._refused, self._files = None, None, files
         self.started = False
@@ -222,15 +209,14 @@ class Connection:
         # A host can write no file outside the folder of the launch.
         if self._files is None or Path(message.name).name != message.name or message.name[:1] in {"", "."}:
             raise ProtocolError(f"unexpected file: {message.name}")
-        path = self._files.directory / self._name_here(message.name, self._files)
+        log, name = self._files.launcher_log, message.name
+        path = self._files.directory / (
+            f"{log.stem}-{self.host.name}{log.suffix}" if name == log.name else name
+        )
         if isinstance(message, FileContent):
             write_text(path, message.data.decode())
         else:
             _write_at(path, message.offset, message.data)
-
-    def _name_here(self, name: str, files: LaunchFiles) -> str:
-        log = files.launcher_log
-        return f"{log.stem}-{self.host.name}{log.suffix}" if name == log.name else name
 
     def _require_alive(self) -> None:
         if self._pipe.closed:
@@ -287,16 +273,10 @@ def attend(
     *,
     lost: dict[Connection, RingsideError] | None = None,
 ) -> bool:
-    """Exchange messages with agents until a condition holds.
+    """Exchange messages with agents; return whether a condition came true.
 
-    Args:
-        agents: the connections to them.
-        until: the condition, checked after every message.
-        seconds: maximum time.
-        lost: receives the error of an agent, if given; otherwise the error is raised.
-
-    Returns:
-        Whether the condition holds.
+    It is checked after every message. ``lost`` receives the error of an agent; without it the error is
+    raised.
 
     Raises:
         RingsideError: see ``Connection.tick``.

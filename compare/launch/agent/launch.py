@@ -10,17 +10,13 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
 from compare.launch.agent.mirror import Mirror
-from compare.launch.agent.protocol import End, Exited, Refused, Started
+from compare.launch.agent.protocol import End, Exited, MessagePipe, Refused, Start, Started
 from compare.launch.processes import supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
-
-if TYPE_CHECKING:
-    from compare.launch.agent.protocol import MessagePipe, Start
 
 _PUSH_SECONDS = 0.05
 """Maximum time to wait for a full pipe between two ticks."""

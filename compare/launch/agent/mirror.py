@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from compare.launch.agent.protocol import BACKLOG_BYTES, FileChunk, FileContent
+from compare.launch.agent.protocol import BACKLOG_BYTES, FileChunk, FileContent, MessagePipe
 from compare.schema.launch_files import LaunchFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from compare.launch.agent.protocol import MessagePipe
 
 _CHUNK_BYTES = 1 << 16
 _RECORD = LaunchFiles(Path()).exit(0).suffix
@@ -21,11 +16,8 @@ _RECORD = LaunchFiles(Path()).exit(0).suffix
 class Mirror:
     """Sends new content: JSON and exit records whole, others in chunks.
 
-    The exit record of a rank comes last, after everything that the rank wrote.
-
-    Args:
-        directory: the folder; folders below it are left out.
-        known: names of files that the parent has already.
+    The exit record of a rank comes last, after everything that the rank wrote. Folders below ``directory``
+    are left out, and files that the parent has already (``known``).
     """
 
     def __init__(self, directory: Path, known: set[str]) -> None:

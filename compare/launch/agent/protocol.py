@@ -10,12 +10,9 @@ import contextlib
 import os
 import select
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ALIVE_SECONDS = 0.5
 """Time between two keep-alive messages of either end."""
@@ -143,12 +140,7 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class MessagePipe:
-    """One end of the two pipes.
-
-    Args:
-        read: descriptor of the messages from the other end.
-        write: descriptor of the messages to the other end.
-    """
+    """One end of the two pipes."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read = read

@@ -7,16 +7,13 @@ All else is the same for every engine: ``fanout`` runs a command on many hosts, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
+from compare.errors import HostError
+from compare.schema.hosts import Host
 from compare.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from compare.errors import HostError
-    from compare.schema.hosts import Host
 
 STREAM_BYTES = 1 << 20
 """Maximum size of what one host may send on each stream."""
@@ -69,10 +66,6 @@ class Carrier(Protocol):
 
         Both call a program named ``ssh``. It belongs at ``bin/ssh``, and ``bin`` first on their PATH.
 
-        Args:
-            folder: where the files will be.
-            hosts: all hosts of the run.
-
         Returns:
             Their contents, by their names below the folder; none where every host is this machine.
 
@@ -82,14 +75,10 @@ class Carrier(Protocol):
 
 
 class Allocation(NamedTuple):
-    """The hosts of a run, and the way to reach them.
-
-    Attributes:
-        hosts: each with as many slots as it has ranks.
-        carrier: how they are reached.
-    """
+    """The hosts of a run, and the way to reach them."""
 
     hosts: tuple[Host, ...]
+    """Each with as many slots as it has ranks."""
     carrier: Carrier
 
 

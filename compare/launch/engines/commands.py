@@ -8,18 +8,13 @@ from __future__ import annotations
 import io
 import resource
 import tarfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from compare import PACKAGE_ROOT
 from compare.errors import HostError
-from compare.launch.engines import STREAM_BYTES, Answer, named
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from compare.launch.engines import Carrier
-    from compare.schema.hosts import Host
+from compare.launch.engines import STREAM_BYTES, Answer, Carrier, named
+from compare.schema.hosts import Host
 
 NOT_FOUND = (126, 127)
 """Statuses of a shell, or env, that cannot execute a program."""
@@ -70,15 +65,8 @@ def run_everywhere(
 ) -> list[Answer]:
     """Execute one command on all hosts at the same time.
 
-    Args:
-        hosts: where.
-        argv: what; a shell sees it only where the carrier needs one, quoted.
-        carrier: how hosts are reached.
-        timeout_seconds: maximum time for each host, from its own start.
-        stdin: what the command reads, the same on every host.
-
-    Returns:
-        An answer for every host, in their order; see ``host_error`` and ``require_success``.
+    A shell sees ``argv`` only where the carrier needs one, quoted. The time of each host counts from its own
+    start. The answers are in the order of hosts; see ``host_error`` and ``require_success``.
 
     Raises:
         UnavailableError: the carrier's program is not installed.

@@ -11,13 +11,11 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
 
 from compare.launch.engines import STREAM_BYTES
 from compare.launch.signals import postponed_interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _PIECE_BYTES = 1 << 16
 _EXIT_SECONDS = 0.5
@@ -49,11 +47,7 @@ def execute(
 ) -> list[Outcome]:
     """Execute commands side by side, each with the same input.
 
-    Args:
-        commands: what to execute, without a shell; each is taken when its turn comes.
-        stdin: the input of each.
-        timeout_seconds: maximum time for each, from its own start.
-        at_once: how many may run at the same time.
+    Each command is taken when its turn comes. Its time counts from its own start.
 
     Raises:
         KeyboardInterrupt: an interrupt came; no process is left.

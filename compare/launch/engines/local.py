@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from compare.errors import HostError
-from compare.launch.engines import named
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from compare.launch.engines import Answer
-    from compare.schema.hosts import Host
+from compare.launch.engines import Answer, named
+from compare.schema.hosts import Host
 
 
 class Local(msgspec.Struct, frozen=True):

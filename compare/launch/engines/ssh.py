@@ -13,21 +13,15 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from compare.errors import HostError, UnavailableError
-from compare.launch.engines import named
+from compare.launch.engines import Answer, named
 from compare.launch.engines.local import Local
-from compare.schema.hosts import is_local
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from compare.launch.engines import Answer
-    from compare.schema.hosts import Host
+from compare.schema.hosts import Host, is_local
 
 _FAILED = 255
 """The status of an ssh that failed itself.
