@@ -203,3 +203,11 @@ def test_run_on_the_stand_in_digits_states_it_on_the_table(tmp_path, requires_ba
     assert done.returncode == 0, done.stderr
     assert "scikit-learn's digits (NOT MNIST)" in done.stdout
     assert "MNIST is not available" in done.stdout
+
+
+def test_dry_run_prints_every_command_and_starts_nothing(tmp_path, every_backend):
+    done = compare(*RUN, "--backend", "ddp,horovod,mpi", "--output", tmp_path / "run", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    for launcher in ("torchrun", "horovodrun", "mpirun"):
+        assert f"/{launcher} " in done.stdout
+    assert not (tmp_path / "run").exists()

@@ -12,7 +12,11 @@ from tests.lab.hosts import why_no_rate_limit
 pytestmark = pytest.mark.lab
 
 
-@pytest.mark.parametrize("slots", [(1, 1), (1, 1, 1, 1), (2, 2), (2, 1)], ids=lambda s: "+".join(map(str, s)))
+SLOTS = [(2, 1), (1, 1, 1, 1), pytest.param((1, 1), marks=pytest.mark.rest)]
+SLOTS += [pytest.param((2, 2), marks=pytest.mark.rest)]
+
+
+@pytest.mark.parametrize("slots", SLOTS, ids=lambda s: "+".join(map(str, s)))
 def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir, every_backend, slots):
     lab = make_lab(len(slots))
     done = compare(
