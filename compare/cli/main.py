@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,13 +14,15 @@ import typer
 from compare import __version__
 from compare.cli import aa, backends, data, doctor, install, report, run, streams, verify
 from compare.cli.console import print_error, print_notes
-from compare.errors import OutputError, RingsideError, system_reason
+from compare.errors import OutputError, RingsideError, UnavailableError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
 
 EITHER_SPELLING = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
     "help_option_names": ["-h", "--help"],
 }
+
+_REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 EXIT_CODES = {
     0: "done",
@@ -87,6 +90,12 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str) -> None:
             print_notes(interrupt)
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
+            if error.errno in _REFUSALS:
+                raise UnavailableError(
+                    "The system refuses another process or open file.",
+                    found=f"{system_reason(error)}.",
+                    remedy="Raise its limits (`ulimit -a` shows them), or end other programs.",
+                ) from error
             # ``Path`` raises for a name that is too long, and for a folder that may not be searched.
             if error.filename is None:
                 raise

@@ -78,7 +78,7 @@ def examine(
     connect to a port of the first.
 
     Raises:
-        UnavailableError: there is no ssh here.
+        UnavailableError: the carrier's program is missing here.
     """
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * len(hosts)
     examined = _look(hosts, python, carrier, seconds, _arguments(hosts, quick=quick))
@@ -109,7 +109,7 @@ def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> tuple[Examination
 
     Raises:
         HostError: names every host that cannot be used, each with its fix.
-        UnavailableError: there is no ssh here.
+        UnavailableError: the carrier's program is missing here.
     """
     examination = examine(hosts, carrier=carrier, python=sys.executable, quick=True)
     problems = examination.of("problem")

@@ -78,7 +78,7 @@ def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
     """
     with open_hosts(request, say) as cluster:
         config, _ = settle(request, cluster)
-        directory = request.output or default_output(config)
+        directory = (request.output or default_output(config)).resolve()
         sections: Plan = []
         for number, arm in enumerate(order_of(config, 1), start=1):
             sections += _plan_launch(config, Planned(number, 1, arm), directory, cluster)

@@ -80,12 +80,12 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     cluster.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
     baseline = choose_baseline(request.baseline, arms)
-    if draft.comparisons is not None:
-        arms = twins(arms[0])
+    if draft.comparisons is None:
+        arms = with_control(arms, control=request.control)
+    else:
+        arms = _twins(arms[0])
         baseline = arms[0].label
-    config = msgspec.structs.replace(
-        draft, arms=with_control(arms, control=request.control), baseline=baseline, device=device
-    )
+    config = msgspec.structs.replace(draft, arms=arms, baseline=baseline, device=device)
     return config, left_out
 
 
@@ -195,6 +195,15 @@ def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
             found=f"torch supports {' and '.join(arm.cuda_only)} on CUDA alone.",
             remedy="Use --device cuda, or another choice.",
         )
+
+
+def _twins(arm: Arm) -> tuple[Arm, ...]:
+    if not arm.synchronises:
+        raise UsageError(
+            f"An A/A test needs an arm that synchronises, which {arm.label} does not.",
+            remedy="Name another --backend.",
+        )
+    return twins(arm)
 
 
 def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:

@@ -54,6 +54,12 @@ def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None)
         UsageError: this machine has no such interface that is up.
     """
     interface = asked or LOOPBACK
+    if interface not in addresses and asked is None:
+        raise UsageError(
+            f"The loopback interface {LOOPBACK} is not up.",
+            found=f"Up: {', '.join(addresses) or 'none'}.",
+            remedy=f"Start it with `ip link set {LOOPBACK} up`, or name another --interface.",
+        )
     if interface not in addresses:
         raise UsageError(
             f"--interface {interface}: this machine has no such interface that is up.",
@@ -64,7 +70,7 @@ def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None)
 
 
 def in_network(address: str, network: Network) -> bool:
-    """Whether an address such as 10.0.0.2/24 belongs to the network."""
+    """Return whether an address such as 10.0.0.2/24 belongs to the network."""
     if network.network == network.interface:
         return True
     return ipaddress.ip_interface(address).ip in ipaddress.ip_network(network.network)

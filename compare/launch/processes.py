@@ -44,13 +44,15 @@ def supervise(
     deadline_seconds: float,
     on_tick: Callable[[], bool],
     wake: int | None = None,
+    while_waiting: Callable[[], None] = lambda: None,
 ) -> Ending:
     """Execute a command until it ends or ``on_tick`` gives up.
 
     Nothing of the launch is left running on this machine afterwards. The command gets no shell and no input.
     Without a command, another machine starts the ranks of this one; ``on_tick`` or the deadline ends them.
     ``name`` marks every process that descends from the launch. ``on_tick`` is called twice a second, and at
-    once when ``wake`` can be read. It returns whether the launch may go on.
+    once when ``wake`` can be read. It returns whether the launch may go on. Processes may take seconds to
+    exit; ``while_waiting`` is called meanwhile.
 
     Raises:
         UnavailableError: the command could not be executed.
@@ -69,7 +71,7 @@ def supervise(
             _wait(process, wake, _TICK_SECONDS)
         return Ending(process.returncode, time.monotonic() - began)
     finally:
-        end_all(name, process)
+        end_all(name, process, while_waiting)
 
 
 def _open(log: Path) -> BinaryIO:
@@ -113,18 +115,22 @@ def _wait(process: subprocess.Popen[bytes] | None, wake: int | None, seconds: fl
         events.poll(seconds * 1000)
 
 
-def end_all(name: str, child: subprocess.Popen[bytes] | None = None) -> None:
+def end_all(
+    name: str,
+    child: subprocess.Popen[bytes] | None = None,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> None:
     """End every process of a launch on this machine, also by SIGKILL.
 
     A second Ctrl-C ends the wait between them. ``child`` is the launch's process that this one started, and
-    must reap.
+    must reap. ``while_waiting`` is called again and again until they have exited.
     """
     try:
-        _end_with(_terminate, name)
+        _end_with(_terminate, name, while_waiting)
     finally:
         with uninterrupted():
-            _end_with(_kill_but_trackers, name)
-            _end_with(psutil.Process.kill, name)
+            _end_with(_kill_but_trackers, name, while_waiting)
+            _end_with(psutil.Process.kill, name, while_waiting)
             if child:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=_GRACE_SECONDS)
@@ -145,7 +151,7 @@ def _kill_but_trackers(process: psutil.Process) -> None:
         process.kill()
 
 
-def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:
+def _end_with(end: Callable[[psutil.Process], None], name: str, while_waiting: Callable[[], None]) -> None:
     signalled: set[psutil.Process] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
     # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
@@ -158,6 +164,7 @@ def _end_with(end: Callable[[psutil.Process], None], name: str) -> None:
         signalled.update(left)
         if time.monotonic() > deadline:
             return
+        while_waiting()
         time.sleep(_POLL_SECONDS)
 
 

@@ -36,6 +36,7 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
             deadline_seconds=start.deadline_seconds,
             on_tick=launch.tick,
             wake=pipe.fileno(),
+            while_waiting=launch.keep_alive,
         )
         launch.send_the_rest()
     except RingsideError as error:
@@ -76,6 +77,12 @@ class _Launch:
         self._pipe.keep_alive()
         return not (ordered_to_end or self.is_abandoned())
 
+    def keep_alive(self) -> None:
+        """Exchange keep-alive messages with the parent."""
+        for _ in self._pipe.receive():
+            pass
+        self._pipe.keep_alive()
+
     def send_the_rest(self) -> None:
         """Send all files to their end, as long as the parent reads."""
         while (self._mirror and not self._mirror.send(self._pipe)) or self._pipe.backlog_bytes:
@@ -97,10 +104,11 @@ class _Launch:
         try:
             os.utime(self.files.lease)
         except OSError as error:
+            again = "Run again with another --output." if self._mirror is None else "Run again."
             raise OutputError(
-                f"The run's folder {self.files.directory} can no longer be written.",
+                f"The launch's folder {self.files.directory} can no longer be written.",
                 found=system_reason(error),
-                remedy="Was it removed, or its disk taken away? Run again with another --output.",
+                remedy=f"Was it removed, or its disk taken away? {again}",
             ) from None
 
 

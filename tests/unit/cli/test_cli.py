@@ -285,6 +285,19 @@ def test_report_with_detail_shows_where_the_cost_goes(compare):
 # ---- how a run ends ----
 
 
+def test_aa_of_the_control_is_refused(compare):
+    ended = compare("aa", "--backend", "none", "--dataset", "digits")
+    assert ended.code == USAGE
+    assert "An A/A test needs an arm that synchronises" in ended.err
+
+
+def test_run_without_a_free_descriptor_exits_with_4(compare, carried_out):
+    carried_out(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    ended = compare("run", "--backend", "ddp", "--output", "out")
+    assert ended.code == UNAVAILABLE
+    assert ended.parts[0] == "The system refuses another process or open file."
+
+
 @pytest.mark.parametrize(
     ("kind", "code"),
     [

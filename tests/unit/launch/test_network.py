@@ -67,6 +67,12 @@ def test_network_of_one_machine_is_the_loopback_or_the_one_asked_for():
     assert network_of_one(N1, asked="eth0") == Network(interface="eth0")
 
 
+def test_network_of_one_machine_without_loopback_is_refused():
+    with pytest.raises(UsageError, match="The loopback interface lo is not up") as caught:
+        network_of_one({}, asked=None)
+    assert caught.value.found == "Up: none."
+
+
 def test_network_of_one_machine_without_the_interface_is_refused():
     with pytest.raises(UsageError, match="--interface nope") as caught:
         network_of_one(N1, asked="nope")

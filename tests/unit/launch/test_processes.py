@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -257,6 +258,24 @@ def test_supervise_does_not_wait_for_orphans_that_have_exited(launch, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         launch.supervise(code, on_tick=launch.when_there(["grandchild"], interrupt))
     assert time.monotonic() - began < 30
+    assert launch.is_gone()
+
+
+def test_end_of_a_stubborn_process_calls_back_meanwhile(launch):
+    """An agent stays alive for its parent."""
+    calls = []
+    file = launch.pid_file("stubborn")
+    command = Command((sys.executable, "-c", STUBBORN.format(file=file)), {})
+    module.supervise(
+        command,
+        name=launch.name,
+        log=launch.log,
+        deadline_seconds=30.0,
+        on_tick=lambda: not Path(file).exists(),
+        while_waiting=lambda: calls.append(time.monotonic()),
+    )
+    assert calls[-1] - calls[0] > 0.5
+    assert max(later - earlier for earlier, later in itertools.pairwise(calls)) < 1
     assert launch.is_gone()
 
 
