@@ -104,7 +104,7 @@ def test_rank_killed_out_of_memory_is_named_with_sigkill(start, record, memory_g
 @pytest.mark.parametrize("launcher", BY_LAUNCHER)
 @pytest.mark.parametrize(("victim", "words"), [("rank", KILLED), ("witness", UNRECORDED)])
 def test_rank_killed_by_another_process_is_named(start, record, launcher, victim, words):
-    fault = f"{victim} of rank 1: kill -9 from outside"
+    fault = f"{'witness of ' * (victim == 'witness')}rank 1: kill -9 from outside"
     assert_killed_is_named(start(launcher), record, launcher, victim, signal.SIGKILL, words, fault)
 
 
