@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from backends import BACKENDS
+from compare.errors import RingsideError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -431,3 +432,26 @@ def test_a_module_is_named_after_what_it_holds(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_reads_text_as_a_program_or_bytes_as_objects(module):
     assert forbidden_in(MODULES[module]) == []
+
+
+NEVER_SHOWN = {"The budget is over."}
+"""What another error replaces before a user sees it."""
+
+
+def test_every_error_says_what_to_do():
+    own = RingsideError.__subclasses__()
+    kinds = {kind.__name__ for each in own for kind in (each, *each.__subclasses__())}
+    calls = [
+        (module, node)
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds
+    ]
+    assert len(calls) > 100
+    without = [
+        f"{module}:{call.lineno}"
+        for module, call in calls
+        if not {"remedy", None} & {keyword.arg for keyword in call.keywords}
+        and getattr(call.args[0], "value", "") not in NEVER_SHOWN
+    ]
+    assert without == []

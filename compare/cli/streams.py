@@ -61,4 +61,8 @@ def _named_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise ClosedPipeError("Standard output is closed.") from None
     except OSError as error:
-        raise OutputError("Standard output cannot be written.", found=system_reason(error)) from None
+        raise OutputError(
+            "Standard output cannot be written.",
+            found=system_reason(error),
+            remedy="Send it to another file or terminal.",
+        ) from None

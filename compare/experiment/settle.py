@@ -177,7 +177,11 @@ def choose_arms(
                 else:
                     arms.append(second)
     if not arms:
-        raise UnavailableError("No backend can run here.", found="; ".join(left_out.values()))
+        raise UnavailableError(
+            "No backend can run here.",
+            found="; ".join(left_out.values()),
+            remedy="Install one (`compare backends` says how), or use --device cpu.",
+        )
     return tuple(arms), left_out
 
 

@@ -223,8 +223,11 @@ def _make_directory(files: LaunchFiles) -> None:
     try:
         files.directory.mkdir(parents=True)
     except OSError as error:
-        found = system_reason(error)
-        raise OutputError(f"{files.directory} could not be made.", found=found) from None
+        raise OutputError(
+            f"{files.directory} could not be made.",
+            found=system_reason(error),
+            remedy="Free some space, or choose another --output.",
+        ) from None
 
 
 def _port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:

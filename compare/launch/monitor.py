@@ -179,7 +179,7 @@ class Monitor:
         """Name the file that explains the cause, or else the folder."""
         log, stacks = self._files.log(cause.rank), self._files.stacks(cause.rank)
         # The watchdog prints stacks into the log. A rank that was ended before that has them in a file.
-        if cause.kind == "stalled" and not self._evidence(cause.rank).stalled and tail(stacks):
+        if cause.kind == "stalled" and tail(stacks):
             return f"Its stacks are in {stacks}."
         if log.exists():
             return f"Its traceback and output are in {log}."

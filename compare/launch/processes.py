@@ -78,7 +78,11 @@ def _open(log: Path) -> BinaryIO:
     try:
         return log.open("wb")
     except OSError as error:
-        raise OutputError(f"{log} could not be written.", found=system_reason(error)) from None
+        raise OutputError(
+            f"{log} could not be written.",
+            found=system_reason(error),
+            remedy="Free some space, or choose another --output.",
+        ) from None
 
 
 def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[bytes]:

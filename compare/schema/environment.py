@@ -138,7 +138,11 @@ def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
     for text in asked:
         name, given, value = text.partition("=")
         if reason := refusal_of(name, may_be_secret=True):
-            raise UsageError(f"-x {name} cannot be set.", found=f"{reason[:1].upper()}{reason[1:]}.")
+            raise UsageError(
+                f"-x {name} cannot be set.",
+                found=f"{reason[:1].upper()}{reason[1:]}.",
+                remedy="Name another variable, or leave it out.",
+            )
         if name.startswith(_READ_AT_START):
             raise UsageError(
                 f"-x {name} cannot be set.",

@@ -95,7 +95,11 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
             return msgspec.convert(adapt(msgspec.json.decode(path.read_bytes())), type=kind)
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise OutputError(f"{path} could not be read.", found=system_reason(error)) from None
+        raise OutputError(
+            f"{path} could not be read.",
+            found=system_reason(error),
+            remedy="Name a run's folder or its results.json, and check its permissions.",
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
         raise OutputError(
             f"{path} is not a file of this version of Ringside.",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
 from compare.launch.agent.mirror import Mirror
-from compare.launch.agent.protocol import End, Exited, MessagePipe, Refused, Start, Started
+from compare.launch.agent.protocol import End, Exited, MessagePipe, ProtocolError, Refused, Start, Started
 from compare.launch.processes import supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
@@ -79,8 +80,9 @@ class _Launch:
 
     def keep_alive(self) -> None:
         """Exchange keep-alive messages with the parent."""
-        for _ in self._pipe.receive():
-            pass
+        with suppress(ProtocolError):  # a wrong message must not break off the clean-up
+            for _ in self._pipe.receive():
+                pass
         self._pipe.keep_alive()
 
     def send_the_rest(self) -> None:

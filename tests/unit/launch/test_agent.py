@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from compare import __version__
 from compare.errors import HostError, OutputError, UnavailableError
 from compare.launch.agent import connection as module
 from compare.launch.agent.connection import Connection, close_all, connected
+from compare.launch.agent.launch import _Launch
 from compare.launch.agent.protocol import (
     FileContent,
     ProtocolError,
@@ -387,3 +389,16 @@ def test_connection_to_a_host_that_floods_is_given_up(monkeypatch, stream, what,
         tick_until(agent, lambda: agent.ready)
     assert found in raised.value.found
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+def test_wrong_message_does_not_break_off_a_clean_up(mark):
+    """The parent may have sent anything while the agent ends stubborn processes."""
+    sent = []
+
+    def receive():
+        raise ProtocolError("not a message")
+        yield
+
+    pipe = SimpleNamespace(receive=receive, keep_alive=lambda: sent.append("alive"))
+    _Launch(Start(directory=mark, files={}, deadline_seconds=1.0), pipe).keep_alive()
+    assert sent == ["alive"]
