@@ -71,7 +71,7 @@ def _replace(path: Path, data: bytes) -> None:
         raise OutputError(
             f"{path} could not be written.",
             found=system_reason(error),
-            remedy="Free some space, or choose another path.",
+            remedy="Free some space, or choose another path with --output or --export-json.",
         ) from None
 
 
