@@ -211,3 +211,26 @@ def test_dry_run_prints_every_command_and_starts_nothing(tmp_path, every_backend
     for launcher in ("torchrun", "horovodrun", "mpirun"):
         assert f"/{launcher} " in done.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_run_environment_that_contradicts_an_arm_is_overruled(tmp_path, mnist_dir, every_backend):
+    """Check that the arm's options win, and the shell sets the others."""
+    done = compare(
+        *RUN,
+        *("--backend", "horovod", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *("--threads", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        environment={
+            "OMP_NUM_THREADS": "7",
+            "HOROVOD_CONTROLLER": "mpi",
+            "HOROVOD_CPU_OPERATIONS": "mpi",
+            "HOROVOD_FUSION_THRESHOLD": "0",
+            "HOROVOD_CYCLE_TIME": "5",
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    attested = read_run(tmp_path / "run").launches[0].ranks[0].attestation
+    assert attested["threads"] == 1
+    assert attested["group"]["controller"] == "gloo"
+    assert attested["group"]["fusion_bytes"] == 0
+    assert attested["group"]["cycle_milliseconds"] == 5
+    assert attested["group"]["observed_cycle_milliseconds"] > 4

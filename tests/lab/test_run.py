@@ -64,6 +64,9 @@ def test_run_on_hosts_copies_the_data_set_once(make_lab, mnist_dir):
         done = compare(lab, "n1,n2", "/tmp/mine", "--backend", "ddp")  # noqa: S108
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("Copying mnist") == times
+        for host in lab.hosts:
+            files = host.run(["find", "/tmp/cache/ringside", "-name", "*ubyte*", "-printf", "%m %f\n"]).stdout  # noqa: S108
+            assert {line.split()[0] for line in files.splitlines()} == {"600"}, files
         shutil.rmtree(lab.folder / "run")
     assert left(lab) == []
 

@@ -282,6 +282,24 @@ def test_report_with_detail_shows_where_the_cost_goes(compare):
     assert "Where the sync cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
 
 
+@pytest.mark.parametrize(
+    ("text", "ranks", "says"),
+    [
+        ("localhost slots=two\n", 2, ["hosts:1"]),
+        ("localhost slots=2\n\nlocalhost slots=3\n", 2, ["hosts:3"]),
+        ("localhost slots=1\n", 2, ["2 ranks do not fit", "-np 1"]),
+        ("far.example slots=2\n", 3, ["3 ranks do not fit"]),
+    ],
+)
+def test_run_with_a_wrong_hostfile_names_its_line(compare, text, ranks, says):
+    Path("hosts").write_text(text)
+    ended = compare("run", "--hostfile", "hosts", "-np", ranks)
+    assert ended.code == USAGE
+    for part in says:
+        assert part in " ".join(ended.parts)
+    assert [path.name for path in Path.cwd().iterdir()] == ["hosts"]
+
+
 # ---- how a run ends ----
 
 
