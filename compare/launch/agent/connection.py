@@ -242,12 +242,10 @@ class Connection:
     def _lost(self, status: int | None) -> HostError:
         """Return why the connection is lost, from its process's exit status."""
         self._read_stderr()
-        stderr = bytes(self._stderr)
-        silent = self._pipe.silent_seconds
-        error = host_error(Answer(self.host, status, b"", stderr, silent), self._carrier)
-        return error or HostError(
+        answer = Answer(self.host, status, b"", bytes(self._stderr), self._pipe.silent_seconds)
+        return host_error(answer, self._carrier) or HostError(
             f"Host {self.host.name}: the agent exited.",
-            found=stderr.decode(errors="replace").strip(),
+            found=answer.last_lines,
             remedy="Was it or this machine suspended? Run again, and let it run.",
         )
 
