@@ -117,7 +117,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
             if summary.noise is not None
             else []
         ),
-        *_unresolved(summary),
+        *_unresolved(run, summary),
         *_trained_model(run, summary),
         *_parity(run, summary),
     ]
@@ -187,10 +187,11 @@ def _end(run: Run, summary: Summary) -> list[str]:
     return [f"Ended after {counted(rounds, 'round')}: {why}."]
 
 
-def _unresolved(summary: Summary) -> list[str]:
+def _unresolved(run: Run, summary: Summary) -> list[str]:
     found = {arm.arm: arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.kind == "unresolved"}
     early = any(verdict.n < FIRST_LOOK for verdict in found.values())
-    few = f"No verdict before round {FIRST_LOOK}: use --repeats {FIRST_LOOK} or a --budget."
+    longer = "a --budget" if run.config.budget_seconds is None else "a longer --budget"
+    few = f"No verdict before round {FIRST_LOOK}: use --repeats {FIRST_LOOK} or {longer}."
     lines = [f"{arm} is {describe(verdict)}." for arm, verdict in found.items() if verdict.n >= FIRST_LOOK]
     return [few, *lines] if early else lines
 

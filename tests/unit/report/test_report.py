@@ -229,6 +229,12 @@ LINES = [
         ["either way"],
         id="too few rounds",
     ),
+    pytest.param(
+        budget({"ddp": [5.0] * 3, "mpi": [9.0, 2.0, 5.0]}),
+        ["No verdict before round 5: use --repeats 5 or a longer --budget."],
+        [],
+        id="too few rounds in a budget",
+    ),
     *(
         pytest.param(
             a_run({"ddp": [5.0, 5.1, 5.0, 5.1, 5.0][: len(mpi)], "mpi": mpi}), [line], ["either way"], id=line
