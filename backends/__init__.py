@@ -79,6 +79,8 @@ class Backend:
     """False only for the control: its ranks train alone and differ."""
     cuda: bool = True
     """Whether it can average tensors in GPU memory."""
+    runs_while_waiting: bool = False
+    """Whether threads of its library run while its ranks wait outside it."""
     only_named: bool = False
     """Whether it runs only when it is named."""
     one_process: bool = False
@@ -198,6 +200,7 @@ BACKENDS: dict[str, Backend] = {
             launcher="horovodrun",
             libraries=("horovod",),
             install="compare install horovod",
+            runs_while_waiting=True,
             options=(
                 Option(
                     "controller",

@@ -104,8 +104,11 @@ def _passes(rank: RankResult) -> Any:
 
 
 def _trained_steps(rank: RankResult) -> int | None:
-    """Count the timed steps; None for an arm with its own cycle."""
-    if (_attested("replica", "cycle")(rank) or 1) > 1:
+    """Count the timed steps; None with an own cycle, and in turns.
+
+    Turns have a length in seconds, and their blocks are averaged one by one.
+    """
+    if (_attested("replica", "cycle")(rank) or 1) > 1 or any(block.turn for block in rank.blocks):
         return None
     return sum(block.steps for block in rank.blocks if block.mode == "training")
 

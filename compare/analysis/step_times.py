@@ -17,21 +17,34 @@ _TRIMMED = 0.1
 
 
 def step_seconds(launch: Launch, mode: Mode = "training") -> float:
-    """Return the median over blocks of the mean over ranks.
+    """Return the time of a step.
+
+    It is the median over blocks of the mean over ranks. In turns, it is the geometric mean over turns of that
+    median. So the ratio of two arms is the mean ratio of their turns.
 
     Raises:
         ValueError: no block of that mode was measured.
     """
-    blocks = zip(*(_timed_blocks(rank, mode) for rank in launch.ranks), strict=True)
-    means = [statistics.fmean(block.wall_ns / block.steps for block in ranks) for ranks in blocks]
-    if not means:
+    of_turns = [
+        statistics.median(statistics.fmean(times) for times in zip(*ranks, strict=True))
+        for ranks in zip(*(_by_turn(rank, mode) for rank in launch.ranks), strict=True)
+    ]
+    if not of_turns:
         raise ValueError(f"launch {launch.number} has no blocks of {mode}")
-    return statistics.median(means) / 1e9
+    return statistics.geometric_mean(of_turns) / 1e9
 
 
 def rank_seconds(rank: RankResult, mode: Mode) -> float:
-    """Return the step time of one rank: the median over its blocks."""
-    return statistics.median(block.wall_ns / block.steps for block in _timed_blocks(rank, mode)) / 1e9
+    """Return the step time of one rank, as that of a launch."""
+    return statistics.geometric_mean(map(statistics.median, _by_turn(rank, mode))) / 1e9
+
+
+def _by_turn(rank: RankResult, mode: Mode) -> list[list[float]]:
+    """Return the nanoseconds of a step in each block, turn by turn."""
+    turns: dict[int, list[float]] = {}
+    for block in _timed_blocks(rank, mode):
+        turns.setdefault(block.turn, []).append(block.wall_ns / block.steps)
+    return list(turns.values())
 
 
 def has_reference(launch: Launch) -> bool:

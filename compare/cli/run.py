@@ -32,6 +32,9 @@ def run(
         typer.Option(help="Maximum time in seconds: add rounds until every verdict is settled."),
     ] = None,
     max_reruns: MaxReruns = 3,
+    interleave: Annotated[
+        str, typer.Option(help="blocks: all arms alive, in turns. launches: one launch after another.")
+    ] = "launches",
     baseline: Annotated[
         str | None,
         typer.Option(show_default="the first named", help="Arm that the others are compared with."),
@@ -62,6 +65,7 @@ def run(
         rounds=default_rounds(budget) if repeats is None else repeats,
         budget_seconds=budget,
         max_reruns=max_reruns,
+        interleave=interleave,
     )
     log = make_console(stderr=True)
     if dry_run:

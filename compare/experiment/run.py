@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
@@ -15,15 +14,16 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from compare import __version__, data
-from compare.analysis.budget import seconds_left
-from compare.analysis.parity import check_launch
-from compare.analysis.step_times import other_cpu_load
 from compare.data import DatasetSource
 from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
-from compare.experiment.schedule import discard_noisy, discard_unfinished, next_launch, order_of
+from compare.experiment.rounds import Cohorts, Launches
+from compare.experiment.schedule import (
+    discard_unfinished,
+    order_of,
+)
 from compare.experiment.settle import UserRequest, settle
-from compare.launch import Observer, launch_arm, open_cluster
+from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
 from compare.schema.config import RunConfig
@@ -161,33 +161,23 @@ def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -
     """
     write_request(run, directory)
     write_json(directory / RESULTS_FILE, run)
-    while planned := next_launch(run):
+    kind = Cohorts if run.config.interleave == "blocks" else Launches
+    conductor = kind(run, directory, cluster, observer)
+    while planned := conductor.next():
         try:
-            observer.launch_begins(planned)
-            now = time.time()
-            launch = launch_arm(
-                run, planned, directory, cluster, observer, budget_ends_at=now + seconds_left(run, now)
-            )
-            check_launch(planned.arm, launch.ranks)
-            discarded_before = len(run.discarded)
-            # Keep it now: an interrupt may come before it is saved.
-            run = discard_noisy(msgspec.structs.replace(run, launches=[*run.launches, launch]))
-            write_json(directory / RESULTS_FILE, run)
-            observer.launch_ended(planned, launch)
-            if noisy := run.discarded[discarded_before:]:
-                observer.round_repeats(planned.round, max(map(other_cpu_load, noisy)))
+            conductor.carry_out(planned)
         except BudgetError:
-            ended = discard_unfinished(run)
-            if ended.launches:
-                run = ended
+            run = discard_unfinished(conductor.run)
+            if run.launches:
+                conductor.run = run
                 break
-            error = _too_small_a_budget(run)
-            _save_failure(run, planned, error, directory)
+            error = _too_small_a_budget(conductor.run)
+            _save_failure(conductor.run, planned[0], error, directory)
             raise error from None
         except (RingsideError, KeyboardInterrupt) as error:
-            _save_failure(run, planned, error, directory)
+            _save_failure(conductor.run, conductor.failed or planned[0], error, directory)
             raise
-    run = msgspec.structs.replace(run, complete=True)
+    run = msgspec.structs.replace(conductor.run, complete=True)
     write_json(directory / RESULTS_FILE, run)
     return run
 

@@ -19,6 +19,13 @@ from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
 from compare.schema.results import Run
+from compare.schema.turns import PlannedTurn
+
+TURNS = 4
+"""Turns of an arm in a cohort."""
+TURN_SECONDS = 1.0
+LEAD_SECONDS = 0.3
+"""First part of a turn, not timed: its steps take longer."""
 
 
 def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
@@ -32,6 +39,35 @@ def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
     arms = list(config.arms)
     random.Random(f"{config.seed}/{pair}").shuffle(arms)
     return tuple(reversed(arms) if second else arms)
+
+
+def next_cohort(run: Run) -> list[Planned]:
+    """Return the launches of the next round; none at the end."""
+    rounds = len(run.launches) // len(run.config.arms)
+    if not _goes_on(run, rounds):
+        return []
+    first = len(run.launches) + len(run.discarded) + 1
+    return [Planned(first + i, rounds + 1, arm) for i, arm in enumerate(order_of(run.config, rounds + 1))]
+
+
+def plan_turns(config: RunConfig, round_: int) -> list[PlannedTurn]:
+    """Order the turns of a cohort.
+
+    Every arm takes one turn in a pass. As in ``order_of``, every two passes are shuffled anew, and the second
+    is the first in reverse.
+    """
+    order, turns = random.Random(f"{config.seed}/{round_}/turns"), []
+    arms = list(range(len(config.arms)))
+    for number in range(1, TURNS + 1):
+        if number % 2:
+            order.shuffle(arms)
+        else:
+            arms.reverse()
+        turns += [
+            PlannedTurn(arm=arm, number=number, seconds=TURN_SECONDS, lead_seconds=LEAD_SECONDS)
+            for arm in arms
+        ]
+    return turns
 
 
 def next_launch(run: Run) -> Planned | None:
@@ -78,7 +114,7 @@ def discard_unfinished(run: Run) -> Run:
 def discard_noisy(run: Run) -> Run:
     """Discard the last round if it is noisy and may be repeated."""
     width = len(run.config.arms)
-    if not run.launches or len(run.launches) % width:
+    if not run.launches or len(run.launches) % width or run.config.interleave == "blocks":
         return run
     last = run.launches[-width:]
     repeated = len(run.discarded) // width

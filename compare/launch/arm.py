@@ -20,13 +20,14 @@ from compare.errors import BudgetError, LaunchError, OutputError, UnavailableErr
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
 from compare.launch.place import LaunchPlace
+from compare.launch.processes import Ending
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.environment import inherited, library_settings, settings
 from compare.schema.files import write_json
 from compare.schema.job import Job, Planned, Proof, read_progress
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.results import Launch, RankResult, Run
+from compare.schema.results import Launch, Run
 
 _LONGEST_NAME = 100
 """Maximum length of an arm's label in the name of a folder.
@@ -34,7 +35,9 @@ _LONGEST_NAME = 100
 A name may have 255 bytes. The number of the launch makes it unique.
 """
 
-_PORT_TAKEN = ("EADDRINUSE", "address already in use")
+PORT_TAKEN = "another process took its port before it could"
+"""The only reason to start a launch a second time."""
+_PORT_ERRORS = ("EADDRINUSE", "address already in use")
 
 
 class Observer(Protocol):
@@ -51,6 +54,9 @@ class Observer(Protocol):
 
     def launch_restarts(self, planned: Planned, reason: str) -> None:
         """Receive the reason why a launch is started a second time."""
+
+    def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
+        """Receive the number of a turn, of all turns of a cohort."""
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
         """Receive a launch that ended well."""
@@ -88,12 +94,10 @@ def launch_arm(
     try:
         return launch(files)
     except LaunchError:
-        if not _port_was_taken(files, run.config):
+        if not port_was_taken(files, run.config):
             raise
-    reason = "another process took its port before it could"
-    observer.launch_restarts(planned, reason)
-    again = files.directory.with_name(f"{files.directory.name}-again")
-    return launch(LaunchFiles(again), restarted_because=reason)
+    observer.launch_restarts(planned, PORT_TAKEN)
+    return launch(files_again(files), restarted_because=PORT_TAKEN)
 
 
 def commands_for(
@@ -145,6 +149,74 @@ def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
     return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name[:_LONGEST_NAME]}")
 
 
+class PreparedLaunch:
+    """A launch with its folder and commands, before its ranks."""
+
+    def __init__(
+        self,
+        run: Run,
+        planned: Planned,
+        cluster: Cluster,
+        files: LaunchFiles,
+        *,
+        proof: Proof,
+        in_turns: bool = False,
+        restarted_because: str = "",
+    ) -> None:
+        """Prepare a launch; ``in_turns`` with other launches of its round.
+
+        Raises:
+            OutputError: the launch's folder cannot be made.
+            UnavailableError: the launcher is not installed.
+        """
+        self.planned = planned
+        self.began = time.time()
+        self._restarted_because = restarted_because
+        _make_directory(files)
+        arm = planned.arm
+        self.place = cluster.place(files, in_turns=arm if in_turns else None)
+        self.commands = commands_for(run.config, arm, self.place, self.place.settings())
+        self.job = Job(
+            config=run.config.as_run_by(arm, cluster.hosts[0].slots),
+            arm=arm,
+            dataset=run.dataset,
+            affinity=cluster.cpus()[0],
+            number=planned.number,
+            proof=proof,
+            launched_at=self.began,
+            turns=self.place.turns,
+            exported=list(cluster.exported),
+        )
+        self.monitor = Monitor(self.place, self.job.config.ranks, self.job.config.stall_seconds)
+        write_json(files.commands, [list(command.argv) for command in self.commands])
+
+    def conclude(self, ending: Ending) -> Launch:
+        """Return the launch with all results, or raise the root cause.
+
+        Raises:
+            RingsideError: see ``Monitor.conclude``.
+        """
+        ranks = self.monitor.conclude(f"{self.planned.arm.label}, round {self.planned.round}", ending)
+        command = self.commands[0]
+        return Launch(
+            number=self.planned.number,
+            round=self.planned.round,
+            arm=self.planned.arm.label,
+            launcher=BACKENDS[self.planned.arm.backend].launcher,
+            argv=[list(command.argv) for command in self.commands],
+            environment=dict(command.environment),
+            inherited={
+                name: value
+                for name, value in library_settings(inherited(os.environ)).items()
+                if name not in command.environment
+            },
+            started_at=self.began,
+            seconds=time.time() - self.began,
+            restarted_because=self._restarted_because,
+            ranks=ranks,
+        )
+
+
 def _launch_once(
     run: Run,
     planned: Planned,
@@ -156,67 +228,22 @@ def _launch_once(
     budget_ends_at: float,
     restarted_because: str = "",
 ) -> Launch:
-    launcher = BACKENDS[planned.arm.backend].launcher
-    began = time.time()
-    budget = budget_ends_at - began
-    if budget <= 0:
+    budget_seconds = budget_ends_at - time.time()
+    if budget_seconds <= 0:
         raise BudgetError("The budget is over.")
-    job = Job(
-        config=run.config.as_run_by(planned.arm, cluster.hosts[0].slots),
-        arm=planned.arm,
-        dataset=run.dataset,
-        affinity=cluster.cpus()[0],
-        number=planned.number,
-        proof=proof,
-        launched_at=began,
-        exported=list(cluster.exported),
-    )
-    _make_directory(files)
-    place = cluster.place(files)
-    commands = commands_for(run.config, planned.arm, place, place.settings())
-    write_json(files.commands, [list(command.argv) for command in commands])
-    observer.launch_starts(planned, commands)
-    ranks = _supervised(job, planned, place, commands, observer, budget_seconds=budget)
-    return Launch(
-        number=planned.number,
-        round=planned.round,
-        arm=planned.arm.label,
-        launcher=launcher,
-        argv=[list(command.argv) for command in commands],
-        environment=dict(commands[0].environment),
-        inherited={
-            name: value
-            for name, value in library_settings(inherited(os.environ)).items()
-            if name not in commands[0].environment
-        },
-        started_at=began,
-        seconds=time.time() - began,
-        restarted_because=restarted_because,
-        ranks=ranks,
-    )
-
-
-def _supervised(
-    job: Job,
-    planned: Planned,
-    place: LaunchPlace,
-    commands: list[Command],
-    observer: Observer,
-    *,
-    budget_seconds: float,
-) -> list[RankResult]:
-    config = job.config
-    monitor = Monitor(place, config.ranks, config.stall_seconds)
+    launch = PreparedLaunch(run, planned, cluster, files, proof=proof, restarted_because=restarted_because)
+    observer.launch_starts(planned, launch.commands)
 
     def tick() -> bool:
-        observer.steps_done(planned, monitor.steps_done())
-        return monitor.tick()
+        observer.steps_done(planned, launch.monitor.steps_done())
+        return launch.monitor.tick()
 
-    deadline = min(config.launch_timeout_seconds, budget_seconds)
-    ending = place.carry_out(commands, job, deadline_seconds=deadline, on_tick=tick)
-    if ending.timed_out and deadline < config.launch_timeout_seconds:
+    timeout = run.config.launch_timeout_seconds
+    deadline = min(timeout, budget_seconds)
+    ending = launch.place.carry_out(launch.commands, launch.job, deadline_seconds=deadline, on_tick=tick)
+    if ending.timed_out and deadline < timeout:
         raise BudgetError("The budget is over.")
-    return monitor.conclude(f"{planned.arm.label}, round {planned.round}", ending)
+    return launch.conclude(ending)
 
 
 def _make_directory(files: LaunchFiles) -> None:
@@ -230,8 +257,13 @@ def _make_directory(files: LaunchFiles) -> None:
         ) from None
 
 
-def _port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:
+def files_again(files: LaunchFiles) -> LaunchFiles:
+    """Return the files of a launch that is started a second time."""
+    return LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
+
+
+def port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:
     """Return whether a launcher failed because its port was in use."""
     began = any(read_progress(files, rank) for rank in range(config.ranks))
     printed = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
-    return not began and any(mark in printed for mark in _PORT_TAKEN)
+    return not began and any(mark in printed for mark in _PORT_ERRORS)

@@ -7,14 +7,17 @@ launches take one path: see ``place.py``.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 import os
 import shlex
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,6 +32,7 @@ from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
 from compare.launch.staging import stage
+from compare.schema.arms import Arm
 from compare.schema.hosts import Network, is_local, local_host
 from compare.schema.job import Job
 from compare.schema.launch_files import LaunchFiles
@@ -53,48 +57,72 @@ def open_cluster(
     hosts, carrier = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
-    with (
-        connected(hosts, python=sys.executable, carrier=carrier) as agents,
-        connected(beside, python=sys.executable, carrier=Local()) as own,
-    ):
-        _require_ready([*agents, *own], len(hosts))
+    with ExitStack() as opened:
+
+        def connect() -> Agents:
+            agents = opened.enter_context(connected(hosts, python=sys.executable, carrier=carrier))
+            own = opened.enter_context(connected(beside, python=sys.executable, carrier=Local()))
+            _require_ready([*agents, *own], len(hosts))
+            return Agents(agents, next(agent for agent in (*own, *agents) if is_local(agent.host)))
+
+        agents = connect()
         yield Cluster(
             agents,
-            next(agent for agent in (*own, *agents) if is_local(agent.host)),
-            network=_network(agents, interface),
+            network=_network(agents.of_hosts, interface),
             exported=exported or {},
             carrier=carrier,
+            connect=connect,
         )
+
+
+class Agents(NamedTuple):
+    """One connection to every host of a run."""
+
+    of_hosts: list[Connection]
+    """In the order of ranks."""
+    here: Connection
+    """The agent of this machine, which may be one of them."""
 
 
 class Cluster:
     """The hosts of a run and their agents; made by ``open_cluster``.
 
-    ``agents`` are in the order of ranks. ``here`` is the agent of this machine, which may be one of them.
-    ``exported`` is the environment of the ranks that travels in private files alone.
+    ``exported`` is the environment of the ranks that travels in private files alone. ``connect`` starts
+    another agent on every host.
     """
 
     def __init__(
         self,
-        agents: Sequence[Connection],
-        here: Connection,
+        agents: Agents,
         *,
         network: Network,
         exported: Mapping[str, str],
         carrier: Carrier,
+        connect: Callable[[], Agents],
     ) -> None:
-        self.agents = agents
-        self.here = here
-        self.hosts = tuple(agent.host for agent in agents)
+        self.agents, self.here = agents
+        self.hosts = tuple(agent.host for agent in self.agents)
         self.network = network
         self.exported = exported
         self.is_this_machine = all(map(is_local, self.hosts))
         """Whether this machine is the only host."""
-        self._ready = [agent.ready for agent in agents if agent.ready]
+        self._ready = [agent.ready for agent in self.agents if agent.ready]
         self._carrier = carrier
+        self._connect = connect
         self._datasets: list[str] = []
         self._name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._launches = 0
+        self._launches = itertools.count(1)
+        self._attended = list(dict.fromkeys([*self.agents, self.here]))
+
+    def another(self) -> Cluster:
+        """Start another agent on every host, for a simultaneous launch.
+
+        An agent carries out one launch at a time. ``attend`` of one cluster serves the agents of all.
+        """
+        other = copy.copy(self)
+        other.agents, other.here = self._connect()
+        self._attended += dict.fromkeys([*other.agents, other.here])
+        return other
 
     def cpus(self) -> list[list[int]]:
         """Return the CPUs that ranks may use, host by host."""
@@ -147,10 +175,12 @@ class Cluster:
         assert first.port is not None  # noqa: S101 -- it was waited for
         return first.port
 
-    def place(self, files: LaunchFiles) -> LaunchPlace:
-        """Name the place of a launch, without making its folders."""
-        self._launches += 1
-        return LaunchPlace(self, f"{self._name}-{self._launches}", files)
+    def place(self, files: LaunchFiles, *, in_turns: Arm | None = None) -> LaunchPlace:
+        """Name the place of a launch, without making its folders.
+
+        ``in_turns`` is the arm of a launch that takes turns with others.
+        """
+        return LaunchPlace(self, f"{self._name}-{next(self._launches)}", files, in_turns=in_turns)
 
     def agent_for(self, host: request.Host | None) -> Connection:
         """Return the connection to a host's agent; None stands for this machine."""
@@ -160,7 +190,7 @@ class Cluster:
 
     def attend(self, until: Callable[[], bool], seconds: float) -> bool:
         """Exchange messages until a condition holds, at most for ``seconds``."""
-        return attend(list(dict.fromkeys([*self.agents, self.here])), until, seconds)
+        return attend(self._attended, until, seconds)
 
     def wait(self, until: Callable[[], bool], agents: Sequence[Connection]) -> None:
         """Exchange messages until a condition holds that these agents bring about.

@@ -14,22 +14,24 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends import BACKENDS
 from backends.launchers.request import Command
 from compare.errors import HostError, RingsideError
 from compare.launch.agent.connection import Connection, attend
-from compare.launch.agent.protocol import Start
+from compare.launch.agent.protocol import Start, Turns
 from compare.launch.processes import Ending, end_all
 from compare.launch.signals import uninterrupted
+from compare.schema.arms import Arm
 from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, library_settings
 from compare.schema.files import temporary_root, write_json
 from compare.schema.job import Job
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.turns import Turn
 
 if TYPE_CHECKING:
     from compare.launch.cluster import Cluster
@@ -38,6 +40,8 @@ ANSWER_SECONDS = 20.0
 """Maximum time for an agent to answer."""
 _END_SECONDS = 20.0
 """Maximum time for all agents to end a launch."""
+_NO_TIMEOUT = str(24 * 60 * 60)
+"""Seconds; watchdogs, the lease and this program end what hangs."""
 _TICK_SECONDS = 0.5
 """Time between two looks at the files of a launch.
 
@@ -51,12 +55,16 @@ class LaunchPlace:
     Its name differs from that of any other launch on these hosts.
     """
 
-    def __init__(self, cluster: Cluster, name: str, files: LaunchFiles) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, files: LaunchFiles, *, in_turns: Arm | None = None
+    ) -> None:
         self.files = files
         """Where the files of the ranks are read."""
         self.cluster = cluster
         """The hosts."""
+        self._in_turns = in_turns
         self._asked: list[Connection] = []
+        self._starters: list[Connection] = []
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         in_place = cluster.is_this_machine
         on_disk = temporary_root() if in_place else Path("/tmp")  # noqa: S108 -- agents insist on making it
@@ -66,6 +74,9 @@ class LaunchPlace:
         shared = in_memory if not in_place or os.access(in_memory, os.W_OK) else self._temporary
         self._shared_memory = shared / name
         self._exported = self._temporary / "exported.json"
+        self._pipes = self._temporary / "turns"
+        self.turns = str(self._pipes) if in_turns else ""
+        """Folder of the pipes for turns on every host, or empty."""
         self.job_file = self._directory / files.job.name
         """The job, at the same path on every host."""
         self.mark = str(self._directory)
@@ -81,6 +92,8 @@ class LaunchPlace:
             "OMPI_MCA_btl_vader_backing_directory": str(self._shared_memory),
             SCRATCH: os.pathsep.join(map(str, self._scratch())),
             EXPORTED: str(self._exported),
+            # A stopped Horovod over Gloo would take its peers for lost, by default after 30 s.
+            **({"HOROVOD_GLOO_TIMEOUT_SECONDS": _NO_TIMEOUT} if self._in_turns else {}),
         }
 
     def _scratch(self) -> tuple[Path, ...]:
@@ -103,6 +116,79 @@ class LaunchPlace:
             texts[f"{name} of the launchers that start on this machine"] = text
         return {name: text for name, text in texts.items() if text}
 
+    def begin(self, commands: Sequence[Command], job: Job, *, deadline_seconds: float) -> None:
+        """Make the folders on every host, and start the commands.
+
+        A command without a host is for this machine's agent. Each host gets the job with its own CPUs, data
+        set and clock. Call ``end`` afterwards, also if this fails.
+
+        Raises:
+            HostError: a host was lost, or could not begin.
+            OutputError: a file cannot be written.
+            UnavailableError: a command could not be executed.
+        """
+        write_json(self.files.job, job)
+        own = {self.cluster.agent_for(command.host): command for command in commands}
+        self._starters = list(own)
+        used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
+        # A launcher may start ranks on other hosts at once: the folders there come first.
+        self._begin([agent for agent in used if agent not in own], own, job, deadline_seconds)
+        self._begin(list(own), own, job, deadline_seconds)
+
+    def is_waiting(self) -> bool:
+        """Return whether all ranks wait for their next turn."""
+        return all(agent.arrivals for agent in self._with_ranks)
+
+    def step_seconds(self) -> float:
+        """Return the step time of the slowest rank that waits."""
+        return max(rank.step_seconds for agent in self._with_ranks for rank in agent.arrivals)
+
+    def go(self, turn: Turn) -> None:
+        """Give all ranks their turn."""
+        for agent in self._with_ranks:
+            agent.go(turn)
+
+    def ending(self) -> Ending | None:
+        """Return how the launchers ended, or None while they run."""
+        ended = [agent.exited for agent in self._starters if agent.exited]
+        if any(exited.abandoned for exited in ended):
+            return Ending(None, abandoned=True)
+        failed = next((exited.status for exited in ended if exited.status != 0), 0)
+        return Ending(failed) if failed != 0 or len(ended) == len(self._starters) else None
+
+    def ask_to_end(self) -> None:
+        """Ask all agents to end the launch, without waiting for them."""
+        for agent in self._asked:
+            if not agent.exited:
+                agent.end()
+
+    def end(self) -> HostError | None:
+        """End the launch, and return the error of a lost host.
+
+        Nothing of the launch is left on any host afterwards.
+        """
+        used = self._asked
+        lost: dict[Connection, RingsideError] = {}
+        self.ask_to_end()
+        try:
+            attend(
+                used,
+                lambda: all(agent.exited or agent in lost for agent in used),
+                _END_SECONDS,
+                lost=lost,
+            )
+        finally:
+            if self.cluster.here in used and not self.cluster.here.exited:
+                self._end_here()
+        hosts = [error for error in lost.values() if isinstance(error, HostError)]
+        silent = [agent for agent in used if not (agent.exited or agent in lost)]
+        if not hosts and silent:
+            return HostError(
+                f"Host {silent[0].host.name} did not end the launch within {_END_SECONDS:g} s.",
+                remedy="Look for processes there whose environment names RINGSIDE_LAUNCH.",
+            )
+        return hosts[0] if hosts else None
+
     def carry_out(
         self,
         commands: Sequence[Command],
@@ -113,27 +199,19 @@ class LaunchPlace:
     ) -> Ending:
         """Execute the commands until they end or ``on_tick`` gives up.
 
-        Nothing of the launch is left on any host afterwards. A command without a host is for this machine's
-        agent. Each host gets the job with its own CPUs, data set and clock. ``on_tick`` is called twice a
-        second, and at the end; it returns whether the launch may go on.
+        Nothing of the launch is left on any host afterwards. ``on_tick`` is called twice a second, and at the
+        end; it returns whether the launch may go on.
 
         Raises:
-            HostError: a host was lost, or could not begin.
-            OutputError: a file cannot be written.
-            UnavailableError: a command could not be executed.
+            RingsideError: see ``begin``.
         """
-        write_json(self.files.job, job)
-        own = {self.cluster.agent_for(command.host): command for command in commands}
-        used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
         try:
-            # A launcher may start ranks on other hosts at once: the folders there come first.
-            self._begin([agent for agent in used if agent not in own], own, job, deadline_seconds)
-            self._begin(list(own), own, job, deadline_seconds)
-            ending = self._watch(list(own), deadline_seconds, on_tick)
+            self.begin(commands, job, deadline_seconds=deadline_seconds)
+            ending = self._watch(deadline_seconds, on_tick)
         except BaseException:
-            self._end()
+            self.end()
             raise
-        lost = self._end()
+        lost = self.end()
         if lost and ending.status != 0:
             # Ranks report the peer whose host is lost: the host is the cause.
             raise lost
@@ -147,6 +225,11 @@ class LaunchPlace:
     def clock_ahead_seconds(self, rank: int) -> float:
         """Return how far the clock of a rank's host is ahead."""
         return self._agent_of[rank].clock_ahead_seconds
+
+    @property
+    def _ended(self) -> int:
+        """Number of launchers that have ended."""
+        return sum(agent.exited is not None for agent in self._starters)
 
     def _begin(
         self,
@@ -178,58 +261,45 @@ class LaunchPlace:
             in_place=cluster.is_this_machine,
             files=files,
             programs={str(self._temporary / name): text.encode() for name, text in programs.items()},
-            folders=(str(self._temporary), str(self._shared_memory)),
+            folders=(str(self._temporary), str(self._shared_memory), *filter(None, [self.turns])),
             argv=command.argv if command else (),
             environment=environment,
             # The deadline of this process comes first, because its message says more.
             deadline_seconds=deadline_seconds + ANSWER_SECONDS,
+            turns=self._turns_on(agent),
         )
 
-    def _watch(
-        self, starters: Sequence[Connection], deadline_seconds: float, on_tick: Callable[[], bool]
-    ) -> Ending:
+    def _turns_on(self, agent: Connection) -> Turns | None:
+        """Return how the ranks of a host wait for their turns."""
+        ranks, arm = self._ranks_on(agent), self._in_turns
+        if arm is None or not ranks:
+            return None
+        return Turns(directory=self.turns, ranks=ranks, stops=BACKENDS[arm.backend].runs_while_waiting)
+
+    def _ranks_on(self, agent: Connection) -> int:
+        if agent not in self.cluster.agents:
+            return 0
+        if self._in_turns and self._in_turns.one_process:
+            return int(agent is self.cluster.agents[0])
+        return agent.host.slots
+
+    @property
+    def _with_ranks(self) -> list[Connection]:
+        return [agent for agent in self.cluster.agents if self._ranks_on(agent)]
+
+    def _watch(self, deadline_seconds: float, on_tick: Callable[[], bool]) -> Ending:
         """Wait for the launchers until one fails or ``on_tick`` gives up."""
         began = time.monotonic()
-        ended: list[int | None] = []
         while True:
-            self.cluster.attend(partial(_have_more_ended, starters, len(ended)), _TICK_SECONDS)
+            ended = self._ended
+            self.cluster.attend(lambda: self._ended > ended, _TICK_SECONDS)  # noqa: B023 -- called at once
             seconds = time.monotonic() - began
             # Before the statuses are read: it must see the last files of the ranks.
             goes_on = on_tick()
-            ended = _statuses(starters)
-            if any(agent.exited and agent.exited.abandoned for agent in starters):
-                return Ending(None, seconds, abandoned=True)
-            failed = next((status for status in ended if status != 0), 0)
-            if failed != 0 or len(ended) == len(starters):
-                return Ending(failed, seconds)
+            if ending := self.ending():
+                return ending._replace(seconds=seconds)
             if not goes_on or seconds > deadline_seconds:
                 return Ending(None, seconds, timed_out=seconds > deadline_seconds)
-
-    def _end(self) -> HostError | None:
-        """End the launch where it started; return a lost host's error."""
-        used = self._asked
-        lost: dict[Connection, RingsideError] = {}
-        for agent in used:
-            if not agent.exited:
-                agent.end()
-        try:
-            attend(
-                used,
-                lambda: all(agent.exited or agent in lost for agent in used),
-                _END_SECONDS,
-                lost=lost,
-            )
-        finally:
-            if self.cluster.here in used and not self.cluster.here.exited:
-                self._end_here()
-        hosts = [error for error in lost.values() if isinstance(error, HostError)]
-        silent = [agent for agent in used if not (agent.exited or agent in lost)]
-        if not hosts and silent:
-            return HostError(
-                f"Host {silent[0].host.name} did not end the launch within {_END_SECONDS:g} s.",
-                remedy="Look for processes there whose environment names RINGSIDE_LAUNCH.",
-            )
-        return hosts[0] if hosts else None
 
     def _end_here(self) -> None:
         """End the launch on this machine without its agent.
@@ -240,11 +310,3 @@ class LaunchPlace:
             end_all(self.mark)
             for folder in self._scratch():
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _have_more_ended(agents: Sequence[Connection], than: int) -> bool:
-    return len(_statuses(agents)) > than
-
-
-def _statuses(agents: Sequence[Connection]) -> list[int | None]:
-    return [agent.exited.status for agent in agents if agent.exited]

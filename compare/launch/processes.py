@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -30,7 +30,7 @@ class Ending(NamedTuple):
 
     status: int | None
     """The exit status of the launcher; None where it was ended."""
-    seconds: float
+    seconds: float = 0.0
     timed_out: bool = False
     abandoned: bool = False
     """Whether agents ended it, because the parent sent no messages."""
@@ -43,7 +43,7 @@ def supervise(
     log: Path,
     deadline_seconds: float,
     on_tick: Callable[[], bool],
-    wake: int | None = None,
+    wake: Sequence[int] = (),
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Ending:
     """Execute a command until it ends or ``on_tick`` gives up.
@@ -51,8 +51,8 @@ def supervise(
     Nothing of the launch is left running on this machine afterwards. The command gets no shell and no input.
     Without a command, another machine starts the ranks of this one; ``on_tick`` or the deadline ends them.
     ``name`` marks every process that descends from the launch. ``on_tick`` is called twice a second, and at
-    once when ``wake`` can be read. It returns whether the launch may go on. Processes may take seconds to
-    exit; ``while_waiting`` is called meanwhile.
+    once when one of ``wake`` can be read. It returns whether the launch may go on. Processes may take seconds
+    to exit; ``while_waiting`` is called meanwhile.
 
     Raises:
         UnavailableError: the command could not be executed.
@@ -105,12 +105,12 @@ def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[by
         ) from None
 
 
-def _wait(process: subprocess.Popen[bytes] | None, wake: int | None, seconds: float) -> None:
-    """Wait until a process ends or ``wake`` can be read."""
+def _wait(process: subprocess.Popen[bytes] | None, wake: Sequence[int], seconds: float) -> None:
+    """Wait until a process ends or one of ``wake`` can be read."""
     with contextlib.ExitStack() as opened:
         events = select.poll()
-        if wake is not None:
-            events.register(wake, select.POLLIN)
+        for descriptor in wake:
+            events.register(descriptor, select.POLLIN)
         if process:
             with contextlib.suppress(OSError):  # a sandbox may forbid it: then the next tick sees the end
                 end = os.pidfd_open(process.pid)

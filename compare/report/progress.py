@@ -73,6 +73,11 @@ class LiveProgress:
         del planned
         self._bars.update(self._steps, completed=steps)
 
+    def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
+        """Show the turns of a cohort in the bar of steps."""
+        description = f"round {planned.round}: turn {turn} of {turns}, {escape(planned.arm.label)}"
+        self._bars.reset(self._steps, description=description)
+
     def launch_restarts(self, planned: Planned, reason: str) -> None:
         """Print that a launch starts a second time."""
         self._print(f"{self._place(planned)} starts again: {reason}", "yellow")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -17,6 +17,9 @@ DEFAULT_ROUNDS = 5
 """The fewest rounds that can settle a verdict, see ``verdict.FIRST_LOOK``."""
 DEVICES = ("auto", "cpu", "cuda")
 _SEEDS = 2**32
+Interleave: TypeAlias = Literal["blocks", "launches"]
+"""``blocks``: in turns. ``launches``: one launch after another."""
+INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +45,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     warmup_steps: int = 30
     """The first steps of the training, which are not timed."""
     rounds: int = DEFAULT_ROUNDS
+    interleave: Interleave = "launches"
+    """Whether the arms of a round train in turns, side by side."""
     budget_seconds: float | None = None
     """Maximum time for rounds that settle every verdict; ``rounds`` is their maximum."""
     comparisons: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -88,6 +93,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, name, known in (
             ("--optimizer", self.optimizer, tuple(OPTIMIZERS)),
             ("--device", self.device, DEVICES),
+            ("--interleave", self.interleave, INTERLEAVES),
         ):
             require(name in known, flag, name, " or ".join(known))
         require_model(self.model)

@@ -22,12 +22,16 @@ Stage = Literal[
     "replica",
     "warm-up",
     "reference",
+    "turn",
     "train",
-    "collectives",
     "test",
+    "collectives",
     "end",
 ]
-"""The stages of a rank, in this order."""
+"""The stages of a rank, in this order.
+
+``turn`` is the wait for a turn, before and after ``train``.
+"""
 _LAST_BYTES = 4096
 
 
@@ -45,6 +49,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The parity check that precedes the training."""
     launched_at: float
     """Unix time just before the start of the launcher."""
+    turns: str = ""
+    """Folder of ``TurnFiles`` on every host; empty without turns."""
     exported: list[str] = []
     """Names of the variables of ``-x``; their values are never saved."""
 

@@ -47,6 +47,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of the rank during the block, all threads together."""
     phases: dict[str, list[int]] = {}
     """Nanoseconds of every phase in every step; empty in most blocks."""
+    turn: int = 0
+    """Number of the turn, from 1; 0 without turns."""
 
 
 class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +141,13 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     sweep: list[Sweep] = []
     """The group's all-reduce over sizes; empty if the strategy bypasses it."""
     cpu_ns: int
-    """CPU time of this rank during the measurement."""
+    """CPU time of this rank during the measurement, without its waits."""
+    waited_ns: int = 0
+    """Time that it waited for its turns."""
+    waited_cpu_ns: int = 0
+    """CPU time that its threads took meanwhile."""
+    trained_steps: int = 0
+    """Steps that it took; those beyond ``config.total_steps`` for timing only."""
     machine: MachineUse | None = None
     """Only on the first rank of a host."""
     moments: Moments

@@ -146,8 +146,8 @@ def _contradictions_of(rank: RankResult) -> Iterator[str]:
         yield "attests a replica that is no object (attestation.replica)."
 
 
-def _shape(rank: RankResult) -> list[tuple[Mode, int, list[str]]]:
-    return [(block.mode, block.steps, sorted(block.phases)) for block in rank.blocks]
+def _shape(rank: RankResult) -> list[tuple[Mode, int, list[str], int]]:
+    return [(block.mode, block.steps, sorted(block.phases), block.turn) for block in rank.blocks]
 
 
 def _collectives(rank: RankResult) -> tuple[int, list[tuple[int, int]]]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
 import torch
 
 from backends.base import BackendError, Group, Replica
 from compare.schema.config import RunConfig
 from compare.schema.job import Job
 from compare.schema.results import Block, Mode
+from compare.schema.turns import Turn
 from compare.worker.clock import PhaseClock, read_clock, time_work
 from compare.worker.loop import Batch, train
 from compare.worker.watchdog import Watchdog
@@ -25,6 +27,8 @@ REFERENCE_BLOCKS = 14
 """Maximum number of reference blocks; they cancel drift."""
 FIRST_STEPS = 10
 """Maximum number of steps that a reference takes before it is timed."""
+_REFERENCES_OF_A_TURN = 4
+"""Maximum number of reference blocks in a turn."""
 
 
 # ---- the plan ----
@@ -40,16 +44,25 @@ class BlockPlan(NamedTuple):
     """Its phases are timed, which excludes it from the step time."""
 
 
-def plan_blocks(steps: int, order: random.Random, *, reference: bool, cycle: int = 1) -> list[BlockPlan]:
+def plan_blocks(
+    steps: int,
+    order: random.Random,
+    *,
+    reference: bool,
+    cycle: int = 1,
+    references: int = REFERENCE_BLOCKS,
+    phased: bool = True,
+) -> list[BlockPlan]:
     """Split steps into blocks, and add blocks of the reference.
 
     A reference block stands directly before or after a training block of the same length. So drift affects
-    both equally. The middle pair is timed phase by phase. ``steps`` is a multiple of ``cycle``, and so is
-    every block. ``order`` decides which of a pair is first; it has the same seed on every rank.
+    both equally. The middle pair is timed phase by phase, where ``phased``. ``steps`` is a multiple of
+    ``cycle``, and so is every block. ``order`` decides which of a pair is first; it has the same seed on
+    every rank. ``references`` is the maximum number of reference blocks.
     """
     sizes = split_into_blocks(steps, cycle=cycle)
-    middle = len(sizes) // 2 if len(sizes) > 1 else None
-    referred = _spread(len(sizes), REFERENCE_BLOCKS - 1) | {middle} if reference else set()
+    middle = len(sizes) // 2 if phased and len(sizes) > 1 else None
+    referred = _spread(len(sizes), references - (middle is not None)) | {middle} if reference else set()
     plans = []
     for index, size in enumerate(sizes):
         pair = [BlockPlan("training", size, phased=index == middle)]
@@ -141,46 +154,111 @@ def _same_randomness(device: torch.device) -> AbstractContextManager[None]:
 # ---- the timed steps ----
 
 
-def train_blocks(
-    job: Job, sides: Sides, group: Group, watchdog: Watchdog, *, step_seconds: float
-) -> Iterator[Block]:
-    """Train and time all blocks; a step is expected to take ``step_seconds``."""
-    return BlockTrainer(job, sides, group, watchdog, step_seconds).blocks()
-
-
 class BlockTrainer:
-    """Trains the blocks of one launch."""
+    """Trains the blocks of one launch, at once or in turns.
 
-    def __init__(self, job: Job, sides: Sides, group: Group, watchdog: Watchdog, step_seconds: float) -> None:
+    ``trained`` is called once, directly after the last step of the training. Turns may train on after it, for
+    timing only.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        sides: Sides,
+        group: Group,
+        watchdog: Watchdog,
+        *,
+        step_seconds: float,
+        trained: Callable[[], None],
+    ) -> None:
         self._job = job
         self._sides = sides
         self._group = group
         self._watchdog = watchdog
-        self._step_seconds = step_seconds
+        self.step_seconds = step_seconds
+        """Time of a step, as it was last measured."""
+        self._trained = trained
         self._cycle = sides["training"].replica.cycle
-        self._done = untimed_steps(job.config, self._cycle)
+        self.steps_done = untimed_steps(job.config, self._cycle)
+        """Training steps so far, with the warm-up."""
+        self._order = random.Random(f"{job.config.seed}/{job.number}")
+        self._references = "reference" in sides
 
     def blocks(self) -> Iterator[Block]:
-        """Train block after block, and yield each."""
-        config = self._job.config
-        order = random.Random(f"{config.seed}/{self._job.number}")
-        if "reference" in self._sides or not self._job.arm.synchronises:
-            self._wait_for_ranks(self._done)  # the warm-up of the reference or the control
-        plans = plan_blocks(
-            config.total_steps - self._done,
-            order,
-            reference="reference" in self._sides,
-            cycle=self._cycle,
+        """Train all blocks to the end of the training, and yield each."""
+        self.begin()
+        yield from self._timed_blocks(
+            plan_blocks(self._left, self._order, reference=self._references, cycle=self._cycle)
         )
+
+    def begin(self) -> None:
+        """Wait for all ranks, which may have warmed up alone."""
+        if self._references or not self._job.arm.synchronises:
+            self._wait_for_ranks(self.steps_done)
+
+    def turn(self, turn: Turn) -> Iterator[Block]:
+        """Train one turn, and yield its blocks.
+
+        Its first steps are not timed. The first turn has a pair of blocks that is timed phase by phase.
+        """
+        self._train_untimed(self._whole_cycles(turn.untimed_steps))
+        if not self._job.arm.synchronises:
+            self._wait_for_ranks(turn.untimed_steps)
+        plans = plan_blocks(
+            self._whole_cycles(turn.timed_steps),
+            self._order,
+            reference=self._references,
+            cycle=self._cycle,
+            references=_REFERENCES_OF_A_TURN,
+            phased=turn.number == 1,
+        )
+        for block in self._timed_blocks(plans):
+            yield msgspec.structs.replace(block, turn=turn.number)
+
+    def finish(self) -> None:
+        """Train what is left of the training, without a clock."""
+        self._train_untimed(max(0, self._left))
+        if not self._job.arm.synchronises:
+            self._wait_for_ranks(1)
+
+    @property
+    def _left(self) -> int:
+        """Steps to the end of the training; negative after it."""
+        return self._job.config.total_steps - self.steps_done
+
+    def _whole_cycles(self, steps: int) -> int:
+        return -(-steps // self._cycle) * self._cycle
+
+    def _timed_blocks(self, plans: list[BlockPlan]) -> Iterator[Block]:
         for plan in plans:
             if plan.mode == "training":
+                if 0 < self._left < plan.steps:
+                    # The training ends inside this block: it ends before, so that no clock runs meanwhile.
+                    self._train_untimed(self._left)
                 yield self.timed_block(plan)
-                self._done += plan.steps
+                self._count(plan.steps)
             else:
                 with _same_randomness(self._group.device):
                     yield self.timed_block(plan)
             if plan.mode == "reference" or not self._job.arm.synchronises:
                 self._wait_for_ranks(plan.steps)
+
+    def _train_untimed(self, steps: int) -> None:
+        """Train steps without a clock, and record progress meanwhile."""
+        while steps > 0:
+            piece = min(steps, self._watchdog.steps_at_once(self.step_seconds))
+            if self._left > 0:
+                piece = min(piece, self._left)
+            self._note(piece)
+            train(*self._sides["training"], piece)
+            read_clock(self._group.device)
+            self._count(piece)
+            steps -= piece
+
+    def _count(self, steps: int) -> None:
+        self.steps_done += steps
+        if self._left == 0:
+            self._trained()
 
     def _wait_for_ranks(self, steps: int) -> None:
         """Wait for all ranks after steps without synchronisation.
@@ -201,11 +279,11 @@ class BlockTrainer:
         train(*side, settling)
         read_clock(device)  # a GPU may still be busy with earlier steps
         # A record slows the next step or two of the MLP by a tenth. So a block of quick steps has only one.
-        if self._watchdog.steps_at_once(self._step_seconds) < plan.steps:
+        if self._watchdog.steps_at_once(self.step_seconds) < plan.steps:
             self._note()
         timing = time_work(partial(self._train, side, steps, clock), device)
         if plan.mode == "training":
-            self._step_seconds = timing.wall_ns / 1e9 / steps
+            self.step_seconds = timing.wall_ns / 1e9 / steps
         return Block(
             mode=plan.mode,
             steps=steps,
@@ -218,7 +296,7 @@ class BlockTrainer:
         """Train steps; record progress in between if they take long."""
         if clock:
             clock("begin")
-        at_once = self._watchdog.steps_at_once(self._step_seconds)
+        at_once = self._watchdog.steps_at_once(self.step_seconds)
         for done in range(0, steps, at_once):
             if done:
                 read_clock(self._group.device)
@@ -226,4 +304,4 @@ class BlockTrainer:
             train(*side, min(steps - done, at_once), *([clock] if clock else []))
 
     def _note(self, steps: int = 1) -> None:
-        self._watchdog.note("train", self._done, expected_seconds=steps * self._step_seconds)
+        self._watchdog.note("train", self.steps_done, expected_seconds=steps * self.step_seconds)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from compare.schema.results import MachineUse
@@ -14,11 +16,22 @@ class CPUMeter:
 
     def __init__(self) -> None:
         self._cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+        self._left_out = (0, 0, 0, 0)
         self._begun = self._now()
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Leave out what happens during this block."""
+        begun = self._now()
+        yield
+        spans = zip(self._left_out, self._now(), begun, strict=True)
+        wall, busy, stolen, own = (before + now - then for before, now, then in spans)
+        self._left_out = wall, busy, stolen, own
 
     def read(self) -> tuple[MachineUse, int]:
         """Return the machine's load, and this process's CPU nanoseconds."""
-        wall, busy, stolen, own = (now - then for now, then in zip(self._now(), self._begun, strict=True))
+        spans = zip(self._now(), self._begun, self._left_out, strict=True)
+        wall, busy, stolen, own = (now - then - left_out for now, then, left_out in spans)
         use = MachineUse(wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen)
         return use, own
 

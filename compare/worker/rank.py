@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,14 +23,16 @@ from compare import data
 from compare.schema.arms import CONTROL
 from compare.schema.job import PASSES, Job, Stage
 from compare.schema.results import Block, Evaluation, MachineUse, Moments, ParityPass, RankResult, Sweep
+from compare.schema.turns import FINISH
 from compare.worker.attest import attest
 from compare.worker.batches import Batches, as_tensors, normalise
-from compare.worker.blocks import FIRST_STEPS, Side, Sides, make_reference, train_blocks, untimed_steps
+from compare.worker.blocks import FIRST_STEPS, BlockTrainer, Side, Sides, make_reference, untimed_steps
 from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
 from compare.worker.loop import EVALUATION_BATCH, evaluate, train
 from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
 from compare.worker.parity import Data, hash_parameters, prove
+from compare.worker.turns import TurnPipes
 from compare.worker.watchdog import Watchdog
 from compare.worker.workload import build_model, optimizer_maker
 
@@ -64,11 +67,8 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     own = Side(replica, iter(batches))
     first_step_seconds = _take_first_step(own, device)
     start_up.mark("first_step_done")
-
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first_step_seconds)
-    whole = replica.whole()
-    final_hash = hash_parameters(whole)
-    measured = _measure(job, replica, whole, group, watchdog, step_seconds=timed.step_seconds)
+    measured = _measure(job, replica, group, watchdog, step_seconds=timed.step_seconds)
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -76,16 +76,19 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         pid=os.getpid(),
         blocks=timed.blocks,
         initial_hash=initial_hash,
-        final_hash=final_hash,
-        evaluation=measured.evaluation,
+        final_hash=timed.trained.final_hash,
+        evaluation=timed.trained.evaluation,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        gradient_bytes=sum(p.numel() * p.element_size() for p in whole.parameters()),
-        gradient_tensors=sum(1 for _ in whole.parameters()),
+        gradient_bytes=sum(timed.trained.gradient_bytes),
+        gradient_tensors=len(timed.trained.gradient_bytes),
         message_bytes=measured.message_bytes,
         collective_ns=measured.collective_ns,
         sweep=measured.sweep,
         cpu_ns=timed.cpu_ns,
+        waited_ns=timed.waited_ns,
+        waited_cpu_ns=timed.waited_cpu_ns,
+        trained_steps=timed.steps,
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
@@ -104,27 +107,48 @@ class _Measured(NamedTuple):
     message_bytes: list[int]
     collective_ns: list[int]
     sweep: list[Sweep]
-    evaluation: Evaluation
 
 
 def _measure(
-    job: Job, replica: Replica, whole: nn.Module, group: Group, watchdog: Watchdog, *, step_seconds: float
+    job: Job, replica: Replica, group: Group, watchdog: Watchdog, *, step_seconds: float
 ) -> _Measured:
-    """Time the collectives alone, and test the model."""
-    config = job.config
+    """Time the collectives alone."""
 
     def note(stage: Stage, steps: float) -> None:
-        watchdog.note(stage, config.total_steps, expected_seconds=steps * step_seconds)
+        watchdog.note(stage, job.config.total_steps, expected_seconds=steps * step_seconds)
 
-    # Neither a step's collectives nor a forward pass take longer than the step.
+    # A step's collectives take no longer than the step.
     note_collectives = partial(note, "collectives")
     message_bytes, collective_ns = time_collectives(replica.collectives(), group, note_collectives)
     swept = sweep(message_bytes, replica, group, note_collectives)
-    note_test = partial(note, "test", EVALUATION_BATCH / config.batch_size_per_rank)
-    evaluation = _evaluate(job, whole, replica.shard, group.device, note_test)
-    # Other ranks may still test, and some libraries attest by a collective.
-    note("end", evaluation.samples / config.batch_size_per_rank)
-    return _Measured(message_bytes, collective_ns, swept, evaluation)
+    # Other ranks may still measure, and some libraries attest by a collective.
+    note("end", 1)
+    return _Measured(message_bytes, collective_ns, swept)
+
+
+class _Trained(NamedTuple):
+    """The model at the end of the training."""
+
+    final_hash: str
+    evaluation: Evaluation
+    gradient_bytes: list[int]
+    """Of each parameter."""
+
+
+def _test(job: Job, replica: Replica, group: Group, watchdog: Watchdog, step_seconds: float) -> _Trained:
+    """Test the model after its last training step."""
+    config, whole = job.config, replica.whole()
+
+    def note() -> None:
+        # A forward pass takes no longer than a step.
+        expected_seconds = step_seconds * EVALUATION_BATCH / config.batch_size_per_rank
+        watchdog.note("test", config.total_steps, expected_seconds=expected_seconds)
+
+    return _Trained(
+        final_hash=hash_parameters(whole),
+        evaluation=_evaluate(job, whole, replica.shard, group.device, note),
+        gradient_bytes=[p.numel() * p.element_size() for p in whole.parameters()],
+    )
 
 
 class _StartUp:
@@ -245,13 +269,18 @@ class _Timed(NamedTuple):
     blocks: list[Block]
     step_seconds: float
     """Step time of the slowest block."""
+    steps: int
+    """Steps taken, with the warm-up."""
+    trained: _Trained
     peak_memory_bytes: int
     machine: MachineUse
     cpu_ns: int
+    waited_ns: int = 0
+    waited_cpu_ns: int = 0
 
 
 def _timed(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_step_seconds: float) -> _Timed:
-    """Warm up, then train the timed steps."""
+    """Warm up, then train the timed steps, and test the model."""
     config, group = job.config, joined.group
     untimed = untimed_steps(config, own.replica.cycle)
     step_seconds = _warm_up(own, untimed, group.device, watchdog, first_step_seconds)
@@ -263,11 +292,43 @@ def _timed(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_st
         same = iter(Batches(*joined.training_set, own.replica.shard, config))
         steps = min(FIRST_STEPS, config.untimed_steps, watchdog.steps_at_once(step_seconds))
         sides["reference"] = make_reference(make_control, config, same, group, steps)
+    tested: list[_Trained] = []
     meter = CPUMeter()
-    blocks = list(train_blocks(job, sides, group, watchdog, step_seconds=step_seconds))
+
+    def test() -> None:
+        with meter.left_out():
+            tested.append(_test(job, own.replica, group, watchdog, trainer.step_seconds))
+
+    trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=step_seconds, trained=test)
+    pipes = TurnPipes(Path(job.turns), group.rank) if job.turns else None
+    blocks = _take_turns(trainer, pipes, meter, watchdog) if pipes else list(trainer.blocks())
     machine, cpu_ns = meter.read()
+    if pipes:
+        trainer.finish()
     slowest_ns = max(block.wall_ns / block.steps for block in blocks if block.mode == "training")
-    return _Timed(blocks, slowest_ns / 1e9, peak, machine, cpu_ns)
+    return _Timed(
+        blocks,
+        slowest_ns / 1e9,
+        trainer.steps_done,
+        tested[0],
+        peak,
+        machine,
+        cpu_ns,
+        *((pipes.waited_ns, pipes.waited_cpu_ns) if pipes else ()),
+    )
+
+
+def _take_turns(trainer: BlockTrainer, pipes: TurnPipes, meter: CPUMeter, watchdog: Watchdog) -> list[Block]:
+    """Wait and train by turns, until the last turn has ended."""
+    blocks: list[Block] = []
+    trainer.begin()
+    while True:
+        with meter.left_out():
+            watchdog.wait_for_turn(trainer.steps_done)
+            turn = pipes.wait(trainer.step_seconds)
+        if turn == FINISH:
+            return blocks
+        blocks += trainer.turn(turn)
 
 
 def _evaluate(

@@ -20,6 +20,8 @@ from compare.schema.launch_files import LaunchFiles
 
 SLACK = 3.0
 """Factor by which work may exceed its expected time."""
+WAIT_SECONDS = 1e9
+"""Limit of a rank that waits for its turn: none."""
 _SHORT_STEP_SECONDS = 1e-3
 """Least time of a step; also the time of an untimed one."""
 _RESTART_SECONDS = 0.2
@@ -68,13 +70,22 @@ class Watchdog:
         """
         self._expect(stage, step, SLACK * expected_seconds)
 
+    def wait_for_turn(self, step: int) -> None:
+        """Stop the timer while other arms train."""
+        faulthandler.cancel_dump_traceback_later()
+        self._timer = None
+        self._record("turn", step, WAIT_SECONDS)
+
     def _expect(self, stage: Stage, step: int, seconds: float) -> None:
         limit = max(self._stall_seconds, seconds)
         now = time.monotonic()
         if (stage, limit) != self._timer or now - self._started_at > _RESTART_SECONDS:
             faulthandler.dump_traceback_later(limit, exit=True)
             self._timer, self._started_at = (stage, limit), now
+        self._record(stage, step, limit)
+
+    def _record(self, stage: Stage, step: int, limit_seconds: float) -> None:
         if self._notes is None:
             self._notes = open_progress(self._files, self._rank)
-        record = Progress(stage=stage, step=step, at=time.time(), limit_seconds=limit)
+        record = Progress(stage=stage, step=step, at=time.time(), limit_seconds=limit_seconds)
         note_progress(self._notes, record)

@@ -14,7 +14,7 @@ from compare.data import DatasetSource
 from compare.doctor.availability import Availability, Survey
 from compare.doctor.facts import Library
 from compare.launch.agent.protocol import Exited, Ready
-from compare.launch.cluster import Cluster
+from compare.launch.cluster import Agents, Cluster
 from compare.launch.engines.local import Local
 from compare.schema.arms import parse_arms
 from compare.schema.config import RunConfig
@@ -116,7 +116,8 @@ class AnAgent:
 def a_cluster(slots: int = 2, cpus: Sequence[int] = (0,), agent: Any = None) -> Cluster:
     """This machine as the only host, without a process."""
     agent = agent or AnAgent(slots, cpus)
-    return Cluster([agent], agent, network=Network(), exported={}, carrier=Local())  # type: ignore[arg-type]
+    agents = Agents([agent], agent)
+    return Cluster(agents, network=Network(), exported={}, carrier=Local(), connect=lambda: agents)
 
 
 def a_block(milliseconds: float, **changes: Any) -> Block:

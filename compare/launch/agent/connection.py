@@ -26,6 +26,7 @@ from compare.launch.agent.protocol import (
     FileChunk,
     FileContent,
     FindPort,
+    Go,
     Message,
     MessagePipe,
     Port,
@@ -34,6 +35,7 @@ from compare.launch.agent.protocol import (
     Refused,
     Start,
     Started,
+    Waiting,
 )
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
@@ -41,6 +43,7 @@ from compare.launch.signals import postponed_interrupts
 from compare.schema.files import write_text
 from compare.schema.hosts import Host
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.turns import Arrival, Turn
 
 START_SECONDS = 60.0
 """Maximum time for an agent's first message.
@@ -75,6 +78,8 @@ class Connection:
         """The answer to ``find_port``."""
         self.exited: Exited | None = None
         """How the launch ended on this host; None before its end."""
+        self.arrivals: list[Arrival] = []
+        """All ranks of this host, while they wait for their turn."""
         self._refused: RingsideError | None = None
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
@@ -106,8 +111,13 @@ class Connection:
         host's name is added to that of the launcher's log, because every host has one.
         """
         self.exited, self._refused, self._files = None, None, files
-        self.started = False
+        self.started, self.arrivals = False, []
         self._pipe.send(launch)
+
+    def go(self, turn: Turn) -> None:
+        """Give the waiting ranks of the host their turn."""
+        self.arrivals = []
+        self._pipe.send(Go(turn))
 
     def find_port(self) -> None:
         """Ask for a free port on the host; the answer is ``port``."""
@@ -191,6 +201,8 @@ class Connection:
                 self.started = True
             case Port(number):
                 self.port = number
+            case Waiting(arrivals):
+                self.arrivals = arrivals
             case Exited():
                 self.exited = message
             case Refused():

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
 from compare.launch.agent.mirror import Mirror
-from compare.launch.agent.protocol import End, Exited, MessagePipe, ProtocolError, Refused, Start, Started
+from compare.launch.agent.protocol import (
+    End,
+    Exited,
+    Go,
+    MessagePipe,
+    ProtocolError,
+    Refused,
+    Start,
+    Started,
+    Waiting,
+)
+from compare.launch.agent.turns import TurnGate
 from compare.launch.processes import supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
@@ -26,9 +37,11 @@ _PUSH_SECONDS = 0.05
 def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
     """Carry out a launch, and leave nothing of it on this host."""
     made: list[Path] = []
+    opened = ExitStack()
     try:
         _make_folders(start, made)
         launch = _Launch(start, pipe)
+        opened.callback(launch.close)
         pipe.send(Started())
         ending = supervise(
             Command(start.argv, start.environment) if start.argv else None,
@@ -36,7 +49,7 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
             log=launch.files.launcher_log,
             deadline_seconds=start.deadline_seconds,
             on_tick=launch.tick,
-            wake=pipe.fileno(),
+            wake=launch.wakes(),
             while_waiting=launch.keep_alive,
         )
         launch.send_the_rest()
@@ -54,6 +67,7 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
     else:
         return Exited(status=ending.status, abandoned=ending.status is None and launch.is_abandoned())
     finally:
+        opened.close()
         for folder in made:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -67,10 +81,27 @@ class _Launch:
         known = {*start.files, self.files.lease.name}
         self._mirror = None if start.in_place else Mirror(self.files.directory, known)
         self._renewed_at = 0.0
+        turns = start.turns
+        self._gate = TurnGate(Path(turns.directory), turns.ranks, stops=turns.stops) if turns else None
+
+    def wakes(self) -> list[int]:
+        """Return the descriptors that ask for a tick at once."""
+        return [self._pipe.fileno(), *([self._gate.fileno()] if self._gate else [])]
+
+    def close(self) -> None:
+        """Close the pipes of the ranks."""
+        if self._gate:
+            self._gate.close()
 
     def tick(self) -> bool:
         """Exchange messages and renew the lease; return whether to go on."""
-        ordered_to_end = any([isinstance(message, End) for message in self._pipe.receive()])  # noqa: C419
+        ordered_to_end = False
+        for message in self._pipe.receive():
+            ordered_to_end = ordered_to_end or isinstance(message, End)
+            if isinstance(message, Go) and self._gate:
+                self._gate.go(message.turn)
+        if self._gate and (arrivals := self._gate.arrived()):
+            self._pipe.send(Waiting(arrivals))
         self._renew_lease()
         if self._mirror:
             self._mirror.send(self._pipe)

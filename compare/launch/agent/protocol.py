@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from compare.schema.turns import Arrival, Turn
+
 ALIVE_SECONDS = 0.5
 """Time between two keep-alive messages of either end."""
 BACKLOG_BYTES = 1 << 20
@@ -73,6 +75,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     environment: dict[str, str] = {}
     """Set for the launcher, over what it inherits from the host."""
     deadline_seconds: float
+    turns: Turns | None = None
+    """How its ranks wait for their turns; None without turns."""
+
+
+class Turns(msgspec.Struct, frozen=True, kw_only=True):
+    """How ranks of one host wait for their turns."""
+
+    directory: str
+    """One of ``folders``, for the pipes of the ranks."""
+    ranks: int
+    """Ranks of this host."""
+    stops: bool
+    """Whether ranks are stopped, because threads of their library run on."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
@@ -98,6 +113,18 @@ class Port(msgspec.Struct, frozen=True, tag=True):
 
 class End(msgspec.Struct, frozen=True, tag=True):
     """End the launch; the answer is ``Exited``."""
+
+
+class Go(msgspec.Struct, frozen=True, tag=True):
+    """Give the waiting ranks of the launch their turn."""
+
+    turn: Turn
+
+
+class Waiting(msgspec.Struct, frozen=True, tag=True):
+    """All ranks of this host wait for their next turn."""
+
+    arrivals: list[Arrival]
 
 
 class FileChunk(msgspec.Struct, frozen=True, tag=True):
@@ -134,7 +161,21 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
 
 
-Message = Ready | Start | Started | FindPort | Port | Alive | End | FileChunk | FileContent | Exited | Refused
+Message = (
+    Ready
+    | Start
+    | Started
+    | FindPort
+    | Port
+    | Alive
+    | Go
+    | Waiting
+    | End
+    | FileChunk
+    | FileContent
+    | Exited
+    | Refused
+)
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

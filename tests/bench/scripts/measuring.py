@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
 from compare.schema.launch_files import LaunchFiles
-from compare.worker.blocks import Side, train_blocks
+from compare.worker.blocks import BlockTrainer, Side
 from compare.worker.loop import train
 from compare.worker.watchdog import Watchdog
 from tests.bench.scripts import group as ranks
@@ -34,7 +34,8 @@ def main(folder, out, seed, label, model, steps, palindromes):
         config = RunConfig(arms=(arm,), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
         job = SimpleNamespace(config=config, arm=arm, number=int(seed))
         sides = {"training": Side(replica, batches), **sides}
-        return list(train_blocks(job, sides, group, watchdog, step_seconds=0.001))
+        trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=0.001, trained=lambda: None)
+        return list(trainer.blocks())
 
     def reported(steps):
         """Take turns with a reference; the product reports the training's time only."""

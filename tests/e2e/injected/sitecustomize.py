@@ -71,9 +71,9 @@ def _slow_computing(module, job, placement, seconds):
 
 def _no_reference(module, job, placement, seconds):
     """Train the arm without its reference."""
-    train_blocks = module.train_blocks
+    trainer = module.BlockTrainer
     module.make_reference = lambda *_: None
-    module.train_blocks = lambda job, sides, *others, **named: train_blocks(
+    module.BlockTrainer = lambda job, sides, *others, **named: trainer(
         job, {"training": sides["training"]}, *others, **named
     )
 

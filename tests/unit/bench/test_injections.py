@@ -23,7 +23,7 @@ from compare.worker import blocks as turns
 from compare.worker import loop as train
 from compare.worker import rank
 from compare.worker.batches import Batches
-from compare.worker.blocks import make_reference, train_blocks
+from compare.worker.blocks import BlockTrainer, make_reference
 from tests.unit.factories import a_config
 
 E2E = Path(__file__).resolve().parents[2] / "e2e"
@@ -51,7 +51,7 @@ def injected(monkeypatch):
     # monkeypatch restores what the module replaces.
     for owner, name in (
         *((turns.BlockTrainer, "timed_block"), (LocalReplica, "sync"), (AveragingReplica, "sync")),
-        *((train, "loss_function"), (rank, "make_reference"), (rank, "train_blocks")),
+        *((train, "loss_function"), (rank, "make_reference"), (rank, "BlockTrainer")),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     return module
@@ -91,7 +91,8 @@ def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, 
     for mode, side in sides.items():
         side.replica.__class__ = type(mode, (Watched,), {"mode": mode})
     monkeypatch.setattr(train, "loss_function", torch.nn.functional.cross_entropy)
-    blocks = list(train_blocks(job, sides, GROUP, WATCHDOG, step_seconds=0.001))
+    trainer = BlockTrainer(job, sides, GROUP, WATCHDOG, step_seconds=0.001, trained=lambda: None)
+    blocks = list(trainer.blocks())
 
     for mode, steps in found.items():
         taken, alone = iter(steps), 0
@@ -108,10 +109,10 @@ def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, 
 
 def test_no_reference_leaves_the_arm_alone(injected, monkeypatch):
     seen = []
-    monkeypatch.setattr(rank, "train_blocks", lambda job, sides, *_, **__: seen.append(list(sides)))
+    monkeypatch.setattr(rank, "BlockTrainer", lambda job, sides, *_, **__: seen.append(list(sides)))
     injected._CHANGES["no reference"](rank, None, None, 0.0)
     assert rank.make_reference(None, None, None, None, 1) is None
-    rank.train_blocks(None, {"training": 1, "reference": None}, None, None, step_seconds=1.0)
+    rank.BlockTrainer(None, {"training": 1, "reference": None}, None, None, step_seconds=1.0)
     assert seen == [["training"]]
 
 

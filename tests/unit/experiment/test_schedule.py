@@ -205,7 +205,7 @@ def test_a_launch_is_kept_although_its_event_cannot_be_printed(monkeypatch, tmp_
         def launch_ended(self, *_):
             raise error
 
-    monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(9))
+    monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(9))
     with pytest.raises(type(error)):
         carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, [0, 1], Deaf())
     kept = read_run(tmp_path)
@@ -217,12 +217,12 @@ def test_a_launch_is_kept_although_saving_it_was_interrupted(monkeypatch, tmp_pa
 
     def interrupted_once(path, value):
         written.append(path)
-        if len(written) == 3:  # after the run's beginning and its first launch
+        if len(written) == 2:  # after the first launch
             raise KeyboardInterrupt
         write(path, value)
 
-    monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(9))
-    monkeypatch.setattr("compare.experiment.run.write_json", interrupted_once)
+    monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(9))
+    monkeypatch.setattr("compare.experiment.rounds.write_json", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, [0, 1], Listening())
     assert numbers(read_run(tmp_path).launches) == [1, 2]
@@ -241,7 +241,7 @@ def over_after(launches):
 
 @pytest.mark.parametrize(("done", "counted"), [(2, [1, 2]), (3, [1, 2]), (4, [1, 2, 3, 4])])
 def test_a_round_that_the_budget_cuts_short_is_discarded(monkeypatch, tmp_path, done, counted):
-    monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(done))
+    monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(done))
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
     run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
     assert run.complete
@@ -269,7 +269,7 @@ def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_pa
             raise BudgetError("over")
         return launched(planned, noisy=planned.number == 4)
 
-    monkeypatch.setattr("compare.experiment.run.launch_arm", launch)
+    monkeypatch.setattr("compare.experiment.rounds.launch_arm", launch)
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
     run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
     assert (numbers(run.launches), numbers(run.discarded)) == ([1, 2, 3, 4], [5])
@@ -278,7 +278,7 @@ def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_pa
 
 @pytest.mark.parametrize(("done", "words"), [(0, "None had"), (1, "1 of 2 had")])
 def test_a_budget_that_ends_in_the_first_round_loses_nothing(monkeypatch, tmp_path, done, words):
-    monkeypatch.setattr("compare.experiment.run.launch_arm", over_after(done))
+    monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(done))
     with pytest.raises(BudgetError, match="--budget 3 ended before every arm had run once") as caught:
         carry_out(
             a_beginning(a_config("none,ddp", rounds=9, budget_seconds=3)), tmp_path, [0, 1], Listening()
@@ -297,7 +297,7 @@ def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
         saved.append(read_run(directory))
         return launched(planned, noisy=planned.number in {2, 5})
 
-    monkeypatch.setattr("compare.experiment.run.launch_arm", launch)
+    monkeypatch.setattr("compare.experiment.rounds.launch_arm", launch)
     observer = Listening()
     config = a_config("none,ddp", rounds=2)
     done = carry_out(a_beginning(config), tmp_path, [0, 1], observer)

@@ -218,7 +218,7 @@ def test_no_rank_is_named_where_the_parent_was_suspended(monitor, files):
 
 
 @pytest.mark.parametrize(("taken", "times"), [(True, 2), (False, 1)])
-def test_launch_whose_port_was_taken_is_repeated_once(tmp_path, monkeypatch, taken, times):
+def test_launch_whoseport_was_taken_is_repeated_once(tmp_path, monkeypatch, taken, times):
     started = []
 
     def fail(*_arguments, **options):
@@ -226,7 +226,7 @@ def test_launch_whose_port_was_taken_is_repeated_once(tmp_path, monkeypatch, tak
         raise LaunchError("It failed.")
 
     monkeypatch.setattr(launching, "_launch_once", fail)
-    monkeypatch.setattr(launching, "_port_was_taken", lambda *_: taken)
+    monkeypatch.setattr(launching, "port_was_taken", lambda *_: taken)
     run = a_run()
     observer = SimpleNamespace(launch_restarts=lambda *_: None)
     with pytest.raises(LaunchError, match="It failed"):

@@ -14,7 +14,7 @@ import pytest
 from backends.launchers.request import MARKER, Command
 from compare.errors import HostError
 from compare.launch.agent.protocol import Exited
-from compare.launch.cluster import Cluster
+from compare.launch.cluster import Agents, Cluster
 from compare.launch.engines.local import Local
 from compare.schema.environment import SCRATCH
 from compare.schema.hosts import Host, Network, local_host
@@ -36,9 +36,14 @@ def hosts(monkeypatch):
     monkeypatch.setattr("compare.launch.cluster.stage", lambda hosts, *_, **__: ["/data"] * len(hosts))
     agents = [AnAgent(host=Host(name, 1), status=None) for name in ("n1", "n2")]
     here = AnAgent(host=local_host(1), status=None)
-    cluster = Cluster(agents, here, network=Network(), exported={}, carrier=Local())
+    cluster = of(agents, here)
     cluster.stage(DIGITS, print)
     return cluster
+
+
+def of(agents, here, **exported):
+    settings = {"network": Network(), "exported": {}, "carrier": Local(), "connect": None} | exported
+    return Cluster(Agents(agents, here), **settings)
 
 
 def a_job():
@@ -184,6 +189,6 @@ def test_carry_out_exited_agent_is_not_told_to_end(files):
 def test_described_masks_what_the_user_gives_to_the_ranks(files):
     agent = AnAgent()
     secret = {"MY_TOKEN": "hunter2"}
-    cluster = Cluster([agent], agent, network=Network(), exported=secret, carrier=Local())
+    cluster = of([agent], agent, exported=secret)
     assert list(cluster.place(files).described().values()) == ['{"MY_TOKEN":"***"}']
     assert a_cluster().place(files).described() == {}

@@ -54,7 +54,7 @@ class Launch:
         command = Command((sys.executable, "-c", code), {})
         return self.supervise_command(command, deadline=deadline, on_tick=on_tick).status
 
-    def supervise_command(self, command, deadline=30.0, on_tick=lambda: None, wake=None):
+    def supervise_command(self, command, deadline=30.0, on_tick=lambda: None, wake=()):
         return module.supervise(
             command,
             name=self.name,
@@ -177,7 +177,7 @@ def test_supervise_descriptor_that_can_be_read_brings_a_tick_at_once(launch, mon
         ticks.append(os.write(writing, b"x"))
         return len(ticks) < 2
 
-    launch.supervise_command(None, on_tick=tick, wake=reading)
+    launch.supervise_command(None, on_tick=tick, wake=[reading])
     assert time.monotonic() - began < 10
     for descriptor in (reading, writing):
         os.close(descriptor)

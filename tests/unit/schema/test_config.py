@@ -163,6 +163,7 @@ def test_config_is_unchanged_by_json():
         budget_seconds=60.0,
         comparisons=2,
         max_reruns=7,
+        interleave="blocks",
         seed=2**32 - 1,
         device="cuda",
         threads_per_rank=2,

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 from backends.base import BackendError, Replica
 from backends.strategies.local import LocalReplica
+from compare.schema.turns import Turn
 from compare.worker import clock as clock_module
 from compare.worker.batches import Batches
 from compare.worker.blocks import (
     BLOCK_STEPS,
     REFERENCE_BLOCKS,
+    BlockTrainer,
     Side,
     make_reference,
     plan_blocks,
     split_into_blocks,
-    train_blocks,
     untimed_steps,
 )
 from compare.worker.rank import _warm_up
@@ -220,11 +221,12 @@ def batches():
 
 
 def take(job, sides, log, group=GROUP, step_seconds=1.0):
-    return list(train_blocks(job, sides, group, log, step_seconds=step_seconds))
+    trainer = BlockTrainer(job, sides, group, log, step_seconds=step_seconds, trained=lambda: None)
+    return list(trainer.blocks())
 
 
 @pytest.mark.parametrize(("steps", "cycle"), [(100, 8), (100, 1), (24, 8), (12, 8)])
-def test_train_blocks_times_whole_multiples_of_the_cycle(steps, cycle):
+def test_blocks_times_whole_multiples_of_the_cycle(steps, cycle):
     job, log = a_job("single", steps=steps), Log()
     log.cycle = cycle
     blocks = take(job, {"training": Side(log, batches())}, log)
@@ -234,7 +236,7 @@ def test_train_blocks_times_whole_multiples_of_the_cycle(steps, cycle):
     assert untimed_steps(job.config, cycle) + trained == steps
 
 
-def test_train_blocks_refuses_a_cycle_longer_than_the_timed_steps():
+def test_blocks_refuses_a_cycle_longer_than_the_timed_steps():
     job, log = a_job("single", steps=11), Log()
     log.cycle = 8
     with pytest.raises(BackendError, match="cycle of 8 steps, but only 7 steps are timed"):
@@ -252,7 +254,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 29, 30, 31, 1000])
-def test_train_blocks_records_progress_within_the_stall(at_once, clock):
+def test_blocks_records_progress_within_the_stall(at_once, clock):
     log = Log(at_once, clock, step_seconds=2.0)
     job = a_job("ddp")
     blocks = take(job, {"training": Side(log, batches())}, log, step_seconds=2.0)
@@ -266,7 +268,7 @@ def test_train_blocks_records_progress_within_the_stall(at_once, clock):
 
 
 @pytest.mark.parametrize("known", [0.001, 40.0])
-def test_train_blocks_updates_the_step_time_by_every_block(known, clock):
+def test_blocks_updates_the_step_time_by_every_block(known, clock):
     """Without a warm-up only the slow first step is known."""
     log = Log(clock=clock, step_seconds=2.5)
     log.steps_at_once = Watchdog(None, None, stall_seconds=15.0).steps_at_once
@@ -276,7 +278,7 @@ def test_train_blocks_updates_the_step_time_by_every_block(known, clock):
     assert log.expected[-1] == 2.5
 
 
-def test_train_blocks_phased_block_in_pieces_has_all_phases():
+def test_blocks_phased_block_in_pieces_has_all_phases():
     log = Log(at_once=4)
     blocks = take(a_job("ddp"), {"training": Side(log, batches())}, log)
     (phased,) = [block for block in blocks if block.phases]
@@ -290,7 +292,7 @@ def a_group(log, waits):
     )
 
 
-def test_train_blocks_waits_for_ranks_after_the_reference(clock):
+def test_blocks_waits_for_ranks_after_the_reference(clock):
     log, waits = Log(3, clock, step_seconds=1.0), []
     sides = {"training": Side(log, batches()), "reference": Side(log, batches())}
     job = a_job("ddp")
@@ -306,7 +308,7 @@ def test_train_blocks_waits_for_ranks_after_the_reference(clock):
     assert waits == [(0, job.config.untimed_steps), *after]
 
 
-def test_train_blocks_of_the_control_waits_before_every_block(clock):
+def test_blocks_of_the_control_waits_before_every_block(clock):
     log, waits = Log(clock=clock, step_seconds=1.0), []
     job = a_job("none")
     blocks = take(job, {"training": Side(log, batches())}, log, a_group(log, waits))
@@ -314,7 +316,7 @@ def test_train_blocks_of_the_control_waits_before_every_block(clock):
     assert waits[0] == (0, job.config.untimed_steps), "after the warm-up"
 
 
-def test_train_blocks_of_one_step_times_it():
+def test_blocks_of_one_step_times_it():
     log = Log()
     job = a_job("ddp", steps=3, warmup_steps=1)
     assert [block.steps for block in take(job, {"training": Side(log, batches())}, log)] == [1, 1]
@@ -333,3 +335,59 @@ def test_make_reference_has_the_passes_of_the_arm():
     images, labels = torch.randn(240, 784), torch.randint(10, (240,))
     side = make_reference(LocalReplica, config, iter(Batches(images, labels, (0, 1), config)), GROUP, 1)
     assert side.replica.passes_per_step == 3
+
+
+# ---- turns ----
+
+
+def a_trainer(job, log, trained, group=GROUP, **sides):
+    sides = {"training": Side(log, batches()), **sides}
+    return BlockTrainer(
+        job, sides, group, log, step_seconds=1.0, trained=lambda: trained.append(log.told.count("step"))
+    )
+
+
+def test_turn_times_all_but_its_first_steps():
+    log, job = Log(), a_job("ddp", steps=1000)
+    trainer = a_trainer(job, log, [])
+    blocks = [*trainer.turn(Turn(number=1, untimed_steps=7, timed_steps=90))]
+    assert {block.turn for block in blocks} == {1}
+    assert sum(block.steps for block in blocks) == 90 - len(blocks), "all but the first of every block"
+    assert log.told.count("step") == 7 + 90
+    assert trainer.steps_done == job.config.untimed_steps + 97
+
+
+def test_first_turn_alone_is_timed_phase_by_phase():
+    trainer = a_trainer(a_job("ddp", steps=1000), Log(), [])
+    turns = [[*trainer.turn(Turn(number=n, untimed_steps=1, timed_steps=90))] for n in (1, 2, 3)]
+    assert [sum(bool(block.phases) for block in blocks) for blocks in turns] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("steps", [20, 60, 100, 101, 500])
+def test_training_ends_after_exactly_its_steps(steps):
+    """Turns may train on after it, or end before it."""
+    log, trained, job = Log(), [], a_job("ddp", steps=steps)
+    trainer = a_trainer(job, log, trained)
+    for number in (1, 2):
+        assert [*trainer.turn(Turn(number=number, untimed_steps=3, timed_steps=60))]
+    trainer.finish()
+    assert trained == [steps - job.config.untimed_steps]
+
+
+def test_turn_of_an_arm_with_a_cycle_has_whole_cycles():
+    log, trained, job = Log(), [], a_job("single", steps=104)
+    log.cycle = 8
+    trainer = a_trainer(job, log, trained)
+    blocks = [*trainer.turn(Turn(number=1, untimed_steps=3, timed_steps=5))]
+    assert all(block.steps % 8 == 0 for block in blocks)
+    trainer.finish()
+    assert trained == [104 - untimed_steps(job.config, 8)]
+
+
+def test_turn_has_reference_blocks_of_the_same_length():
+    log, reference = Log(), Log()
+    trainer = a_trainer(a_job("ddp", steps=5000), log, [], reference=Side(reference, batches()))
+    blocks = [*trainer.turn(Turn(number=2, untimed_steps=3, timed_steps=600))]
+    referred = [block for block in blocks if block.mode == "reference"]
+    assert 1 <= len(referred) <= 4
+    assert len(blocks) - len(referred) == 20

@@ -1,0 +1,111 @@
+"""Carry out the rounds of a run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from compare.analysis.budget import seconds_left
+from compare.analysis.parity import check_launch
+from compare.analysis.step_times import other_cpu_load
+from compare.errors import RingsideError
+from compare.experiment.schedule import discard_noisy, next_cohort, next_launch, plan_turns
+from compare.launch import Observer, launch_arm
+from compare.launch.cluster import Cluster
+from compare.launch.cohort import Cohort
+from compare.schema.files import write_json
+from compare.schema.job import Planned
+from compare.schema.results import Launch, Run
+from compare.schema.store import RESULTS_FILE
+
+
+class Launches:
+    """Carries out one launch after another.
+
+    ``run`` is the record so far. It is saved after every launch.
+    """
+
+    def __init__(self, run: Run, directory: Path, cluster: Cluster, observer: Observer) -> None:
+        self.run = run
+        self.failed: Planned | None = None
+        """The launch that failed, where several were planned."""
+        self._directory = directory
+        self._observer = observer
+        self._clusters = [cluster]
+
+    def next(self) -> list[Planned]:
+        """Return the launches to carry out together; none at the end."""
+        planned = next_launch(self.run)
+        return [planned] if planned else []
+
+    def carry_out(self, planned: list[Planned]) -> None:
+        """Carry out one launch, and prove and keep it.
+
+        Raises:
+            RingsideError: see ``launch_arm``.
+        """
+        (one,) = planned
+        self._observer.launch_begins(one)
+        launch = launch_arm(
+            self.run,
+            one,
+            self._directory,
+            self._clusters[0],
+            self._observer,
+            budget_ends_at=self._ends_at(),
+        )
+        check_launch(one.arm, launch.ranks)
+        discarded_before = len(self.run.discarded)
+        self._keep([launch])
+        self._observer.launch_ended(one, launch)
+        if noisy := self.run.discarded[discarded_before:]:
+            self._observer.round_repeats(one.round, max(map(other_cpu_load, noisy)))
+
+    def _keep(self, launches: list[Launch]) -> None:
+        # Keep it now: an interrupt may come before it is saved.
+        self.run = discard_noisy(msgspec.structs.replace(self.run, launches=[*self.run.launches, *launches]))
+        write_json(self._directory / RESULTS_FILE, self.run)
+
+    def _ends_at(self) -> float:
+        now = time.time()
+        return now + seconds_left(self.run, now)
+
+
+class Cohorts(Launches):
+    """Carries out one round after another, all arms of it in turns.
+
+    Nothing is repeated: a noisy cohort counts, and the table names it.
+    """
+
+    def next(self) -> list[Planned]:
+        """Return the launches of the next round; none at the end."""
+        return next_cohort(self.run)
+
+    def carry_out(self, planned: list[Planned]) -> None:
+        """Carry out one round, and prove and keep it.
+
+        Raises:
+            RingsideError: see ``Cohort.carry_out``.
+        """
+        cohort = Cohort(
+            self.run, self._directory, self._of_arms(), self._observer, budget_ends_at=self._ends_at()
+        )
+        try:
+            launches = cohort.carry_out(planned, plan_turns(self.run.config, planned[0].round))
+        except RingsideError:
+            self.failed = cohort.failed
+            raise
+        for one, launch in zip(planned, launches, strict=True):
+            self.failed = one
+            check_launch(one.arm, launch.ranks)
+        self._keep(launches)
+        for one, launch in zip(planned, launches, strict=True):
+            self._observer.launch_ended(one, launch)
+
+    def _of_arms(self) -> list[Cluster]:
+        """Return a cluster for each arm; their agents serve the whole run."""
+        while len(self._clusters) < len(self.run.config.arms):
+            self._clusters.append(self._clusters[0].another())
+        return self._clusters

@@ -1,0 +1,212 @@
+"""Launch all arms of a round, and let them train in turns.
+
+A cohort is one launch of every arm. They start one after another, and each waits when it has warmed up. So
+no start-up has a neighbour that trains. Then they take turns: one arm trains, and all others wait. The
+order of the turns is settled before the first. This module sends each turn to the agents of all hosts, and
+the next one when all ranks wait again. So no turn overlaps another, on any host.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from compare.errors import BudgetError, HostError, LaunchError
+from compare.launch.arm import (
+    PORT_TAKEN,
+    Observer,
+    PreparedLaunch,
+    files_again,
+    launch_files,
+    port_was_taken,
+)
+from compare.launch.cluster import Cluster
+from compare.launch.processes import Ending
+from compare.schema.job import Planned, Proof
+from compare.schema.launch_files import LaunchFiles
+from compare.schema.results import Launch, Run
+from compare.schema.turns import FINISH, PlannedTurn, turn_of
+
+_TICK_SECONDS = 0.5
+"""Time between two looks at the files of all launches."""
+
+
+class Cohort:
+    """The launches of one round, alive side by side.
+
+    ``clusters`` has one for each arm, because an agent carries out one launch at a time.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        directory: Path,
+        clusters: Sequence[Cluster],
+        observer: Observer,
+        *,
+        budget_ends_at: float = math.inf,
+    ) -> None:
+        self._run = run
+        self._directory = directory
+        self._clusters = clusters
+        self._observer = observer
+        self._budget_ends_at = budget_ends_at
+        self._alive: list[PreparedLaunch] = []
+        self.failed: Planned | None = None
+        """The launch that ended the cohort."""
+
+    def carry_out(
+        self, planned: Sequence[Planned], turns: Sequence[PlannedTurn], *, proof: Proof = "brief"
+    ) -> list[Launch]:
+        """Launch every arm, let them take their turns, and return all launches.
+
+        A launch that fails ends the cohort. Nothing is left on any host afterwards.
+
+        Raises:
+            BudgetError: the run's budget was over before the cohort was.
+            HostError: a host was lost.
+            LaunchError: a rank failed, died or stalled.
+            OutputError: the run's folder cannot be written.
+            UnavailableError: a launcher is not installed.
+        """
+        try:
+            for one, cluster in zip(planned, self._clusters, strict=True):
+                self._start(one, cluster, proof)
+            launches = list(self._alive)
+            for number, turn in enumerate(turns, start=1):
+                self._observer.turn_begins(planned[turn.arm], number, len(turns))
+                self._take(launches[turn.arm], turn)
+            return [self._finish(launch) for launch in launches]
+        finally:
+            self._end_all()
+
+    def _start(self, planned: Planned, cluster: Cluster, proof: Proof) -> None:
+        """Start a launch, and once more if another process took its port."""
+        files = launch_files(self._directory, planned)
+        self._observer.launch_begins(planned)
+        try:
+            self._start_once(planned, cluster, proof, files)
+        except LaunchError:
+            if not port_was_taken(files, self._run.config):
+                raise
+            self._observer.launch_restarts(planned, PORT_TAKEN)
+            self._start_once(planned, cluster, proof, files_again(files), restarted_because=PORT_TAKEN)
+
+    def _start_once(
+        self,
+        planned: Planned,
+        cluster: Cluster,
+        proof: Proof,
+        files: LaunchFiles,
+        *,
+        restarted_because: str = "",
+    ) -> None:
+        launch = PreparedLaunch(
+            self._run,
+            planned,
+            cluster,
+            files,
+            proof=proof,
+            in_turns=True,
+            restarted_because=restarted_because,
+        )
+        self._observer.launch_starts(planned, launch.commands)
+        self._alive.append(launch)
+        # The agents end only what hangs for ever: this module knows how long each part may take.
+        launch.place.begin(launch.commands, launch.job, deadline_seconds=math.inf)
+        self._wait_until_waiting(launch)
+
+    def _take(self, launch: PreparedLaunch, turn: PlannedTurn) -> None:
+        """Let one arm train, and wait until all its ranks wait again."""
+        place = launch.place
+        place.go(
+            turn_of(
+                turn.number,
+                lead_seconds=turn.lead_seconds,
+                seconds=turn.seconds,
+                step_seconds=place.step_seconds(),
+            )
+        )
+        self._wait_until_waiting(launch)
+
+    def _finish(self, launch: PreparedLaunch) -> Launch:
+        launch.place.go(FINISH)
+        ending = self._watch(launch, until_waiting=False)
+        assert ending is not None  # noqa: S101 -- it ends in no other way
+        self.failed = launch.planned
+        self._end(launch)
+        return launch.conclude(ending)
+
+    def _wait_until_waiting(self, launch: PreparedLaunch) -> None:
+        """Wait for the ranks of a launch.
+
+        Raises:
+            LaunchError: the launch ended before.
+        """
+        ending = self._watch(launch, until_waiting=True)
+        if ending:
+            self._fail(launch, ending)
+
+    def _watch(self, launch: PreparedLaunch, *, until_waiting: bool) -> Ending | None:
+        """Wait for one launch, and look after all others meanwhile.
+
+        Returns:
+            How the launch ended; None if its ranks wait for a turn.
+        """
+        place, began = launch.place, time.monotonic()
+        timeout = self._run.config.launch_timeout_seconds
+
+        def has_come() -> bool:
+            return place.ending() is not None or (until_waiting and place.is_waiting())
+
+        while True:
+            place.cluster.attend(has_come, _TICK_SECONDS)
+            if until_waiting and place.is_waiting() and place.ending() is None:
+                return None
+            seconds = time.monotonic() - began
+            if time.time() > self._budget_ends_at:
+                raise BudgetError("The budget is over.")
+            for other in self._alive:
+                self._look_after(other)
+            if ending := place.ending():
+                return ending._replace(seconds=seconds)
+            if seconds > timeout:
+                return Ending(None, seconds, timed_out=True)
+            self._observer.steps_done(launch.planned, launch.monitor.steps_done())
+
+    def _look_after(self, launch: PreparedLaunch) -> None:
+        """Require that a launch has neither failed nor stalled.
+
+        Raises:
+            LaunchError: it has; the error names its rank.
+        """
+        goes_on, ending = launch.monitor.tick(), launch.place.ending()
+        if ending and (ending.status != 0 or launch.monitor.is_incomplete()):
+            self._fail(launch, ending)
+        if not ending and not goes_on:
+            self._fail(launch, Ending(None))
+
+    def _fail(self, launch: PreparedLaunch, ending: Ending) -> None:
+        """End a launch, and raise the root cause."""
+        self.failed = launch.planned
+        lost = self._end(launch)
+        if lost:
+            raise lost
+        launch.conclude(ending)
+        raise AssertionError("unreachable: a launch that failed has no results")
+
+    def _end(self, launch: PreparedLaunch) -> HostError | None:
+        self._alive.remove(launch)
+        return launch.place.end()
+
+    def _end_all(self) -> None:
+        for launch in self._alive:
+            launch.place.ask_to_end()  # all at once; each may take seconds
+        try:
+            while self._alive:
+                self._end(self._alive[0])
+        finally:  # a second Ctrl-C ends the wait for one of them
+            if self._alive:
+                self._end_all()

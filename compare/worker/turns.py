@@ -1,0 +1,54 @@
+"""Wait between turns, while other arms train.
+
+A rank waits outside its library, with its device idle. It waits in ``poll``, which takes no CPU time. Some
+libraries have threads that go on; the agent stops their processes meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from pathlib import Path
+
+import msgspec
+
+from compare.schema.turns import Arrival, Turn, TurnFiles
+
+_TURN_BYTES = 4096
+"""Maximum size of a turn; a pipe takes so much at once."""
+
+
+class TurnPipes:
+    """The pipes of one rank to the agent of its host."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        files = TurnFiles(directory)
+        self._rank = rank
+        os.mkfifo(files.turns(rank), 0o600)
+        # Not blocking: the agent opens its end when this rank arrives first.
+        self._turns = os.open(files.turns(rank), os.O_RDONLY | os.O_NONBLOCK)
+        self._arrivals = os.open(files.arrivals, os.O_WRONLY)
+        self.waited_ns = 0
+        """Time that the rank has waited."""
+        self.waited_cpu_ns = 0
+        """CPU time that its threads took meanwhile."""
+
+    def wait(self, step_seconds: float) -> Turn:
+        """Wait for the next turn.
+
+        Raises:
+            RuntimeError: the agent of this host was killed.
+        """
+        arrival = Arrival(rank=self._rank, pid=os.getpid(), step_seconds=step_seconds)
+        began, began_cpu = time.perf_counter_ns(), time.process_time_ns()
+        os.write(self._arrivals, msgspec.json.encode(arrival) + b"\n")
+        poll = select.poll()
+        poll.register(self._turns, select.POLLIN)
+        poll.poll()  # it waits also where the agent has not opened its end yet
+        line = os.read(self._turns, _TURN_BYTES)
+        self.waited_ns += time.perf_counter_ns() - began
+        self.waited_cpu_ns += time.process_time_ns() - began_cpu
+        if not line:
+            raise RuntimeError("The agent of this host exited while the rank waited for its turn.")
+        return msgspec.json.decode(line, type=Turn)

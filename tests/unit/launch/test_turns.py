@@ -1,0 +1,136 @@
+"""Ranks wait for their turns at the gate of their agent."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from compare.launch.agent.turns import TurnGate
+from compare.schema.turns import FINISH, Turn
+from compare.worker.turns import TurnPipes
+from tests.waiting import wait_until
+
+RANK = """
+import sys, threading
+from pathlib import Path
+from compare.worker.turns import TurnPipes
+threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()  # as Horovod's
+pipes = TurnPipes(Path(sys.argv[1]), int(sys.argv[2]))
+while (turn := pipes.wait(0.5)).number:
+    print(turn.number, turn.untimed_steps, turn.timed_steps, flush=True)
+print("finished", flush=True)
+"""
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """Make a gate of some ranks, and close it."""
+    made = []
+
+    def make(ranks, *, stops=False):
+        made.append(TurnGate(tmp_path, ranks, stops=stops))
+        return made[0]
+
+    yield make
+    if made:
+        made[0].close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the process of a rank."""
+    started = []
+
+    def begin(rank):
+        command = [sys.executable, "-c", RANK, str(tmp_path), str(rank)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def arrivals(gate, seconds=20):
+    """Wait until all ranks of a gate have arrived."""
+    found = []
+    wait_until(lambda: found.extend(gate.arrived()) or found, seconds)
+    return sorted(found, key=lambda arrival: arrival.rank)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_gate_gives_every_rank_each_turn(gate, start, stops):
+    gate = gate(2, stops=stops)
+    ranks = [start(rank) for rank in range(2)]
+    for number in (1, 2):
+        found = arrivals(gate)
+        assert [(arrival.rank, arrival.pid) for arrival in found] == [
+            (rank, process.pid) for rank, process in enumerate(ranks)
+        ]
+        gate.go(Turn(number=number, untimed_steps=3, timed_steps=40))
+        assert [process.stdout.readline() for process in ranks] == [f"{number} 3 40\n"] * 2
+    arrivals(gate)
+    gate.go(FINISH)
+    assert [process.stdout.read() for process in ranks] == ["finished\n"] * 2
+
+
+def test_gate_waits_for_the_last_rank(gate, start):
+    gate = gate(2)
+    start(0)
+    select.select([gate], [], [], 20)
+    assert gate.arrived() == []
+    start(1)
+    assert len(arrivals(gate)) == 2
+
+
+def test_gate_stops_the_threads_of_a_waiting_rank(gate, start):
+    gate = gate(1, stops=True)
+    rank = psutil.Process(start(0).pid)
+    arrivals(gate)
+    wait_until(lambda: rank.status() == psutil.STATUS_STOPPED, 5)
+    gate.go(FINISH)
+    assert rank.wait(20) in {0, None}
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_gate_gives_turns_although_a_rank_was_killed(gate, start, stops):
+    gate = gate(2, stops=stops)
+    first, second = start(0), start(1)
+    arrivals(gate)
+    second.kill()
+    second.wait()
+    gate.go(FINISH)
+    assert first.stdout.read() == "finished\n"
+
+
+def test_rank_exits_when_the_agent_is_gone(gate, start):
+    gate = gate(1)
+    rank = start(0)
+    arrivals(gate)
+    gate.go(Turn(number=1))
+    arrivals(gate)
+    for descriptor in gate._turns.values():
+        os.close(descriptor)
+    gate._turns.clear()
+    assert rank.wait(20) == 1
+
+
+def test_rank_measures_its_wait_and_its_cpu_time(tmp_path, gate):
+    gate, turns = gate(1), []
+    pipes = TurnPipes(tmp_path, 0)
+    rank = threading.Thread(target=lambda: turns.append(pipes.wait(0.25)))
+    rank.start()
+    assert arrivals(gate)[0].step_seconds == 0.25
+    gate.go(FINISH)
+    rank.join(20)
+    assert turns == [FINISH]
+    assert pipes.waited_ns > 0
+    assert 0 <= pipes.waited_cpu_ns < 20e9
