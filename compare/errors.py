@@ -90,6 +90,12 @@ class BudgetError(RingsideError):
     exit_code = 11
 
 
+class InterleaveError(RingsideError):
+    """The arms of a round cannot be alive side by side here."""
+
+    exit_code = 12
+
+
 def system_reason(error: OSError) -> str:
     """Return the system's reason, without the error number and the path."""
     return error.strerror or str(error) or type(error).__name__

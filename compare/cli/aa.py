@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import Detail, MaxReruns, Shared, Warmup, output_option, read_request, with_shared
+from compare.cli.options import (
+    Detail,
+    InterleaveMode,
+    MaxReruns,
+    Shared,
+    Warmup,
+    output_option,
+    read_request,
+    with_shared,
+)
 from compare.cli.run import print_run
 from compare.errors import UsageError
 
@@ -25,6 +34,7 @@ def aa(
     steps: Annotated[int, typer.Option(help="Training steps of a launch.")] = 150,
     warmup: Warmup = 30,
     max_reruns: MaxReruns = 10,
+    interleave: InterleaveMode = "auto",
     detail: Detail = False,
 ) -> None:
     """Compare an arm with itself, as an A/A test.
@@ -41,6 +51,7 @@ def aa(
         rounds=comparisons * repeats,
         comparisons=comparisons,
         max_reruns=max_reruns,
+        interleave=interleave,
     )
     if len(request.arms) != 1:
         raise UsageError(

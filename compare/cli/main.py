@@ -36,6 +36,7 @@ EXIT_CODES = {
     9: "a host cannot be used",
     10: "--strict found different conditions",
     11: "the budget was too small",
+    12: "arms that cannot take turns",
     130: "interrupted",
 }
 

@@ -52,6 +52,13 @@ SshIdentity = Annotated[
     ),
 ]
 Warmup = Annotated[int, typer.Option(help="First steps, which train but are not timed.")]
+InterleaveMode = Annotated[
+    str,
+    typer.Option(
+        help="blocks: all arms alive, training in turns. launches: one launch after another. "
+        "auto: in turns where it is possible."
+    ),
+]
 MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds that are repeated.")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import Detail, MaxReruns, Shared, Warmup, read_request, with_shared
+from compare.cli.options import Detail, InterleaveMode, MaxReruns, Shared, Warmup, read_request, with_shared
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
@@ -32,9 +32,7 @@ def run(
         typer.Option(help="Maximum time in seconds: add rounds until every verdict is settled."),
     ] = None,
     max_reruns: MaxReruns = 3,
-    interleave: Annotated[
-        str, typer.Option(help="blocks: all arms alive, in turns. launches: one launch after another.")
-    ] = "launches",
+    interleave: InterleaveMode = "auto",
     baseline: Annotated[
         str | None,
         typer.Option(show_default="the first named", help="Arm that the others are compared with."),

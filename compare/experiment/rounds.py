@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -10,14 +11,15 @@ import msgspec
 from compare.analysis.budget import seconds_left
 from compare.analysis.parity import check_launch
 from compare.analysis.step_times import other_cpu_load
-from compare.errors import RingsideError
+from compare.errors import InterleaveError, RingsideError
 from compare.experiment.schedule import discard_noisy, next_cohort, next_launch, plan_turns
 from compare.launch import Observer, launch_arm
+from compare.launch.arm import launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.cohort import Cohort
 from compare.schema.files import write_json
 from compare.schema.job import Planned
-from compare.schema.results import Launch, Run
+from compare.schema.results import Interleaved, Launch, Run
 from compare.schema.store import RESULTS_FILE
 
 
@@ -40,8 +42,11 @@ class Launches:
         planned = next_launch(self.run)
         return [planned] if planned else []
 
-    def carry_out(self, planned: list[Planned]) -> None:
+    def carry_out(self, planned: list[Planned]) -> Launches:
         """Carry out one launch, and prove and keep it.
+
+        Returns:
+            What carries out the next one.
 
         Raises:
             RingsideError: see ``launch_arm``.
@@ -62,6 +67,7 @@ class Launches:
         self._observer.launch_ended(one, launch)
         if noisy := self.run.discarded[discarded_before:]:
             self._observer.round_repeats(one.round, max(map(other_cpu_load, noisy)))
+        return self
 
     def _keep(self, launches: list[Launch]) -> None:
         # Keep it now: an interrupt may come before it is saved.
@@ -83,17 +89,21 @@ class Cohorts(Launches):
         """Return the launches of the next round; none at the end."""
         return next_cohort(self.run)
 
-    def carry_out(self, planned: list[Planned]) -> None:
+    def carry_out(self, planned: list[Planned]) -> Launches:
         """Carry out one round, and prove and keep it.
 
-        Raises:
-            RingsideError: see ``Cohort.carry_out``.
+        Returns:
+            What carries out the next round: launches one by one, if turns are not possible.
         """
         cohort = Cohort(
             self.run, self._directory, self._of_arms(), self._observer, budget_ends_at=self._ends_at()
         )
         try:
             launches = cohort.carry_out(planned, plan_turns(self.run.config, planned[0].round))
+        except InterleaveError as error:
+            if self.run.config.interleave != "auto" or self.run.launches:
+                raise
+            return self._without_turns(planned, error)
         except RingsideError:
             self.failed = cohort.failed
             raise
@@ -103,6 +113,16 @@ class Cohorts(Launches):
         self._keep(launches)
         for one, launch in zip(planned, launches, strict=True):
             self._observer.launch_ended(one, launch)
+        return self
+
+    def _without_turns(self, planned: list[Planned], error: InterleaveError) -> Launches:
+        """Go on launch by launch; the run says why."""
+        for one in planned:
+            shutil.rmtree(launch_files(self._directory, one).directory, ignore_errors=True)
+        why = f"{error.what} {error.found}"
+        self._observer.not_in_turns(why)
+        run = msgspec.structs.replace(self.run, interleaved=Interleaved(mode="launches", why=why))
+        return Launches(run, self._directory, self._clusters[0], self._observer)
 
     def _of_arms(self) -> list[Cluster]:
         """Return a cluster for each arm; their agents serve the whole run."""

@@ -31,7 +31,7 @@ from compare.schema.environment import masked
 from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
-from compare.schema.results import Failure, Run
+from compare.schema.results import Failure, Interleaved, Run
 from compare.schema.store import RESULTS_FILE, create_directory, default_output, write_request
 
 ObserverType = TypeVar("ObserverType")
@@ -161,23 +161,23 @@ def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -
     """
     write_request(run, directory)
     write_json(directory / RESULTS_FILE, run)
-    kind = Cohorts if run.config.interleave == "blocks" else Launches
-    conductor = kind(run, directory, cluster, observer)
-    while planned := conductor.next():
+    conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
+    rounds = conductor(run, directory, cluster, observer)
+    while planned := rounds.next():
         try:
-            conductor.carry_out(planned)
+            rounds = rounds.carry_out(planned)
         except BudgetError:
-            run = discard_unfinished(conductor.run)
+            run = discard_unfinished(rounds.run)
             if run.launches:
-                conductor.run = run
+                rounds.run = run
                 break
-            error = _too_small_a_budget(conductor.run)
-            _save_failure(conductor.run, planned[0], error, directory)
+            error = _too_small_a_budget(rounds.run)
+            _save_failure(rounds.run, planned[0], error, directory)
             raise error from None
         except (RingsideError, KeyboardInterrupt) as error:
-            _save_failure(conductor.run, conductor.failed or planned[0], error, directory)
+            _save_failure(rounds.run, rounds.failed or planned[0], error, directory)
             raise
-    run = msgspec.structs.replace(conductor.run, complete=True)
+    run = msgspec.structs.replace(rounds.run, complete=True)
     write_json(directory / RESULTS_FILE, run)
     return run
 
@@ -217,4 +217,5 @@ def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_ou
         cores=min(map(len, cluster.cpus())),
         cores_by_host=[len(cpus) for cpus in cluster.cpus()],
         left_out=left_out,
+        interleaved=Interleaved(mode="launches" if config.interleave == "launches" else "blocks"),
     )

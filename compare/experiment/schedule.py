@@ -114,7 +114,7 @@ def discard_unfinished(run: Run) -> Run:
 def discard_noisy(run: Run) -> Run:
     """Discard the last round if it is noisy and may be repeated."""
     width = len(run.config.arms)
-    if not run.launches or len(run.launches) % width or run.config.interleave == "blocks":
+    if not run.launches or len(run.launches) % width or run.interleaved.mode == "blocks":
         return run
     last = run.launches[-width:]
     repeated = len(run.discarded) // width

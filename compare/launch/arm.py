@@ -55,6 +55,9 @@ class Observer(Protocol):
     def launch_restarts(self, planned: Planned, reason: str) -> None:
         """Receive the reason why a launch is started a second time."""
 
+    def not_in_turns(self, why: str) -> None:
+        """Receive why the arms run one after another."""
+
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
         """Receive the number of a turn, of all turns of a cohort."""
 

@@ -67,12 +67,16 @@ class Cohort:
         Raises:
             BudgetError: the run's budget was over before the cohort was.
             HostError: a host was lost.
+            InterleaveError: the arms do not fit into memory, or a rank cannot be stopped.
             LaunchError: a rank failed, died or stalled.
             OutputError: the run's folder cannot be written.
             UnavailableError: a launcher is not installed.
         """
         try:
             for one, cluster in zip(planned, self._clusters, strict=True):
+                if self._alive:
+                    last, *others = (launch.place for launch in reversed(self._alive))
+                    last.require_room(others, len(planned))
                 self._start(one, cluster, proof)
             launches = list(self._alive)
             for number, turn in enumerate(turns, start=1):

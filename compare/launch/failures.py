@@ -66,8 +66,12 @@ class Evidence(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether it was stopped (SIGSTOP) when it was ended."""
-        return bool(self.exit and self.exit.stopped)
+        """Whether it was stopped (SIGSTOP) in its work when it was ended.
+
+        The agent itself stops ranks that wait for their turn.
+        """
+        waits = self.progress is not None and self.progress.stage == "turn"
+        return bool(self.exit and self.exit.stopped and not waits)
 
     @property
     def killed(self) -> bool:

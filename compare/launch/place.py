@@ -21,7 +21,7 @@ import msgspec
 
 from backends import BACKENDS
 from backends.launchers.request import Command
-from compare.errors import HostError, RingsideError
+from compare.errors import HostError, InterleaveError, RingsideError
 from compare.launch.agent.connection import Connection, attend
 from compare.launch.agent.protocol import Start, Turns
 from compare.launch.processes import Ending, end_all
@@ -31,7 +31,7 @@ from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, libra
 from compare.schema.files import temporary_root, write_json
 from compare.schema.job import Job
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.turns import Turn
+from compare.schema.turns import Arrival, Turn
 
 if TYPE_CHECKING:
     from compare.launch.cluster import Cluster
@@ -142,6 +142,30 @@ class LaunchPlace:
     def step_seconds(self) -> float:
         """Return the step time of the slowest rank that waits."""
         return max(rank.step_seconds for agent in self._with_ranks for rank in agent.arrivals)
+
+    def require_room(self, others: Sequence[LaunchPlace], arms: int) -> None:
+        """Require memory for another launch beside those that wait.
+
+        It may need as much as the largest of them. ``arms`` is the number of launches to be alive.
+
+        Raises:
+            InterleaveError: a host has too little memory left.
+        """
+        for index, agent in enumerate(self._with_ranks):
+            needs = [sum(a.peak_memory_bytes for a in one.waiting_on(index)) for one in [self, *others]]
+            left, need = agent.memory_left_bytes, max(needs)
+            if need > left:
+                raise InterleaveError(
+                    f"{arms} arms side by side need more memory than host {agent.host.name} has.",
+                    found=f"{len(needs)} took {_gib(sum(needs))}; {_gib(left)} is left, and another may need "
+                    f"{_gib(need)}.",
+                    remedy="Run one launch after another: --interleave launches.",
+                )
+
+    def waiting_on(self, index: int) -> list[Arrival]:
+        """Return the ranks that wait on a host, by its index."""
+        agents = self._with_ranks
+        return agents[index].arrivals if index < len(agents) else []
 
     def go(self, turn: Turn) -> None:
         """Give all ranks their turn."""
@@ -310,3 +334,7 @@ class LaunchPlace:
             end_all(self.mark)
             for folder in self._scratch():
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

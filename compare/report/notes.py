@@ -30,6 +30,7 @@ def headline(run: Run) -> str:
             + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
             f"{config.optimizer} lr {config.learning_rate:g}",
             length,
+            "arms in turns" if run.interleaved.mode == "blocks" else "one launch after another",
         ]
     )
 
@@ -55,6 +56,7 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
             for launch in run.launches
             if launch.restarted_because
         ),
+        *([f"Not in turns: {run.interleaved.why}"] if run.interleaved.why else []),
         *(f"{name} did not run: {reason}." for name, reason in run.left_out.items()),
     ]
 

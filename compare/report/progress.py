@@ -73,6 +73,10 @@ class LiveProgress:
         del planned
         self._bars.update(self._steps, completed=steps)
 
+    def not_in_turns(self, why: str) -> None:
+        """Print why the arms run one after another."""
+        self._print(f"One launch after another: {why}", "yellow")
+
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
         """Show the turns of a cohort in the bar of steps."""
         description = f"round {planned.round}: turn {turn} of {turns}, {escape(planned.arm.label)}"

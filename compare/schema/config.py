@@ -17,8 +17,8 @@ DEFAULT_ROUNDS = 5
 """The fewest rounds that can settle a verdict, see ``verdict.FIRST_LOOK``."""
 DEVICES = ("auto", "cpu", "cuda")
 _SEEDS = 2**32
-Interleave: TypeAlias = Literal["blocks", "launches"]
-"""``blocks``: in turns. ``launches``: one launch after another."""
+Interleave: TypeAlias = Literal["auto", "blocks", "launches"]
+"""``blocks``: in turns. ``launches``: one after another. ``auto``: in turns if possible."""
 INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
 
 

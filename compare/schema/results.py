@@ -186,6 +186,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+class Interleaved(msgspec.Struct, frozen=True, kw_only=True):
+    """How the arms of a round ran, and why."""
+
+    mode: Literal["blocks", "launches"]
+    """In turns, side by side; or one launch after another."""
+    why: str = ""
+    """Why not in turns, if the user left it open."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A whole comparison: its settings, its hosts and all measurements."""
 
@@ -205,6 +214,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The same for each host; empty in results without this field."""
     left_out: dict[str, str] = {}
     """Reasons of backends that cannot run and that were not named."""
+    interleaved: Interleaved = Interleaved(mode="launches")
+    """How the arms of a round ran."""
     launches: list[Launch] = []
     """The launches that count."""
     discarded: list[Launch] = []

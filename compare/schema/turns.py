@@ -21,6 +21,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     step_seconds: float
     """Time of a step of its arm, as it was last measured."""
+    peak_memory_bytes: int
+    """Largest resident set of the process so far."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

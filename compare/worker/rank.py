@@ -54,7 +54,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     with start_up.left_out():
         earlier_peak = peak_memory_bytes()
         parity = _prove(job, joined, watchdog)
-        peak_with_proof = peak_memory_bytes()
+        proof_peak = peak_memory_bytes()
         was_reset = reset_peak_memory()
 
     watchdog.note("replica")
@@ -67,7 +67,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     own = Side(replica, iter(batches))
     first_step_seconds = _take_first_step(own, device)
     start_up.mark("first_step_done")
-    timed = _timed(job, own, joined, watchdog, first_step_seconds=first_step_seconds)
+    timed = _timed(job, own, joined, watchdog, first_step_seconds=first_step_seconds, earlier_peak=proof_peak)
     measured = _measure(job, replica, group, watchdog, step_seconds=timed.step_seconds)
     result = RankResult(
         rank=placement.rank,
@@ -92,7 +92,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
-        whole_peak_memory_bytes=max(peak_with_proof, peak_memory_bytes()),
+        whole_peak_memory_bytes=max(proof_peak, peak_memory_bytes()),
         attestation=attest(group, replica, batches, job) | {"peak_memory_without_parity": was_reset},
     )
     # Ranks attest their open connections, so all of them keep theirs until here.
@@ -279,8 +279,13 @@ class _Timed(NamedTuple):
     waited_cpu_ns: int = 0
 
 
-def _timed(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_step_seconds: float) -> _Timed:
-    """Warm up, then train the timed steps, and test the model."""
+def _timed(
+    job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_step_seconds: float, earlier_peak: int
+) -> _Timed:
+    """Warm up, then train the timed steps, and test the model.
+
+    ``earlier_peak`` is the largest resident set so far, in bytes.
+    """
     config, group = job.config, joined.group
     untimed = untimed_steps(config, own.replica.cycle)
     step_seconds = _warm_up(own, untimed, group.device, watchdog, first_step_seconds)
@@ -301,7 +306,7 @@ def _timed(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_st
 
     trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=step_seconds, trained=test)
     pipes = TurnPipes(Path(job.turns), group.rank) if job.turns else None
-    blocks = _take_turns(trainer, pipes, meter, watchdog) if pipes else list(trainer.blocks())
+    blocks = _take_turns(trainer, pipes, meter, watchdog, earlier_peak) if pipes else list(trainer.blocks())
     machine, cpu_ns = meter.read()
     if pipes:
         trainer.finish()
@@ -318,14 +323,16 @@ def _timed(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_st
     )
 
 
-def _take_turns(trainer: BlockTrainer, pipes: TurnPipes, meter: CPUMeter, watchdog: Watchdog) -> list[Block]:
+def _take_turns(
+    trainer: BlockTrainer, pipes: TurnPipes, meter: CPUMeter, watchdog: Watchdog, earlier_peak: int
+) -> list[Block]:
     """Wait and train by turns, until the last turn has ended."""
     blocks: list[Block] = []
     trainer.begin()
     while True:
         with meter.left_out():
             watchdog.wait_for_turn(trainer.steps_done)
-            turn = pipes.wait(trainer.step_seconds)
+            turn = pipes.wait(trainer.step_seconds, max(earlier_peak, peak_memory_bytes()))
         if turn == FINISH:
             return blocks
         blocks += trainer.turn(turn)

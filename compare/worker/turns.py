@@ -34,13 +34,18 @@ class TurnPipes:
         self.waited_cpu_ns = 0
         """CPU time that its threads took meanwhile."""
 
-    def wait(self, step_seconds: float) -> Turn:
+    def wait(self, step_seconds: float, peak_memory_bytes: int) -> Turn:
         """Wait for the next turn.
 
         Raises:
             RuntimeError: the agent of this host was killed.
         """
-        arrival = Arrival(rank=self._rank, pid=os.getpid(), step_seconds=step_seconds)
+        arrival = Arrival(
+            rank=self._rank,
+            pid=os.getpid(),
+            step_seconds=step_seconds,
+            peak_memory_bytes=peak_memory_bytes,
+        )
         began, began_cpu = time.perf_counter_ns(), time.process_time_ns()
         os.write(self._arrivals, msgspec.json.encode(arrival) + b"\n")
         poll = select.poll()

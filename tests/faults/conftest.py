@@ -52,8 +52,9 @@ def start(tmp_path, data, requires_backend):
 
     def begin(arm, *arguments, fault=None):
         arm = LAUNCHERS.get(arm, arm)
-        name, _, options = arm.partition(":")
-        requires_backend(name, **({"controller": "mpi"} if "controller=mpi" in options else {}))
+        for one in arm.split(","):
+            name, _, options = one.partition(":")
+            requires_backend(name, **({"controller": "mpi"} if "controller=mpi" in options else {}))
         steps = [] if {"--epochs", "--steps"} & set(arguments) else ["--epochs", "60"]
         started.append(StartedRun(tmp_path, data, ["--backend", arm, *steps, *arguments], fault))
         return started[0]

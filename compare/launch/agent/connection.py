@@ -17,7 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compare import __version__
-from compare.errors import HostError, OutputError, RingsideError, UnavailableError, system_reason
+from compare.errors import (
+    HostError,
+    InterleaveError,
+    OutputError,
+    RingsideError,
+    UnavailableError,
+    system_reason,
+)
 from compare.launch.agent.protocol import (
     ALIVE_SECONDS,
     Alive,
@@ -80,6 +87,8 @@ class Connection:
         """How the launch ended on this host; None before its end."""
         self.arrivals: list[Arrival] = []
         """All ranks of this host, while they wait for their turn."""
+        self.memory_left_bytes = 0
+        """Memory that was left on the host when they arrived."""
         self._refused: RingsideError | None = None
         self._files: LaunchFiles | None = None
         self._ahead_seconds: float | None = None
@@ -201,8 +210,8 @@ class Connection:
                 self.started = True
             case Port(number):
                 self.port = number
-            case Waiting(arrivals):
-                self.arrivals = arrivals
+            case Waiting(arrivals, memory_left_bytes):
+                self.arrivals, self.memory_left_bytes = arrivals, memory_left_bytes
             case Exited():
                 self.exited = message
             case Refused():
@@ -212,8 +221,9 @@ class Connection:
 
     def _error_of(self, refused: Refused) -> RingsideError:
         """Return the error of an agent, or of its host elsewhere."""
-        own = {kind.__name__: kind for kind in (OutputError, UnavailableError)}.get(refused.kind)
-        if own and self._files is None:
+        kinds = (OutputError, UnavailableError, InterleaveError)
+        own = {kind.__name__: kind for kind in kinds}.get(refused.kind)
+        if own and (self._files is None or own is InterleaveError):
             return own(refused.what, found=refused.found, remedy=refused.remedy)
         return HostError(f"Host {self.host.name}: {refused.what}", found=refused.found, remedy=refused.remedy)
 

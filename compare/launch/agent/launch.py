@@ -14,6 +14,7 @@ from pathlib import Path
 
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
+from compare.launch.agent.machine import memory_left_bytes
 from compare.launch.agent.mirror import Mirror
 from compare.launch.agent.protocol import (
     End,
@@ -101,7 +102,7 @@ class _Launch:
             if isinstance(message, Go) and self._gate:
                 self._gate.go(message.turn)
         if self._gate and (arrivals := self._gate.arrived()):
-            self._pipe.send(Waiting(arrivals))
+            self._pipe.send(Waiting(arrivals, memory_left_bytes()))
         self._renew_lease()
         if self._mirror:
             self._mirror.send(self._pipe)

@@ -6,7 +6,8 @@ import ipaddress
 import os
 import platform
 import socket
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -54,6 +55,23 @@ def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     # CUDA ignores every entry after the first negative number.
     named = takewhile(lambda name: not name.startswith("-"), map(str.strip, visible.split(",")))
     return min(there, len(list(filter(None, named))))
+
+
+def memory_left_bytes(
+    groups: Sequence[tuple[str, str]] = (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+) -> int:
+    """Return how much memory processes may still take.
+
+    Each group is a control group's files with its limit and its use.
+    """
+    left = psutil.virtual_memory().available
+    for limit, used in groups:
+        with suppress(OSError, ValueError):  # no such group, or no limit ("max")
+            left = min(left, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return left
 
 
 def free_port() -> int:

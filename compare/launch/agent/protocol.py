@@ -125,6 +125,8 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
     """All ranks of this host wait for their next turn."""
 
     arrivals: list[Arrival]
+    memory_left_bytes: int
+    """Memory that further processes may take on this host."""
 
 
 class FileChunk(msgspec.Struct, frozen=True, tag=True):

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from compare.errors import InterleaveError, system_reason
 from compare.schema.turns import Arrival, Turn, TurnFiles
 
 _READ_BYTES = 1 << 16
@@ -45,7 +46,7 @@ class TurnGate:
         Their processes are stopped by then, where the arm needs it.
 
         Raises:
-            OSError: a process cannot be stopped.
+            InterleaveError: a process cannot be stopped.
         """
         with suppress(BlockingIOError):
             self._received += os.read(self._arrivals, _READ_BYTES)
@@ -80,8 +81,16 @@ class TurnGate:
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._processes():
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            try:
                 os.kill(process.pid, number)
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                raise InterleaveError(
+                    "A rank that waits for its turn cannot be stopped.",
+                    found=f"Process {process.pid}: {system_reason(error)}.",
+                    remedy="Run one launch after another: --interleave launches.",
+                ) from None
 
     def _processes(self) -> Iterator[psutil.Process]:
         """Find the waiting ranks, and everything that they have started."""

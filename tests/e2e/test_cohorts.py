@@ -1,0 +1,59 @@
+"""Test ``--interleave blocks``: real launchers alive side by side, on real data."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare.analysis.summary import summarise
+from compare.schema.store import read_run
+from tests.comparing import RUN, compare
+
+ARMS = ("none", "ddp", "horovod", "mpi")
+STEPS, TURNS = 300, 4
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory, mnist_dir, every_backend):
+    """Run one cohort of an arm of every launcher."""
+    folder = tmp_path_factory.mktemp("cohort") / "run"
+    done = compare(
+        *(*RUN, "--interleave", "blocks", "--repeats", 1, "--steps", STEPS, "--backend", ",".join(ARMS)),
+        *("--data-dir", mnist_dir, "--output", folder),
+    )
+    assert done.returncode == 0, done.stderr
+    return read_run(folder), done
+
+
+def test_every_arm_takes_every_turn(cohort):
+    run, _ = cohort
+    for launch in run.launches:
+        for rank in launch.ranks:
+            assert {block.turn for block in rank.blocks} == set(range(1, TURNS + 1)), launch.arm
+
+
+def test_all_arms_train_the_same_steps_and_more_for_timing(cohort):
+    run, done = cohort
+    arms = {arm.arm: arm for arm in summarise(run).arms}
+    assert len({arms[name].final_hash for name in ARMS[1:]}) == 1
+    assert len({arms[name].accuracy for name in ARMS[1:]}) == 1
+    for launch in run.launches:
+        assert {rank.trained_steps >= STEPS for rank in launch.ranks} == {True}
+        assert len({rank.trained_steps for rank in launch.ranks}) == 1
+    assert "CONDITIONS DIFFER" not in done.stdout
+
+
+def test_arms_wait_while_others_train(cohort):
+    run, _ = cohort
+    trained_ns = {
+        launch.arm: sum(block.wall_ns for block in launch.ranks[0].blocks) for launch in run.launches
+    }
+    for launch in run.launches:
+        others_ns = sum(trained_ns.values()) - trained_ns[launch.arm]
+        assert all(rank.waited_ns > 0.8 * others_ns for rank in launch.ranks), launch.arm
+
+
+def test_stopped_arms_take_hardly_any_cpu_time(cohort):
+    run, _ = cohort
+    for launch in run.launches:
+        taken = sum(rank.waited_cpu_ns / rank.waited_ns for rank in launch.ranks)
+        assert taken < 0.05, launch.arm

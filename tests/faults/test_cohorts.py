@@ -1,0 +1,137 @@
+"""Failures while a rank waits for its turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from compare.schema.store import read_run
+from tests.comparing import compare
+from tests.faults.started import KILLED, kill
+from tests.waiting import wait_until
+
+BOUND_SECONDS = 10.0
+ARMS = {"torchrun": "ddp", "horovodrun-gloo": "horovod", "mpirun": "mpi"}
+TURNS = ("--interleave", "blocks", "--steps", "200", "--repeats", "2")
+HERE = [pytest.param("horovod"), pytest.param("ddp", marks=[pytest.mark.faults, pytest.mark.rest])]
+
+
+@pytest.fixture
+def waiting(start):
+    """Start a cohort, and return it when an arm waits."""
+
+    def begin(arms, waits, *arguments):
+        run = start(arms, *TURNS, *arguments)
+        wait_until(lambda: stage(run, waits) == "turn" and stage(run, other(arms, waits)) == "train", 90)
+        return run
+
+    return begin
+
+
+def other(arms, waits):
+    return next(arm for arm in arms.split(",") if arm != waits)
+
+
+def number(run, arm):
+    """Return the number of an arm's launch in the first round."""
+    (folder,) = run.directory.glob(f"launches/0[1-4]-{arm}")
+    return int(folder.name[:2])
+
+
+def stage(run, arm):
+    """Return the latest stage of the first rank of an arm."""
+    files = list(run.directory.glob(f"launches/0[1-4]-{arm}/rank-0.progress"))
+    if not files or not (lines := files[0].read_text().splitlines()):
+        return ""
+    return stage_in(lines[-1])
+
+
+def stage_in(line):
+    return line.partition('"stage":"')[2].partition('"')[0]
+
+
+def assert_all_gone(run, since):
+    wait_until(lambda: not run.processes() and not run.scratch(), BOUND_SECONDS - (time.time() - since))
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("arm", HERE)
+def test_a_rank_killed_while_it_waits_is_named(waiting, arm):
+    run = waiting("manual,horovod" if arm == "horovod" else "ddp,horovod", arm)
+    at = kill(run.rank(launch=number(run, arm)))
+    printed, took = run.wait(at)
+    assert run.process.returncode == 6, printed
+    assert f"{arm}, round 1: rank 1 on" in printed
+    assert KILLED in printed
+    assert took < BOUND_SECONDS
+    assert_all_gone(run, at)
+
+
+@pytest.mark.parametrize("victim", ["compare", "agent", "launcher"])
+def test_nothing_is_left_of_a_cohort_without(waiting, victim):
+    """The process is killed while ranks of Horovod are stopped."""
+    run = waiting("manual,horovod", "horovod")
+    mark = run.directory.resolve() / "launches"
+    (folder,) = mark.glob("0[1-4]-horovod")
+    killed = {
+        "compare": lambda: psutil.Process(run.process.pid),
+        "agent": lambda: agent_of(run, folder),
+        "launcher": lambda: launcher_of(run, folder),
+    }[victim]()
+    at = kill(killed)
+    run.wait(at)
+    assert time.time() - at < BOUND_SECONDS
+    assert run.process.returncode == {"compare": -signal.SIGKILL, "agent": 9, "launcher": 6}[victim]
+    assert_all_gone(run, at)
+
+
+def agent_of(run, folder):
+    """Return the agent whose launcher has the mark of a launch."""
+    return launcher_of(run, folder).parent()
+
+
+def launcher_of(run, folder):
+    children = psutil.Process(run.process.pid).children(recursive=True)
+    return next(
+        child
+        for child in children
+        if "compare.launch.agent" in " ".join(child.parent().cmdline())
+        and child.environ().get("RINGSIDE_LAUNCH") == str(folder)
+    )
+
+
+@pytest.mark.faults
+def test_ctrl_c_ends_a_cohort_in_which_ranks_are_stopped(waiting):
+    run = waiting("manual,horovod", "horovod")
+    at = kill(run.process, signal.SIGINT)
+    run.wait(at)
+    assert run.process.returncode == 130
+    assert_all_gone(run, at)
+
+
+@pytest.mark.faults
+def test_ranks_are_gone_when_compare_is_suspended(waiting):
+    run = waiting("manual,horovod", "horovod")
+    at = kill(run.process, signal.SIGSTOP)
+    wait_until(lambda: not run.processes(), BOUND_SECONDS)
+    os.kill(run.process.pid, signal.SIGCONT)
+    printed, _ = run.wait(at)
+    assert run.process.returncode == 6
+    assert "sent no messages" in printed
+
+
+@pytest.mark.faults
+def test_finished_cohorts_are_kept(start):
+    run = start("manual,ddp", *TURNS)
+    wait_until(lambda: list(run.directory.glob("launches/04-*/rank-1.progress")), 120)
+    at = kill(run.rank(launch=4))
+    printed, _ = run.wait(at)
+    assert run.process.returncode == 6
+    assert "compare report" in printed
+    kept = read_run(run.directory)
+    assert (len(kept.launches), kept.failure.round) == (2, 2)
+    assert compare("report", run.directory).returncode == 0
