@@ -8,6 +8,7 @@ from compare.analysis.aa import AAResult, assess
 from compare.analysis.causes import Cause, find_causes
 from compare.analysis.conditions import Condition, compare_conditions
 from compare.analysis.summary import Summary, summarise
+from compare.analysis.turns import TurnsSummary, summarise_turns
 from compare.schema.results import Run
 
 
@@ -19,6 +20,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """What was compared between the arms, the controlled variables first."""
     causes: list[Cause]
     """Why synchronising costs what it costs."""
+    turns: TurnsSummary | None
+    """None if the arms took no turns."""
     aa: AAResult | None
     """None except for an A/A test."""
 
@@ -35,5 +38,6 @@ def analyse(run: Run) -> Analysis:
         summary=summary,
         conditions=compare_conditions(run),
         causes=find_causes(run, summary),
+        turns=summarise_turns(run),
         aa=assess(run),
     )

@@ -9,6 +9,7 @@ from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
+from compare.report.turns import turns
 from compare.schema.arms import Arm
 from compare.schema.results import Run
 from compare.text import counted, numbered
@@ -113,6 +114,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_aa_test(analysis),
         *_meaning(run, summary),
         *_one_process(run),
+        *turns(run, analysis.turns),
         *_end(run, summary),
         *(
             [f"Noise: differences below {summary.noise * 100:.1f} % mean nothing in this run."]

@@ -1,0 +1,28 @@
+"""Write the lines about arms that took turns."""
+
+from __future__ import annotations
+
+from compare.analysis.turns import WAITING_CORES_LIMIT, TurnsSummary
+from compare.schema.results import Run
+
+
+def turns(run: Run, summary: TurnsSummary | None) -> list[str]:
+    """Say what the turns trained, and what waiting arms took."""
+    if summary is None:
+        return []
+    return [*_trained(run, summary), *_awake(summary)]
+
+
+def _trained(run: Run, summary: TurnsSummary) -> list[str]:
+    if not summary.trained_on:
+        return []
+    steps, arms = run.config.total_steps, ", ".join(summary.trained_on)
+    every = "every arm" if len(summary.trained_on) == len(run.config.arms) else arms
+    return [f"Every arm trained {steps:,} steps. For timing only, {every} went on after them."]
+
+
+def _awake(summary: TurnsSummary) -> list[str]:
+    if not summary.awake:
+        return []
+    each = ", ".join(f"{arm} {cores * 100:.1f} %" for arm, cores in summary.awake.items())
+    return [f"While they waited, arms took more than {WAITING_CORES_LIMIT * 100:g} % of a core: {each}."]
