@@ -25,7 +25,7 @@ def a_rank_of(turns, **changes):
 
 
 def a_cohort(arms, **changes):
-    """Return a run of one cohort, from the milliseconds of every arm's turns."""
+    """Return a run of one cohort, from every arm's milliseconds."""
     launches = [
         a_launch(arm, ranks=[a_rank_of(turns, **changes)], number=n)
         for n, (arm, turns) in enumerate(arms.items(), 1)
