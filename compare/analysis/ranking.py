@@ -60,7 +60,7 @@ def fastest_arm(run: Run) -> str | None:
     times = {arm.label: _times(run, arm).values() for arm in run.config.arms if arm.synchronises}
     if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
         return None
-    first = min(times, key=lambda arm: statistics.fmean(times[arm]))
+    first = min(times, key=lambda arm: statistics.geometric_mean(times[arm]))
     others = [verdict for arm, verdict in verdicts(run, first).items() if arm in times]
     return first if others and all(verdict.kind == "slower" for verdict in others) else None
 
