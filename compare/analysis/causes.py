@@ -1,6 +1,7 @@
 """Name the causes of the sync cost, each with its measured evidence.
 
 The interval of a cause must lie above zero, and its mean must make up ``MATTERS`` of a step.
+A sync cost below noise has no cause.
 Fewer than ``FEWEST_ROUNDS`` rounds have no useful interval, so they name oversubscription alone.
 """
 
@@ -17,7 +18,7 @@ from compare.analysis.budget import fullest_host
 from compare.analysis.cost_model import split_collectives
 from compare.analysis.estimate import Estimate
 from compare.analysis.step_times import collective_seconds, has_reference, rank_seconds, step_seconds
-from compare.analysis.summary import ArmSummary, Summary
+from compare.analysis.summary import ArmSummary, Summary, common_rounds
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 
@@ -55,11 +56,14 @@ def find_causes(run: Run, summary: Summary) -> list[Cause]:
         ranks, cores = fullest_host(run)
         evidence = {"ranks": ranks, "threads_per_rank": run.config.threads_per_rank, "cores": cores}
         return [Cause(key="oversubscription", arm="", evidence=evidence)]
+    run = common_rounds(run)
     found = [cause for arm, own in _synchronising(run, summary) for cause in _of_arm(run, arm, own)]
     return [*found, *_transports(run, summary)]
 
 
 def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Cause]:
+    if own.below_noise:
+        return
     launches = run.of(arm)
     if _costs(own) and run.config.ranks > 1:  # one rank sends nothing
         yield from _little_compute(launches, own)
@@ -82,7 +86,8 @@ def _shows(estimate: Estimate | None, whole: float) -> bool:
 
 def _costs(own: ArmSummary) -> bool:
     step = own.step_seconds.mean
-    return _shows(own.detail.exposed_seconds, step) or _shows(own.sync_seconds, step)
+    shown = _shows(own.detail.exposed_seconds, step) or _shows(own.sync_seconds, step)
+    return shown and not own.below_noise
 
 
 def _collectives_matter(own: ArmSummary) -> bool:
@@ -93,7 +98,7 @@ def _collectives_matter(own: ArmSummary) -> bool:
 def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
     """Name an arm whose collectives alone take longer than a step's computation.
 
-    Not even perfect overlap hides them. The log of the ratio is judged, because noise multiplies times.
+    Not even perfect overlap hides them.
     """
     pairs = [
         (seconds, step_seconds(launch, "reference"))
@@ -102,10 +107,10 @@ def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cau
     ]
     if len(pairs) < FEWEST_ROUNDS:
         return
-    if Estimate.of(math.log(alone / compute) for alone, compute in pairs).low > 0:
+    if Estimate.geometric(alone / compute for alone, compute in pairs).low > 1:
         evidence = {
-            "compute_seconds": statistics.fmean(compute for _, compute in pairs),
-            "collective_seconds": statistics.fmean(alone for alone, _ in pairs),
+            "compute_seconds": statistics.geometric_mean(compute for _, compute in pairs),
+            "collective_seconds": statistics.geometric_mean(alone for alone, _ in pairs),
         }
         yield Cause(key="little_compute", arm=own.arm, evidence=evidence)
 
@@ -122,8 +127,8 @@ def _growth(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
         key = "bandwidth"
     else:
         return
-    seconds = statistics.fmean(part.seconds for part in parts)
-    fixed = statistics.fmean(part.fixed_seconds for part in parts)
+    seconds = statistics.geometric_mean(part.seconds for part in parts)
+    fixed = share.mean * seconds
     if seconds < MATTERS * own.step_seconds.mean:
         return
     evidence = {
@@ -178,9 +183,10 @@ def _lower_end(values: Sequence[float], alpha: float) -> float:
 def _transports(run: Run, summary: Summary) -> Iterator[Cause]:
     """Name arms that use TCP while another arm shares memory.
 
-    The other arm must have more bandwidth and a shorter step: else the transport explains no cost.
+    The other arm must have more bandwidth and a shorter step: else the transport explains no cost. A run that
+    is too noisy shows no shorter step.
     """
-    if len(run.hosts) > 1:
+    if len(run.hosts) > 1 or summary.too_noisy:
         return
     known = [
         (own, bandwidth)

@@ -14,7 +14,7 @@ _FEWEST_FOR_T = 3
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean over launches, with an interval."""
+    """An arithmetic or geometric mean over launches, with an interval."""
 
     mean: float
     low: float
@@ -28,9 +28,13 @@ class Estimate(msgspec.Struct, frozen=True):
     """
 
     @classmethod
-    def of_log_ratios(cls, values: Iterable[float]) -> Self:
-        """Estimate a geometric mean, so that a ratio and its inverse agree."""
-        logs = cls.of(values)
+    def geometric(cls, values: Iterable[float]) -> Self:
+        """Estimate a geometric mean of positive values, on the log scale.
+
+        A ratio and its inverse agree. The quotient of two means is the mean of the quotients. No end of the
+        interval is negative.
+        """
+        logs = cls.of(map(math.log, values))
         return cls(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, logs.method)
 
     @classmethod
@@ -48,6 +52,15 @@ class Estimate(msgspec.Struct, frozen=True):
         """Estimate from the values that are there; None without any."""
         there = [value for value in values if value is not None]
         return cls.of(there) if there else None
+
+    def rest(self) -> Self:
+        """Return one minus this share, with its interval."""
+        return type(self)(1 - self.mean, 1 - self.high, 1 - self.low, self.n, self.method)
+
+    def scaled(self, factor: float) -> Self:
+        """Return this estimate times a positive constant."""
+        mean, low, high = self.mean * factor, self.low * factor, self.high * factor
+        return type(self)(mean, low, high, self.n, self.method)
 
 
 def t_quantile(freedom: int) -> float:

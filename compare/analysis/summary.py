@@ -6,13 +6,14 @@
 - T_R is the time of the reference in the same processes
 - T_0 is the time of the control ``none`` in the same round
 
-The independent sample is the launch, never the step.
+The independent sample is the launch, never the step. Step times are averaged on the log scale, over the
+rounds that all arms have. So the quotient or difference of two printed step times is the printed figure.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -20,8 +21,9 @@ import msgspec
 from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.estimate import Estimate
+from compare.analysis.noise import is_too_noisy
 from compare.analysis.parity import LIMITS, pass_of
-from compare.analysis.ranking import fastest_arm, log_ratios, noise_floor, verdicts
+from compare.analysis.ranking import fastest_arm, noise_floor, verdicts
 from compare.analysis.step_times import (
     collective_seconds,
     cores_per_rank,
@@ -42,7 +44,8 @@ from compare.schema.results import Launch, Mode, Run
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of an arm's sync cost, in seconds per step.
 
-    A part that was not measured is None. Three sums hold for the means:
+    A part that was not measured is None. A difference of step times is that of their geometric means; its
+    interval is that of their paired ratio. Three sums hold for the means:
 
     - sync cost = exposed + background
     - sync cost = communication + imbalance
@@ -123,11 +126,11 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_second: Estimate
     """Over all ranks together."""
     sync_seconds: Estimate | None
-    """Sync cost: T_S minus the control's T_0, round by round."""
+    """Sync cost: T_S - T_0, or share x T_S."""
     sync_share: Estimate | None
-    """Share of the step that is sync cost."""
+    """Share of the step that is sync cost: 1 minus the efficiency."""
     efficiency: Estimate | None
-    """T_0 / T_S, round by round: 1 is no cost at all."""
+    """T_0 / T_S: 1 is no cost at all."""
     speed_against_baseline: Estimate | None
     """The baseline's step time over this arm's; above 1 is faster."""
     verdict: Verdict | None
@@ -149,6 +152,11 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     fastest: bool
     """With this arm as baseline, the verdict on all others is slower."""
 
+    @property
+    def below_noise(self) -> bool:
+        """Return whether the interval of the sync cost reaches zero."""
+        return self.sync_share is not None and self.sync_share.low <= 0
+
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a run, as its tables show them."""
@@ -161,73 +169,114 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds that count although they were noisy: no more could be repeated."""
     noise: float | None
     """The noise floor: the relative difference that two equal arms may show."""
+    too_noisy: bool
+    """The noise hides every difference between arms."""
 
 
 def summarise(run: Run) -> Summary:
     """Summarise all arms that have a finished launch."""
     oversubscribed = is_oversubscribed(run)
-    found = {} if oversubscribed else verdicts(run, run.config.baseline)
-    fastest = None if oversubscribed else fastest_arm(run)
+    common = common_rounds(run)
+    found = {} if oversubscribed else verdicts(common, run.config.baseline)
+    fastest = None if oversubscribed else fastest_arm(common)
+    arms = [
+        _summarise_arm(run, common, arm, found.get(arm.label), fastest=arm.label == fastest)
+        for arm in run.config.arms
+        if run.of(arm)
+    ]
+    noise = noise_floor(run)
+    costs = [arm.efficiency for arm in arms if arm.sync_share and arm.efficiency]
     return Summary(
-        arms=[
-            _summarise_arm(run, arm, found.get(arm.label), fastest=arm.label == fastest)
-            for arm in run.config.arms
-            if run.of(arm)
-        ],
+        arms=arms,
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),
         noisy_rounds=sorted({launch.round for launch in run.launches if is_noisy(launch)}),
-        noise=noise_floor(run),
+        noise=noise,
+        too_noisy=is_too_noisy(common, noise, list(found.values()), costs),
     )
+
+
+def common_rounds(run: Run) -> Run:
+    """Keep the rounds that every arm with a launch has.
+
+    Only a run that is not complete has other rounds. Without a common round it keeps all.
+    """
+    rounds = [{launch.round for launch in own} for arm in run.config.arms if (own := run.of(arm))]
+    common = set.intersection(*rounds) if rounds else set()
+    kept = [launch for launch in run.launches if launch.round in common]
+    return msgspec.structs.replace(run, launches=kept) if kept else run
 
 
 # ---- one arm ----
 
 
-def _summarise_arm(run: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool) -> ArmSummary:
-    launches = run.of(arm)
-    steps = [step_seconds(launch) for launch in launches]
+def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool) -> ArmSummary:
+    """Summarise an arm.
+
+    Figures come from the common rounds. What it trained comes from all its rounds.
+    """
+    launches, compared = run.of(arm), common.of(arm)
     ranks = launches[-1].ranks
     samples = sum(rank.evaluation.samples for rank in ranks)
     losses = [rank.evaluation.loss_sum for rank in ranks]
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
-    control = run.config.control if arm.synchronises else None
+    steps = [step_seconds(launch) for launch in compared]
+    control = common.of(run.config.control) if run.config.control and arm.synchronises else []
+    controlled = _pairs(compared, control)
     # An arm of one process exchanges nothing: it has an efficiency, and no sync cost.
-    paying = control if arm.communicates else None
-    baseline = next(a for a in run.config.arms if a.label == run.config.baseline)
-    ratios = log_ratios(run, arm, baseline)
+    paid = controlled if arm.communicates else []
+    baseline = [launch for launch in common.launches if launch.arm == run.config.baseline]
+    efficiency = _ratio((step_seconds(other), step_seconds(own)) for own, other in controlled)
     return ArmSummary(
         arm=arm.label,
         launcher=launches[-1].launcher,
         transport=transport_of(ranks[0]),
-        step_seconds=Estimate.of(steps),
-        samples_per_second=Estimate.of(run.config.global_batch_size / step for step in steps),
-        sync_seconds=_paired(run, arm, paying, lambda own, other: own - other),
-        sync_share=_paired(run, arm, paying, lambda own, other: (own - other) / own),
-        efficiency=_paired(run, arm, control, lambda own, other: other / own),
-        speed_against_baseline=Estimate.of_log_ratios(ratios) if ratios else None,
+        step_seconds=Estimate.geometric(steps),
+        samples_per_second=Estimate.geometric(run.config.global_batch_size / step for step in steps),
+        sync_seconds=_difference((step_seconds(own), step_seconds(other)) for own, other in paid),
+        sync_share=efficiency.rest() if efficiency and paid else None,
+        efficiency=efficiency,
+        speed_against_baseline=_ratio(
+            (step_seconds(other), step_seconds(own)) for own, other in _pairs(compared, baseline)
+        ),
         verdict=verdict,
         accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
         test_loss=None if None in losses else sum(filter(None, losses)) / samples,
         final_hash=hashes.pop() if len(hashes) == 1 else None,
         parity=_parity(arm, launches),
-        peak_memory_bytes=max(rank.peak_memory_bytes for launch in launches for rank in launch.ranks),
+        peak_memory_bytes=max(rank.peak_memory_bytes for launch in compared for rank in launch.ranks),
         start_up_seconds=Estimate.of(
-            max(rank.moments.first_step_done for rank in launch.ranks) for launch in launches
+            max(rank.moments.first_step_done for rank in launch.ranks) for launch in compared
         ),
-        other_cpu_load=Estimate.of(map(other_cpu_load, launches)),
-        detail=_detail(run, arm, paying),
+        other_cpu_load=Estimate.of(map(other_cpu_load, compared)),
+        detail=_detail(compared, paid),
         fastest=fastest,
     )
 
 
-def _paired(
-    run: Run, arm: Arm, other: Arm | None, combine: Callable[[float, float], float]
-) -> Estimate | None:
-    """Combine an arm's step time with another's, round by round."""
-    others = {launch.round: step_seconds(launch) for launch in run.of(other)} if other else {}
-    pairs = [(step_seconds(la), others[la.round]) for la in run.of(arm) if la.round in others]
-    return Estimate.of_any(combine(own, other) for own, other in pairs)
+def _pairs(own: list[Launch], other: list[Launch]) -> list[tuple[Launch, Launch]]:
+    """Pair the launches of two arms by round."""
+    by_round = {launch.round: launch for launch in other}
+    return [(launch, by_round[launch.round]) for launch in own if launch.round in by_round]
+
+
+def _geometric(values: Iterable[float]) -> Estimate | None:
+    values = list(values)
+    return Estimate.geometric(values) if values else None
+
+
+def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
+    return _geometric(first / second for first, second in pairs)
+
+
+def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
+    """Estimate how much longer the first time of each pair is.
+
+    The mean is the difference of the geometric means. The interval is that of the paired ratio.
+    """
+    pairs = list(pairs)
+    whole, ratio = _geometric(first for first, _ in pairs), _ratio((second, first) for first, second in pairs)
+    return ratio.rest().scaled(whole.mean) if whole and ratio else None
 
 
 def _parity(arm: Arm, launches: list[Launch]) -> Parity:
@@ -249,30 +298,42 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
 # ---- its detail ----
 
 
-def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
-    launches = run.of(arm)
-    control_of = {launch.round: launch for launch in run.of(control)} if control else {}
-    parts = [_parts(launch, control_of.get(launch.round)) for launch in launches]
-    last = launches[-1].ranks[0]
+def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail:
+    """Split the cost of an arm.
 
-    def over(part: str) -> Estimate | None:
-        return Estimate.of_any(own.get(part) for own in parts)
+    ``paid`` pairs its launches with the control's.
+    """
+    phases = [phase_changes(launch) for launch in launches]
+    last, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
+    referred = [launch for launch in launches if has_reference(launch)]
+    exposed = _difference((step_seconds(own), _reference(own)) for own in referred)
+    alone = [(launch, collective_seconds(launch) or 0.0) for launch in launches if ranks > 1]
+    alone = [(launch, seconds) for launch, seconds in alone if seconds]
+    collective = _geometric(seconds for _, seconds in alone)
+    bandwidth = _geometric(
+        sum(sizes) / seconds for launch, seconds in alone if (sizes := launch.ranks[0].message_bytes)
+    )
+
+    def change(phase: str) -> Estimate | None:
+        return Estimate.of_any(own.get(phase) for own in phases)
 
     return Detail(
-        reference_seconds=over("reference"),
-        exposed_seconds=over("exposed"),
-        background_seconds=over("background"),
-        imbalance_seconds=over("imbalance"),
-        communication_seconds=over("communication"),
+        reference_seconds=_geometric(map(_reference, referred)),
+        exposed_seconds=exposed,
+        background_seconds=_difference(
+            (_reference(own), step_seconds(control)) for own, control in paid if has_reference(own)
+        ),
+        imbalance_seconds=_difference((_slowest(control), step_seconds(control)) for _, control in paid),
+        communication_seconds=_difference((step_seconds(own), _slowest(control)) for own, control in paid),
         skew_seconds=Estimate.of_any(map(skew_seconds, launches)),
-        blocked_seconds=over("sync"),
-        forward_seconds=over("forward"),
-        backward_seconds=over("backward"),
-        optimizer_seconds=over("step"),
-        collective_seconds=over("collective"),
-        overlap=over("overlap"),
-        algorithm_bandwidth=over("algbw"),
-        bus_bandwidth=over("busbw"),
+        blocked_seconds=change("sync"),
+        forward_seconds=change("forward"),
+        backward_seconds=change("backward"),
+        optimizer_seconds=change("step"),
+        collective_seconds=collective,
+        overlap=exposed.scaled(1 / collective.mean).rest() if exposed and collective else None,
+        algorithm_bandwidth=bandwidth,
+        bus_bandwidth=bandwidth.scaled(2 * (ranks - 1) / ranks) if bandwidth else None,
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
         cores_per_rank=Estimate.of(map(cores_per_rank, launches)),
@@ -281,26 +342,13 @@ def _detail(run: Run, arm: Arm, control: Arm | None) -> Detail:
     )
 
 
-def _parts(launch: Launch, control: Launch | None) -> dict[str, float]:
-    """Return the measured parts of one launch's step time."""
-    own, ranks = step_seconds(launch), len(launch.ranks)
-    alone = collective_seconds(launch) if ranks > 1 else None  # one rank sends nothing
-    parts = phase_changes(launch)
-    if has_reference(launch):
-        parts["reference"] = step_seconds(launch, "reference")
-        parts["exposed"] = own - parts["reference"]
-    if control:
-        parts["imbalance"] = imbalance_seconds(control)
-        parts["communication"] = own - step_seconds(control) - parts["imbalance"]
-    if control and has_reference(launch):
-        parts["background"] = parts["reference"] - step_seconds(control)
-    if alone:
-        parts["collective"] = alone
-        parts["algbw"] = sum(launch.ranks[0].message_bytes) / alone
-        parts["busbw"] = parts["algbw"] * 2 * (ranks - 1) / ranks
-    if alone and has_reference(launch):
-        parts["overlap"] = 1 - parts["exposed"] / alone
-    return parts
+def _reference(launch: Launch) -> float:
+    return step_seconds(launch, "reference")
+
+
+def _slowest(control: Launch) -> float:
+    """Return the step time that its slowest rank would give to all."""
+    return step_seconds(control) + imbalance_seconds(control)
 
 
 def _slowest_rank(launches: list[Launch]) -> int:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from compare.analysis.estimate import Estimate
-from compare.analysis.summary import ArmSummary
+from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import FIRST_LOOK, Verdict
 from compare.schema.results import Run
 from compare.text import counted
 
 COST_TITLE = "Where the sync cost goes, in ms per step (docs/measuring.md defines the terms)"
+BELOW_NOISE = "below noise"
+"""Cell of a sync cost with an interval that reaches zero."""
 _MIB = 1 << 20
 _LONG_LABEL = 16
 
@@ -31,16 +33,20 @@ def arm_column() -> Column:
     return Column("arm", lambda arm: arm.arm + (" ◀ fastest" if arm.fastest else ""), is_text=True)
 
 
-def speed_columns(run: Run) -> list[Column]:
-    """Show speed, sync cost and verdict, then the outcome."""
+def speed_columns(run: Run, summary: Summary) -> list[Column]:
+    """Show speed, sync cost and verdict, then the outcome.
+
+    A run that is too noisy shows no ratio as if it were known.
+    """
+    noisy = summary.too_noisy
     baseline = run.config.baseline if len(run.config.baseline) <= _LONG_LABEL else "baseline"
     return [
         Column("samples/s", lambda arm: f"{arm.samples_per_second.mean:,.0f}"),
         Column("step ms", lambda arm: _milliseconds(arm.step_seconds)),
-        Column("sync ms", lambda arm: _milliseconds(arm.sync_seconds)),
-        Column("share", lambda arm: _percent(arm.sync_share)),
-        Column("efficiency", lambda arm: _percent(arm.efficiency)),
-        Column(f"vs {baseline}", lambda arm: _factor(arm.speed_against_baseline)),
+        Column("sync ms", _sync_milliseconds),
+        Column("share", lambda arm: BELOW_NOISE if arm.below_noise else _percent(arm.sync_share)),
+        Column("efficiency", lambda arm: "noise" if noisy and arm.below_noise else _percent(arm.efficiency)),
+        Column(f"vs {baseline}", lambda arm: "noise" if noisy and _in_noise(arm) else _against(arm)),
         Column("verdict", _verdict, is_text=True),
         Column("accuracy", lambda arm: f"{arm.accuracy:.2%}"),
         Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
@@ -52,7 +58,7 @@ def speed_columns(run: Run) -> list[Column]:
 def cost_columns() -> list[Column]:
     """Show the parts of the sync cost, then the collectives alone."""
     return [
-        Column("sync ms", lambda arm: _milliseconds(arm.sync_seconds)),
+        Column("sync ms", _sync_milliseconds),
         Column("= exposed", lambda arm: _milliseconds(arm.detail.exposed_seconds)),
         Column("+ background", lambda arm: _milliseconds(arm.detail.background_seconds)),
         Column("T_R ms", lambda arm: _milliseconds(arm.detail.reference_seconds)),
@@ -156,5 +162,16 @@ def _percent(estimate: Estimate | None) -> str:
     return "–" if estimate is None else f"{estimate.mean:.0%}"
 
 
-def _factor(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"{estimate.mean:.2f}×"
+def _sync_milliseconds(arm: ArmSummary) -> str:
+    return BELOW_NOISE if arm.below_noise else _milliseconds(arm.sync_seconds)
+
+
+def _against(arm: ArmSummary) -> str:
+    ratio = arm.speed_against_baseline
+    return "–" if ratio is None else f"{ratio.mean:.2f}×"
+
+
+def _in_noise(arm: ArmSummary) -> bool:
+    """Return whether noise hides the speed against the baseline."""
+    ratio = arm.speed_against_baseline
+    return ratio is not None and (arm.verdict is not None or ratio.low < 1 < ratio.high)

@@ -21,8 +21,9 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     An estimate becomes three columns: mean, low and high.
     """
     del detail
-    arms = analysis.summary.arms
-    rows = [_flat(arm) | {"dataset": run.dataset.name, "complete": run.complete} for arm in arms]
+    arms, noisy = analysis.summary.arms, analysis.summary.too_noisy
+    of_run = {"dataset": run.dataset.name, "complete": run.complete, "too_noisy": noisy}
+    rows = [_flat(arm) | of_run for arm in arms]
     out = io.StringIO()
     names = list(rows[0]) if rows else ["arm"]
     writer = csv.DictWriter(out, names, lineterminator="\n")

@@ -13,7 +13,7 @@ from compare.schema.results import Run
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render a heading line, the table, and the notes as a list."""
     summary = analysis.summary
-    parts = [f"**{headline(run)}**", "", *_table(summary, speed_columns(run)), ""]
+    parts = [f"**{headline(run, analysis)}**", "", *_table(summary, speed_columns(run, summary)), ""]
     if detail:
         parts += [f"**{COST_TITLE}**", "", *_table(summary, cost_columns()), ""]
         heading, *rows = differences(analysis)

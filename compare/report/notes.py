@@ -5,6 +5,7 @@ from __future__ import annotations
 from compare.analysis import Analysis
 from compare.analysis.budget import fullest_host
 from compare.analysis.conditions import Condition
+from compare.analysis.noise import budget_to_compare
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
@@ -18,11 +19,14 @@ _HASH_DIGITS = 12
 _DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
 
 
-def headline(run: Run) -> str:
-    """Describe in one line what was measured."""
+def headline(run: Run, analysis: Analysis | None = None) -> str:
+    """Describe in one line what was measured.
+
+    A run that is too noisy states it first.
+    """
     config = run.config
     length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
-    return " · ".join(
+    return (_too_noisy(run, analysis.summary) if analysis else "") + " · ".join(
         [
             f"{config.model} on {_DATASETS[run.dataset.name]}",
             f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
@@ -33,6 +37,15 @@ def headline(run: Run) -> str:
             length,
             "arms in turns" if run.interleaved.mode == "blocks" else "one launch after another",
         ]
+    )
+
+
+def _too_noisy(run: Run, summary: Summary) -> str:
+    if not summary.too_noisy or summary.noise is None:
+        return ""
+    return (
+        f"TOO NOISY TO COMPARE: equal arms could differ by {summary.noise * 100:.0f} %. "
+        f"Stop other programs, or give it longer: --budget {budget_to_compare(run, summary.noise)}.\n"
     )
 
 
@@ -159,7 +172,7 @@ def _meaning(run: Run, summary: Summary) -> list[str]:
         if run.config.control
         else "No sync cost: the control none did not run."
     )
-    return [f"Means over {counted(rounds, 'round')} ({brackets}). {sync}"]
+    return [f"Geometric means over {counted(rounds, 'round')} ({brackets}). {sync}"]
 
 
 def _one_process(run: Run) -> list[str]:

@@ -41,9 +41,9 @@ class RunTable:
         self.detail = detail
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(headline(self.run), style="bold")
+        yield Text(headline(self.run, self.analysis), style="bold")
         if self.analysis.summary.arms:
-            yield from self._tables(console, options, speed_columns(self.run))
+            yield from self._tables(console, options, speed_columns(self.run, self.analysis.summary))
         if self.analysis.summary.arms and self.detail:
             yield Text(COST_TITLE, style="bold")
             yield from self._tables(console, options, cost_columns())

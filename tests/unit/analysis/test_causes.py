@@ -171,6 +171,14 @@ def test_background_within_the_noise_is_not_named():
     assert keys(a_run({"none": [1.0], "ddp": [1.0]}, launches=launches)) == []
 
 
+@pytest.mark.parametrize("cause", CAUSES)
+def test_causes_do_not_explain_a_cost_below_noise(cause):
+    """The arm has a cause, but is faster than the control."""
+    arms = {"ddp": CAUSES[cause]}
+    assert (cause, "ddp") in keys(a_measured_run(arms, control=0.5))
+    assert keys(a_measured_run(arms, control=20.0)) == []
+
+
 # ---- stragglers ----
 
 
@@ -256,7 +264,7 @@ def test_straggler_is_one_rank_beyond_noise(run, named):
         ),
         (
             a_measured_run({"ddp": EVEN, "mpi": SHARING}),
-            ["Why: transport: ddp moves 0.50 GB/s by TCP over lo, mpi 40.58 GB/s by shared memory (algbw)"],
+            ["Why: transport: ddp moves 0.50 GB/s by TCP over lo, mpi 40.57 GB/s by shared memory (algbw)"],
         ),
         (a_measured_run({"ddp": {}, "manual": {}}, control=9.9), []),
     ],

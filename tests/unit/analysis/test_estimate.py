@@ -43,6 +43,25 @@ def test_estimate_of_one_or_two_values_is_a_range(values):
     assert Estimate.of(values) == Estimate.of_any([None, *values, None]) == expected
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)), min_size=1, max_size=9))
+def test_estimate_geometric_mean_divides_as_its_values_do(pairs):
+    first, second = (Estimate.geometric(values) for values in zip(*pairs, strict=True))
+    quotient = Estimate.geometric(one / other for one, other in pairs)
+    inverse = Estimate.geometric(other / one for one, other in pairs)
+    assert quotient.mean == pytest.approx(first.mean / second.mean)
+    assert (inverse.mean, inverse.low, inverse.high) == pytest.approx(
+        (1 / quotient.mean, 1 / quotient.high, 1 / quotient.low)
+    )
+    assert 0 < first.low <= first.high
+
+
+def test_estimate_rest_and_scale_keep_the_interval():
+    share = Estimate(0.25, 0.125, 0.5, 4, "t")
+    assert share.rest() == Estimate(0.75, 0.5, 0.875, 4, "t")
+    assert share.scaled(4) == Estimate(1.0, 0.5, 2.0, 4, "t")
+
+
 def test_estimate_of_nothing_fails():
     with pytest.raises(statistics.StatisticsError):
         Estimate.of([])

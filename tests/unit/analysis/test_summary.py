@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from compare.analysis import analyse
 from compare.analysis.estimate import Estimate
+from compare.analysis.noise import budget_to_compare
 from compare.analysis.step_times import step_seconds
 from compare.analysis.summary import Detail, Parity, summarise
 from compare.report.notes import warnings
@@ -51,17 +51,16 @@ def alike(estimate):
 def test_summary_matches_a_hand_computation():
     arms = summary_of({"none": [4, 4, 5], "ddp": [5, 6, 10], "manual": [10, 6, 8]})
     ddp, manual = arms["ddp"], arms["manual"]
-    assert ddp.step_seconds == alike(Estimate.of([0.005, 0.006, 0.010]))
-    assert ddp.step_seconds.mean == pytest.approx(0.007)
+    assert ddp.step_seconds == alike(Estimate.geometric([0.005, 0.006, 0.010]))
+    assert ddp.step_seconds.mean == pytest.approx((5 * 6 * 10) ** (1 / 3) / 1e3)
     # 2 ranks with 64 samples each in every step.
-    assert ddp.samples_per_second == alike(Estimate.of([25_600, 128 / 0.006, 12_800]))
-    assert ddp.sync_seconds == alike(Estimate.of([0.001, 0.002, 0.005]))
-    assert ddp.sync_share == alike(Estimate.of([1 / 5, 2 / 6, 5 / 10]))
-    assert ddp.efficiency == alike(Estimate.of([4 / 5, 4 / 6, 5 / 10]))
+    assert ddp.samples_per_second == alike(Estimate.geometric([25_600, 128 / 0.006, 12_800]))
+    efficiency = Estimate.geometric([4 / 5, 4 / 6, 5 / 10])
+    assert ddp.efficiency == alike(efficiency)
+    assert ddp.sync_share == alike(efficiency.rest())
+    assert ddp.sync_seconds == alike(efficiency.rest().scaled(ddp.step_seconds.mean))
     assert ddp.speed_against_baseline == Estimate(1.0, 1.0, 1.0, 3, "t")
-    assert manual.speed_against_baseline == alike(
-        Estimate.of_log_ratios(map(math.log, [5 / 10, 6 / 6, 10 / 8]))
-    )
+    assert manual.speed_against_baseline == alike(Estimate.geometric([5 / 10, 6 / 6, 10 / 8]))
 
 
 @pytest.mark.parametrize(
@@ -140,13 +139,20 @@ def test_arms_have_the_order_of_the_config():
 def test_summary_of_an_incomplete_run(milliseconds):
     arms = summary_of(milliseconds, complete=False)
     assert list(arms) == [arm for arm, times in milliseconds.items() if times]
+    common = min((len(times) for times in milliseconds.values() if times), default=0)
     for name, arm in arms.items():
-        assert arm.step_seconds.n == len(milliseconds[name])
-        pairs = min(len(milliseconds[name]), len(milliseconds["none"]))
-        if name == "none" or not pairs:
+        assert arm.step_seconds.n == common, "a round counts if every arm with a launch has it"
+        if name == "none" or not milliseconds["none"]:
             assert arm.sync_seconds is None
         else:
-            assert arm.sync_seconds.n == pairs
+            assert arm.sync_seconds.n == common
+
+
+def test_summary_without_a_common_round_has_each_arms_own_rounds():
+    launches = [a_launch("ddp", 1), a_launch("mpi", 2)]
+    ddp, mpi = summarise(a_run({"ddp": [], "mpi": []}, launches=launches, complete=False)).arms
+    assert (ddp.step_seconds.n, mpi.step_seconds.n) == (1, 1)
+    assert mpi.speed_against_baseline is None
 
 
 @st.composite
@@ -166,16 +172,19 @@ def test_summary_follows_from_the_step_times(milliseconds):
     }
     for name, arm in arms.items():
         own = steps[name]
-        assert arm.step_seconds == Estimate.of(own), "a range for one or two rounds, otherwise by t"
-        assert arm.samples_per_second == Estimate.of(128 / mine for mine in own)
-        ratios = [other / mine for mine, other in zip(own, steps[run.config.baseline], strict=True)]
-        assert arm.speed_against_baseline.mean == pytest.approx(statistics.geometric_mean(ratios))
+        assert arm.step_seconds == Estimate.geometric(own), "a range for one or two rounds, otherwise by t"
+        assert arm.step_seconds.low > 0
+        step = arm.step_seconds.mean
+        assert arm.samples_per_second.mean == pytest.approx(128 / step)
+        baseline = arms[run.config.baseline].step_seconds.mean
+        assert arm.speed_against_baseline.mean == pytest.approx(baseline / step)
         if "none" in arms and name != "none":
-            pairs = list(zip(own, steps["none"], strict=True))
-            assert arm.sync_seconds == Estimate.of(mine - control for mine, control in pairs)
-            assert arm.sync_share == Estimate.of((mine - control) / mine for mine, control in pairs)
-            assert arm.efficiency == Estimate.of(control / mine for mine, control in pairs)
-            assert arm.efficiency.mean == pytest.approx(1 - arm.sync_share.mean)
+            control = arms["none"].step_seconds.mean
+            near = {"rel": 1e-9, "abs": 1e-12 * max(step, control)}
+            assert arm.efficiency.mean == pytest.approx(control / step)
+            assert arm.sync_share.mean == pytest.approx(1 - control / step, **near)
+            assert arm.sync_seconds.mean == pytest.approx(step - control, **near)
+            assert arm.sync_seconds.low <= arm.sync_seconds.mean <= arm.sync_seconds.high < step
 
 
 @untimed
@@ -275,7 +284,7 @@ def test_parts_that_were_not_measured_are_unknown():
 def test_parts_exclude_a_round_without_the_control():
     launches = a_pair(1, [2, 2], [10, 10], [5, 5]) + a_pair(2, [2, 2], [20, 20], [6, 6])[1:]
     detail = the_arm(launches, complete=False).detail
-    assert detail.exposed_seconds.n == 2
+    assert detail.exposed_seconds == only(0.005)
     assert detail.background_seconds == only(0.003)
     assert detail.imbalance_seconds == only(0.0)
     assert detail.communication_seconds == only(0.008)
@@ -433,6 +442,70 @@ def test_overlap_is_signed(step, hidden):
     """T_R is 5 ms, and T_iso 0.4 ms."""
     launches = a_pair(1, [3, 3], [step] * 2, [5.0] * 2, collective_ns=[400_000])
     assert the_arm(launches).detail.overlap.mean == pytest.approx(hidden)
+
+
+def test_parts_have_the_interval_of_their_paired_ratio():
+    """A drift of both times leaves the interval narrow."""
+    detail = the_arm(
+        [
+            launch
+            for i, drift in enumerate((1.0, 3.0, 9.0), start=1)
+            for launch in a_pair(i, [2 * drift] * 2, [10 * drift] * 2, [5 * drift] * 2)
+        ]
+    ).detail
+    assert detail.exposed_seconds == alike(Estimate(0.015, 0.015, 0.015, 3, "t"))  # half of T_S, 30 ms
+    assert detail.background_seconds == alike(Estimate(0.009, 0.009, 0.009, 3, "t"))  # 0.6 of T_R, 15 ms
+
+
+# ---- noise ----
+
+SCATTER = [1.0, 2.5, 1.2, 2.0, 0.9]
+WILD = [2.0, 1.0, 2.4, 0.9, 1.8]
+
+
+@pytest.mark.parametrize(
+    ("control", "own", "below"),
+    [
+        ([4.0], [5.0], False),
+        ([4.0], [3.9], True),
+        ([4.0, 5.0], [5.0, 5.0], True),
+        ([4.0, 4.0, 4.0], [5.0, 5.1, 5.2], False),
+        ([4.0, 6.0, 5.0], [5.0, 5.1, 5.2], True),
+    ],
+)
+def test_sync_cost_is_below_noise_if_its_interval_reaches_zero(control, own, below):
+    arms = summary_of({"none": control, "ddp": own})
+    assert (arms["none"].below_noise, arms["ddp"].below_noise) == (False, below)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "changes", "noisy"),
+    [
+        pytest.param({"none": SCATTER, "ddp": WILD, "mpi": SCATTER[::-1]}, {}, True, id="all is noise"),
+        pytest.param({"none": SCATTER, "ddp": WILD}, {}, True, id="one arm below noise"),
+        pytest.param({"none": SCATTER, "ddp": [9 * t for t in WILD]}, {}, False, id="a clear cost"),
+        pytest.param(
+            {"none": SCATTER, "ddp": WILD, "mpi": [30 * t for t in SCATTER]},
+            {},
+            False,
+            id="a clear difference",
+        ),
+        pytest.param(
+            {"none": SCATTER, "ddp": [5.0] * 5, "mpi": [5.0, 5.1, 4.9, 5.2, 5.0]}, {}, False, id="equal arms"
+        ),
+        pytest.param({"none": SCATTER[:2], "ddp": WILD[:2], "mpi": WILD[1:3]}, {}, False, id="two rounds"),
+        pytest.param({"none": SCATTER, "ddp": WILD}, {"cores": 1}, False, id="oversubscribed"),
+    ],
+)
+def test_run_is_too_noisy_if_noise_hides_every_difference(milliseconds, changes, noisy):
+    assert summarise(a_run(milliseconds, **changes)).too_noisy is noisy
+
+
+def test_budget_to_compare_grows_with_the_noise():
+    """The run took 12.5 s; more rounds lower the floor."""
+    run = a_run({"none": SCATTER, "ddp": WILD})
+    assert budget_to_compare(run, 0.26) == 60, "twice the time, in whole minutes"
+    assert budget_to_compare(run, 1.25**4 - 1) == 240, "16 times the time"
 
 
 # ---- noisy and discarded rounds ----

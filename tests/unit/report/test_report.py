@@ -120,7 +120,7 @@ LINES = [
         a_run(MEASURED, config=CONVNET),
         [
             "convnet on MNIST · 2 ranks × 1 thread · cpu · batch 64 per rank · adam lr 0.001 · 77 steps",
-            "Means over 3 rounds (95 % interval by t).",
+            "Geometric means over 3 rounds (95 % interval by t).",
             "Sync cost: step time minus that of none",
             "Noise: differences below 5.9 % mean nothing in this run.",
             "ended with the same parameters, bit for bit (abcdef012345)",
@@ -159,11 +159,15 @@ LINES = [
     ),
     pytest.param(
         a_run({"ddp": [5.0, 5.1], "mpi": [6.0, 6.1]}),
-        ["Means over 2 rounds (smallest–largest).", "No sync cost", "use --repeats 5 or a --budget"],
+        [
+            "means over 2 rounds (smallest–largest).",
+            "No sync cost",
+            "use --repeats 5 or a --budget",
+        ],
         [],
         id="two rounds",
     ),
-    pytest.param(a_run({"ddp": [5.0], "mpi": [6.0]}), ["Means over 1 round "], ["Noise:"], id="one round"),
+    pytest.param(a_run({"ddp": [5.0], "mpi": [6.0]}), ["means over 1 round "], ["Noise:"], id="one round"),
     pytest.param(
         msgspec.structs.replace(QUIET, discarded=noisy(QUIET, 1).launches[: len(MEASURED)]),
         ["1 noisy round was repeated."],
@@ -305,11 +309,11 @@ def test_render_markup_of_other_programs_is_not_read(form):
 def test_render_figures_have_the_units_of_their_headings(form):
     text = shown(a_run({"none": [4.0, 5.0], "ddp": [5.0, 10.0]}), form)
     for figure in (
-        "19,200",  # the mean of 128 samples in 5 ms and in 10
-        "7.50 (5.00–10.00)",
-        "3.00 (1.00–5.00)",
-        "35%",
-        "65%",
+        "18,102",  # 128 samples in 7.07 ms
+        "7.07 (5.00–10.00)",  # the geometric mean
+        "2.60 (1.41–3.54)",  # 7.07 less 4.47 of the control; 20 % of 7.07, and 50 %
+        "37%",
+        "63%",
         "98.00%",
         "200",
         "2.5",
@@ -318,6 +322,45 @@ def test_render_figures_have_the_units_of_their_headings(form):
         assert figure in row_of(text, "ddp")
     for heading in ("samples/s", "step ms", "sync ms", "efficiency", "accuracy", "peak MiB", "start-up s"):
         assert heading in text
+
+
+@for_people
+def test_render_cost_below_noise_has_no_negative_figure(form):
+    milliseconds = {"none": [4.0, 6.0, 5.0], "ddp": [4.1, 4.0, 4.2], "mpi": [30.0, 41.0, 35.0]}
+    text = shown(a_run(milliseconds), form, detail=True)
+    table, _, cost = text.partition("Where the sync cost goes")
+    assert row_of(table, "ddp").count("below noise") == 2, "cost and share"
+    assert row_of(cost, "ddp").count("below noise") == 1
+    assert "120%" in row_of(table, "ddp"), "the efficiency is a ratio"
+    assert "below noise" not in row_of(table, "mpi")
+    assert "-" not in re.sub(r"[|\s]", "", row_of(table, "ddp"))
+
+
+TOO_NOISY = a_run(
+    {"none": [1.0, 2.5, 1.2, 2.0, 0.9], "ddp": [2.0, 1.0, 2.4, 0.9, 1.8], "mpi": [1.5, 2.2, 0.8, 2.6, 1.0]}
+)
+
+
+@every_form
+def test_render_run_that_is_too_noisy_states_it(form):
+    text = unfolded(shown(TOO_NOISY, form))
+    assert analyse(TOO_NOISY).summary.too_noisy
+    if form in FOR_PROGRAMS:
+        assert all(row["too_noisy"] == "True" for row in rows_of(TOO_NOISY))
+        assert json.loads(shown(TOO_NOISY, "json"))["summary"]["too_noisy"] is True
+        return
+    assert text.strip("* ").startswith("TOO NOISY TO COMPARE: equal arms could differ by ")
+    assert "%. Stop other programs, or give it longer: --budget " in text
+    assert "TOO NOISY" not in shown(QUIET, form)
+
+
+@for_people
+def test_render_run_that_is_too_noisy_has_no_ratio(form):
+    text = shown(TOO_NOISY, form)
+    assert "1.00×" in row_of(text, "ddp")
+    for arm in ("none", "mpi"):
+        assert "×" not in row_of(text, arm)
+        assert "noise" in row_of(text, arm)
 
 
 @for_people
@@ -500,14 +543,14 @@ def test_markdown_blank_lines_separate_table_and_list():
         (
             a_run({"none": [4.0, 5.0], "ddp": [5.0, 10.0]}),
             {
-                "step_seconds": 0.0075,
+                "step_seconds": 50**0.5 / 1e3,
                 "step_seconds_low": 0.005,
                 "step_seconds_high": 0.010,
-                "samples_per_second": 19_200,
-                "sync_seconds": 0.003,
-                "sync_seconds_high": 0.005,
-                "sync_share": 0.35,
-                "efficiency": 0.65,
+                "samples_per_second": 128e3 / 50**0.5,
+                "sync_seconds": (50**0.5 - 20**0.5) / 1e3,
+                "sync_seconds_high": 50**0.5 / 2e3,
+                "sync_share": 1 - 0.4**0.5,
+                "efficiency": 0.4**0.5,
                 "speed_against_baseline": 1.0,
                 "accuracy": 0.98,
                 "peak_memory_bytes": 200 * 2**20,
@@ -552,7 +595,7 @@ def test_csv_holds_every_field_of_the_summary():
 
 def test_csv_marks_what_the_figures_are_worth():
     (row,) = rows_of(a_run({"ddp": [5.0]}, dataset=DIGITS, complete=False))
-    assert (row["dataset"], row["complete"]) == ("digits", "False")
+    assert (row["dataset"], row["complete"], row["too_noisy"]) == ("digits", "False", "False")
     assert (row["parity"], row["parity_steps"], row["parity_difference"]) == ("passed", "20", "2e-16")
 
 
@@ -581,6 +624,6 @@ def test_json_holds_the_whole_run_and_its_analysis():
     assert msgspec.convert(read["summary"], Summary) == analysis.summary
     assert msgspec.convert(read["summary"] | {"summary": read["summary"]}, Analysis) == analysis
     assert read["summary"]["arms"][1]["step_seconds"] == pytest.approx(
-        # 5, 5.1 and 5.2 ms: 4.302653 x 0.1 / sqrt(3) on either side.
-        {"mean": 0.0051, "low": 0.00485159, "high": 0.00534841, "n": 3, "method": "t"}
+        # The logarithms of 5, 5.1 and 5.2 ms: 4.302653 x 0.0196107 / sqrt(3) on either side.
+        {"mean": 0.00509935, "low": 0.00485688, "high": 0.00535391, "n": 3, "method": "t"}
     )
