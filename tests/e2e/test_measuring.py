@@ -122,7 +122,7 @@ def test_delay_in_every_ranks_sync_is_sync_cost(slow_sync, figure):
     assert interval.low > 0, interval
 
 
-@pytest.mark.parametrize("figure", ["background", "imbalance", "skew", "forward", "backward", "step"])
+@pytest.mark.parametrize("figure", ["background", "imbalance", "skew", "forward", "backward", "optimizer"])
 def test_delay_in_every_ranks_sync_changes_no_other_figure(slow_sync, figure):
     interval = assert_raised_by(0.0, changes(slow_sync, of_an_arm(figure)))
     assert interval.high < 0.002, interval
