@@ -59,7 +59,7 @@ InterleaveMode = Annotated[
         "auto: in turns where it is possible."
     ),
 ]
-MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds that are repeated.")]
+MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds to repeat; one twice at most.")]
 
 
 def output_option(suffix: str = "") -> Any:

@@ -2,7 +2,8 @@
 
 Every round launches every arm once, in an order of its own. A drift of the machine then affects all arms.
 A noisy round is discarded and repeated as a whole, a limited number of times. If only one arm of it were
-repeated, its rival would keep the noisy figure.
+repeated, its rival would keep the noisy figure. Each round has a limit of its own, too. Otherwise a machine
+that stays noisy would spend all repetitions on one round.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ TURNS = 4
 TURN_SECONDS = 1.0
 LEAD_SECONDS = 0.3
 """First part of a turn, not timed: its steps take longer."""
+
+MOST_IN_A_ROW = 2
+"""Repetitions of one round; the next attempt counts, noisy or not."""
 
 
 def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
@@ -117,7 +121,8 @@ def discard_noisy(run: Run) -> Run:
     if not run.launches or len(run.launches) % width or run.interleaved.mode == "blocks":
         return run
     last = run.launches[-width:]
-    repeated = len(run.discarded) // width
-    if not any(map(is_noisy, last)) or repeated >= run.config.max_reruns or not has_time_left(run):
+    attempts = [launch.round for launch in run.discarded[::width]]
+    used_up = len(attempts) >= run.config.max_reruns or attempts.count(last[0].round) >= MOST_IN_A_ROW
+    if used_up or not any(map(is_noisy, last)) or not has_time_left(run):
         return run
     return msgspec.structs.replace(run, launches=run.launches[:-width], discarded=[*run.discarded, *last])

@@ -16,7 +16,7 @@ from compare.analysis.summary import summarise
 from compare.analysis.verdict import FIRST_LOOK
 from compare.errors import BudgetError, OutputError
 from compare.experiment.run import carry_out
-from compare.experiment.schedule import discard_noisy, next_launch, order_of
+from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, next_launch, order_of
 from compare.launch.arm import Observer
 from compare.schema import files
 from compare.schema.config import total_launches
@@ -123,15 +123,15 @@ def test_a_noisy_round_is_discarded_whole_and_repeated():
     assert [planned.number for planned in history] == list(range(1, 13))
 
 
-@pytest.mark.parametrize("most", [0, 1, 3])
-def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most):
-    config = a_config("none,ddp", rounds=2, max_reruns=most)
+@pytest.mark.parametrize(("most", "repeated"), [(0, []), (1, [1]), (3, [1, 1, 2]), (99, [1, 1, 2, 2, 3, 3])])
+def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most, repeated):
+    """No round is repeated more than twice; the third attempt counts."""
+    config = a_config("none,ddp", rounds=3, max_reruns=most)
     run, history = carried_out(config, lambda planned: True)
-    assert len(run.discarded) == 2 * most
+    assert [launch.round for launch in run.discarded[::2]] == repeated
     assert len(run.launches) == total_launches(config)
-    assert len(history) == total_launches(config) + 2 * most
-    # All of them were used up by the first round; the last attempt counts.
-    assert {launch.round for launch in run.discarded} <= {1}
+    assert len(history) == total_launches(config) + 2 * len(repeated)
+    assert summarise(run).noisy_rounds == [1, 2, 3]
 
 
 def test_reruns_are_counted_over_the_whole_run():
@@ -158,7 +158,7 @@ def test_only_the_last_round_is_looked_at_and_only_when_complete():
 
 
 @settings(deadline=None)
-@given(CONFIGS, st.sets(st.integers(1, 40)), st.integers(0, 3))
+@given(CONFIGS, st.sets(st.integers(1, 40)), st.integers(0, 5))
 def test_every_round_is_whole_in_the_end_with_any_noise(config, noisy, most):
     config = msgspec.structs.replace(config, max_reruns=most)
     run, history = carried_out(config, lambda planned: planned.number in noisy)
@@ -173,6 +173,7 @@ def test_every_round_is_whole_in_the_end_with_any_noise(config, noisy, most):
         assert {launch.arm for launch in attempt} == {arm.label for arm in config.arms}
         assert len({launch.round for launch in attempt}) == 1
         assert noisy & {launch.number for launch in attempt}
+    assert all(times <= width * MOST_IN_A_ROW for times in Counter(la.round for la in run.discarded).values())
     everything = sorted(numbers([*run.launches, *run.discarded]))
     assert everything == [planned.number for planned in history] == list(range(1, len(history) + 1))
 
@@ -263,16 +264,19 @@ def test_a_budget_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds):
         assert (next_launch(run) is None) is (done >= rounds)
 
 
-def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("done", "counted", "discarded"), [(5, [3, 4], [5]), (7, [5, 6], [3, 4, 7])])
+def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_path, done, counted, discarded):
+    """The last whole attempt counts, the first or a repetition."""
+
     def launch(run, planned, directory, affinity, observer, **budget):
-        if planned.number > 5:
+        if planned.number > done:
             raise BudgetError("over")
-        return launched(planned, noisy=planned.number == 4)
+        return launched(planned, noisy=planned.number in {4, 6})
 
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", launch)
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
     run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
-    assert (numbers(run.launches), numbers(run.discarded)) == ([1, 2, 3, 4], [5])
+    assert (numbers(run.launches), numbers(run.discarded)) == ([1, 2, *counted], discarded)
     assert summarise(run).noisy_rounds == [2]
 
 
