@@ -14,6 +14,15 @@ def counted(number: float, noun: str) -> str:
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
 
 
+def duration(seconds: float) -> str:
+    """Write a time in its two largest units: ``45 s``, ``2 min 10 s``, ``5 min``."""
+    whole = round(seconds)
+    parts = [(whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    first = next((place for place, (number, _) in enumerate(parts) if number), 2)
+    shown = [f"{number} {unit}" for number, unit in parts[first : first + 2] if number]
+    return " ".join(shown) or "0 s"
+
+
 def numbered(noun: str, numbers: Iterable[int]) -> str:
     """Write a noun with rising numbers, ranges shortened: ``round 3``, ``rounds 1–3, 7``."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]

@@ -1,4 +1,8 @@
-"""Compute what is left of the time budget and of the cores."""
+"""Compute what is left of the time and of the cores.
+
+A budget is hard: it ends a launch that still runs. The time to settle verdicts only decides whether another
+round begins, and never before ``FIRST_LOOK`` rounds.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,51 @@ from compare.schema.results import Launch, Run
 def looks(run: Run) -> list[Look]:
     """Return the looks at the verdicts so far.
 
-    A run without a budget has one look, at its end. A run under a budget looks after every round. Time alone
-    decides how many rounds a budget allows.
+    A run of exactly so many rounds has one look, at its end. Otherwise there is a look after every round, and
+    time alone decides how many rounds are planned.
     """
     width = len(run.config.arms)
-    done = len(run.launches) // width
-    if run.config.budget_seconds is None or done < FIRST_LOOK:
+    done = rounds_done(run)
+    if run.config.limit_seconds is None or done < FIRST_LOOK:
         return [Look(max(1, done), max(1, done))]
     ends = {rounds: _end(run.launches[: rounds * width]) for rounds in range(FIRST_LOOK, done + 1)}
     found = [
         Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, end))) for rounds, end in ends.items()
     ]
-    # The budget ended before the planned rounds: the last look may spend the rest of alpha.
+    # The time ended before the planned rounds: the last look may spend the rest of alpha.
     return found + ([Look(done, done)] if run.complete and found[-1].planned > done else [])
 
 
-def has_time_left(run: Run) -> bool:
-    """Return whether the budget allows another round at the pace so far."""
+def rounds_done(run: Run) -> int:
+    """Count the whole rounds that are not discarded."""
+    return len(run.launches) // len(run.config.arms)
+
+
+def planned_rounds(run: Run) -> int:
+    """Return the maximum number of rounds at the pace so far."""
     taken = [*run.launches, *run.discarded]
-    return run.config.budget_seconds is None or not taken or _rounds_left(run, _end(taken)) >= 1
+    if run.config.limit_seconds is None or not taken:
+        return run.config.rounds
+    fewest = FIRST_LOOK if run.config.budget_seconds is None else 0
+    return min(run.config.rounds, max(fewest, rounds_done(run) + _rounds_left(run, _end(taken))))
+
+
+def has_time_left(run: Run) -> bool:
+    """Return whether time allows another round at the pace so far."""
+    return planned_rounds(run) > rounds_done(run)
+
+
+def expected_seconds(run: Run, rounds: int) -> float:
+    """Return the time of so many rounds at the pace so far."""
+    attempts = len([*run.launches, *run.discarded]) / len(run.config.arms)
+    elapsed = elapsed_seconds(run)
+    return elapsed + elapsed / attempts * max(0, rounds - rounds_done(run))
+
+
+def elapsed_seconds(run: Run) -> float:
+    """Return the time from the first launch to the last end."""
+    taken = [*run.launches, *run.discarded]
+    return _end(taken) - _start(taken) if taken else 0.0
 
 
 def seconds_left(run: Run, now: float) -> float:
@@ -57,14 +87,14 @@ def is_oversubscribed(run: Run) -> bool:
 
 
 def _rounds_left(run: Run, at: float) -> int:
-    """Return how many more rounds fit into the budget.
+    """Return how many more rounds fit into the time.
 
     Discarded rounds count for the pace: they took their time too.
     """
     taken = [*run.launches, *run.discarded]
     elapsed = at - _start(taken)
     rounds = sum(launch.started_at < at for launch in taken) / len(run.config.arms)
-    return max(0, int(((run.config.budget_seconds or 0.0) - elapsed) / (elapsed / rounds)))
+    return max(0, int(((run.config.limit_seconds or 0.0) - elapsed) / (elapsed / rounds)))
 
 
 def _start(launches: list[Launch]) -> float:

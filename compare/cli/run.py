@@ -25,7 +25,10 @@ def run(
     warmup: Warmup = 30,
     repeats: Annotated[
         int | None,
-        typer.Option(show_default="5, or what --budget allows", help="Rounds; each launches every arm once."),
+        typer.Option(
+            show_default="5, then until every verdict is settled or 5 min are over",
+            help="Rounds; each launches every arm once.",
+        ),
     ] = None,
     budget: Annotated[
         float | None,
@@ -50,7 +53,7 @@ def run(
 ) -> None:
     """Run the same training through every arm, side by side."""
     from compare.experiment import compare_arms, plan
-    from compare.experiment.settle import default_rounds
+    from compare.experiment.settle import choose_length
     from compare.report.progress import LiveProgress
 
     request = read_request(
@@ -60,10 +63,9 @@ def run(
         epochs=epochs,
         steps=steps,
         warmup_steps=warmup,
-        rounds=default_rounds(budget) if repeats is None else repeats,
-        budget_seconds=budget,
         max_reruns=max_reruns,
         interleave=interleave,
+        **choose_length(repeats, budget),
     )
     log = make_console(stderr=True)
     if dry_run:

@@ -67,6 +67,8 @@ class Launches:
         self._observer.launch_ended(one, launch)
         if noisy := self.run.discarded[discarded_before:]:
             self._observer.round_repeats(one.round, max(map(other_cpu_load, noisy)))
+        elif len(self.run.launches) % len(self.run.config.arms) == 0:
+            self._observer.rounds_done(self.run)
         return self
 
     def _keep(self, launches: list[Launch]) -> None:
@@ -113,6 +115,7 @@ class Cohorts(Launches):
         self._keep(launches)
         for one, launch in zip(planned, launches, strict=True):
             self._observer.launch_ended(one, launch)
+        self._observer.rounds_done(self.run)
         return self
 
     def _without_turns(self, planned: list[Planned], error: InterleaveError) -> Launches:

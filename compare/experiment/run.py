@@ -163,6 +163,7 @@ def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     rounds = conductor(run, directory, cluster, observer)
+    observer.rounds_done(run)
     while planned := rounds.next():
         try:
             rounds = rounds.carry_out(planned)

@@ -88,7 +88,7 @@ def _goes_on(run: Run, rounds: int) -> bool:
     """Return whether another round follows after so many."""
     if rounds >= run.config.rounds:
         return False
-    if run.config.budget_seconds is None:
+    if run.config.limit_seconds is None:
         return True
     return has_time_left(run) and not (rounds >= FIRST_LOOK and is_settled(run))
 
@@ -123,6 +123,5 @@ def discard_noisy(run: Run) -> Run:
     last = run.launches[-width:]
     attempts = [launch.round for launch in run.discarded[::width]]
     used_up = len(attempts) >= run.config.max_reruns or attempts.count(last[0].round) >= MOST_IN_A_ROW
-    if used_up or not any(map(is_noisy, last)) or not has_time_left(run):
-        return run
-    return msgspec.structs.replace(run, launches=run.launches[:-width], discarded=[*run.discarded, *last])
+    repeated = msgspec.structs.replace(run, launches=run.launches[:-width], discarded=[*run.discarded, *last])
+    return repeated if not used_up and any(map(is_noisy, last)) and has_time_left(repeated) else run

@@ -21,12 +21,13 @@ from compare.errors import UnavailableError, UsageError
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
 from compare.schema.arms import CONTROL, Arm, parse_arm
-from compare.schema.config import DEFAULT_ROUNDS, OPTIMIZERS, RunConfig
+from compare.schema.config import MOST_ROUNDS, OPTIMIZERS, RunConfig
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
 from compare.schema.hosts import Host, is_local, local_host, place
 from compare.text import counted
 
-MOST_ROUNDS = 1000
+SETTLE_SECONDS = 300.0
+"""Time for rounds if the user gives no length."""
 DEFAULT_RANKS = 2
 """Without a hostfile that says how many slots there are."""
 
@@ -108,9 +109,20 @@ def _draft(request: UserRequest, cluster: Cluster) -> RunConfig:
     )
 
 
-def default_rounds(budget_seconds: float | None) -> int:
-    """Return the number of rounds; under a budget, the maximum."""
-    return DEFAULT_ROUNDS if budget_seconds is None else MOST_ROUNDS
+def choose_length(repeats: int | None, budget: float | None) -> dict[str, Any]:
+    """Choose the number of rounds, or the time for them.
+
+    Without both flags a run takes the time that it needs for its first verdicts. It has some minutes to
+    settle them.
+
+    Returns:
+        Fields of ``RunConfig``.
+    """
+    return {
+        "rounds": MOST_ROUNDS if repeats is None else repeats,
+        "budget_seconds": budget,
+        "settle_seconds": SETTLE_SECONDS if repeats is None and budget is None else None,
+    }
 
 
 def default_threads(hosts: Sequence[Host], cpus: Sequence[Sequence[int]]) -> int:

@@ -67,6 +67,9 @@ class Observer(Protocol):
     def round_repeats(self, round_: int, other_load: float) -> None:
         """Receive a round that is repeated, and its other CPU load."""
 
+    def rounds_done(self, run: Run) -> None:
+        """Receive the run before its first launch and after every round."""
+
 
 def launch_arm(
     run: Run,

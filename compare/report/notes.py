@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compare.analysis import Analysis
-from compare.analysis.budget import fullest_host
+from compare.analysis.budget import elapsed_seconds, fullest_host
 from compare.analysis.conditions import Condition
 from compare.analysis.noise import budget_to_compare
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
@@ -13,9 +13,11 @@ from compare.report.columns import describe
 from compare.report.turns import turns
 from compare.schema.arms import Arm
 from compare.schema.results import Run
-from compare.text import counted, numbered
+from compare.text import counted, duration, numbered
 
 _HASH_DIGITS = 12
+_LONGER = 3
+"""Factor of the proposed budget where the time was too short."""
 _DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
 
 
@@ -187,16 +189,21 @@ def _one_process(run: Run) -> list[str]:
 
 
 def _end(run: Run, summary: Summary) -> list[str]:
-    """Explain why a run under a budget ended."""
-    if run.config.budget_seconds is None or not run.complete:
+    """Explain why a run without an exact number of rounds ended."""
+    config = run.config
+    if config.limit_seconds is None or not run.complete:
         return []
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     judged = [arm.verdict for arm in summary.arms if arm.verdict]
     settled = rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged)
-    if not settled and rounds == run.config.rounds:
+    if not settled and rounds == config.rounds:
         why = "--repeats allows no more"
+    elif not settled and config.budget_seconds is not None:
+        why = f"--budget {config.budget_seconds:g} has no time for another"
     elif not settled:
-        why = f"--budget {run.config.budget_seconds:g} has no time for another"
+        minutes = max(1, round(max(config.limit_seconds, elapsed_seconds(run)) * _LONGER / 60))
+        time = duration(config.limit_seconds)
+        why = f"{time} have no time for another. Give it longer: --budget {minutes * 60}"
     elif summary.oversubscribed:
         why = "more would not help, because oversubscribed arms are not ranked"
     else:
@@ -207,10 +214,12 @@ def _end(run: Run, summary: Summary) -> list[str]:
 def _unresolved(run: Run, summary: Summary) -> list[str]:
     found = {arm.arm: arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.kind == "unresolved"}
     early = any(verdict.n < FIRST_LOOK for verdict in found.values())
-    longer = "a --budget" if run.config.budget_seconds is None else "a longer --budget"
-    few = f"No verdict before round {FIRST_LOOK}: use --repeats {FIRST_LOOK} or {longer}."
+    few = f"No verdict before round {FIRST_LOOK}"
+    if run.config.settle_seconds is None:
+        longer = " or a longer --budget" if run.config.budget_seconds else ", or leave it out"
+        few += f": use --repeats {FIRST_LOOK}{longer}"
     lines = [f"{arm} is {describe(verdict)}." for arm, verdict in found.items() if verdict.n >= FIRST_LOOK]
-    return [few, *lines] if early else lines
+    return [f"{few}.", *lines] if early else lines
 
 
 # ---- the same training ----

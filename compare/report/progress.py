@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from backends.launchers.request import Command
 from compare.analysis.step_times import step_seconds
+from compare.report.outlook import outlook
 from compare.schema.config import RunConfig, total_launches
 from compare.schema.job import Planned
-from compare.schema.results import ArmVerification, Launch
+from compare.schema.results import ArmVerification, Launch, Run
 
 
 class LiveProgress:
@@ -36,9 +37,7 @@ class LiveProgress:
             disable=not console.is_terminal,
         )
         self._console = console
-        self._launches = self._bars.add_task(
-            "launches", total=None if config.budget_seconds else total_launches(config)
-        )
+        self._launches = self._bars.add_task("launches", total=total_launches(config))
         self._steps = self._bars.add_task("", total=config.total_steps)
 
     def __enter__(self) -> Self:
@@ -52,7 +51,7 @@ class LiveProgress:
 
     def _place(self, planned: Planned) -> str:
         """Return the round, with their number if known, and the arm."""
-        of = "" if self._config.budget_seconds else f"/{self._config.rounds}"
+        of = "" if self._config.limit_seconds else f"/{self._config.rounds}"
         return f"round {planned.round}{of}  {planned.arm.label:<28}"
 
     def _print(self, line: str, style: str = "dim") -> None:
@@ -98,6 +97,11 @@ class LiveProgress:
         self._bars.update(self._launches, total=total and total + len(self._config.arms))
         used = f"other processes used {other_load * 100:.0f} % of the CPUs"
         self._print(f"round {round_} is repeated: {used}", "yellow")
+
+    def rounds_done(self, run: Run) -> None:
+        """Print how long the run will take."""
+        for line in outlook(run):
+            self._print(line)
 
     def arm_verified(self, arm: ArmVerification) -> None:
         """Print the outcome of an arm."""

@@ -13,8 +13,8 @@ from compare.schema.workload import LARGEST_NUMBER, require, require_model
 
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """The optimizers, each with its default learning rate."""
-DEFAULT_ROUNDS = 5
-"""The fewest rounds that can settle a verdict, see ``verdict.FIRST_LOOK``."""
+MOST_ROUNDS = 1000
+"""Maximum number of rounds where time decides."""
 DEVICES = ("auto", "cpu", "cuda")
 _SEEDS = 2**32
 Interleave: TypeAlias = Literal["auto", "blocks", "launches"]
@@ -44,11 +44,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Training steps instead of epochs."""
     warmup_steps: int = 30
     """The first steps of the training, which are not timed."""
-    rounds: int = DEFAULT_ROUNDS
+    rounds: int = 5
+    """Exact number, or the maximum where time decides."""
     interleave: Interleave = "launches"
     """Whether the arms of a round train in turns, side by side."""
     budget_seconds: float | None = None
     """Maximum time for rounds that settle every verdict; ``rounds`` is their maximum."""
+    settle_seconds: float | None = None
+    """Time in which rounds beyond the fifth begin; it ends no launch."""
     comparisons: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Number of comparisons of `compare aa`, which share the rounds equally."""
     max_reruns: int = 3
@@ -81,7 +84,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, seconds in (
             ("--timeout", self.launch_timeout_seconds),
             ("--stall", self.stall_seconds),
-            ("--budget", 1.0 if self.budget_seconds is None else self.budget_seconds),
+            ("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds),
         ):
             require(
                 0 < seconds <= LARGEST_NUMBER,
@@ -148,6 +151,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def limit_seconds(self) -> float | None:
+        """Return the time in which rounds begin; None for exactly ``rounds``."""
+        return self.settle_seconds if self.budget_seconds is None else self.budget_seconds
+
+    @property
     def global_batch_size(self) -> int:
         """Return the samples of all ranks in one step."""
         return self.ranks * self.batch_size_per_rank * self.accumulate
@@ -176,6 +184,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return next((arm for arm in self.arms if arm.backend == CONTROL), None)
 
 
-def total_launches(config: RunConfig) -> int:
-    """Count the launches of a whole run without repeated rounds."""
-    return config.rounds * len(config.arms)
+def total_launches(config: RunConfig) -> int | None:
+    """Count the launches without repeated rounds; None if time decides."""
+    return config.rounds * len(config.arms) if config.limit_seconds is None else None

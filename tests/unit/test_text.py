@@ -2,7 +2,7 @@
 
 import pytest
 
-from compare.text import counted, numbered, printable
+from compare.text import counted, duration, numbered, printable
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,22 @@ def test_counted_number_is_followed_by_its_noun(number, text):
 )
 def test_numbered_consecutive_numbers_become_a_range(numbers, text):
     assert numbered("round", numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0 s"),
+        (45, "45 s"),
+        (59.7, "1 min"),
+        (130, "2 min 10 s"),
+        (300, "5 min"),
+        (3605, "1 h"),
+        (9000, "2 h 30 min"),
+    ],
+)
+def test_duration_is_written_in_its_two_largest_units(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_printable_escapes_what_could_steer_a_terminal():

@@ -1,18 +1,33 @@
-"""Test what is left of a time budget and of the cores."""
+"""Test what is left of the time and of the cores."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compare.analysis.budget import fullest_host, has_time_left, is_oversubscribed, looks
-from compare.analysis.verdict import Look, levels
+from compare.analysis.budget import (
+    elapsed_seconds,
+    expected_seconds,
+    fullest_host,
+    has_time_left,
+    is_oversubscribed,
+    looks,
+    planned_rounds,
+    seconds_left,
+)
+from compare.analysis.verdict import FIRST_LOOK, Look, levels
 from compare.schema.hosts import Host
 from tests.unit.factories import a_launch, a_run
 
+LIMITS = st.sampled_from(["budget_seconds", "settle_seconds"])
 
-def a_run_of_rounds(seconds, *, again=(), budget, complete=False, rounds=99):
+
+def a_run_of_rounds(
+    seconds, *, again=(), budget=None, limit="budget_seconds", complete=False, rounds=99, most=1000
+):
     """Return rounds of two launches; those in ``again`` were discarded once."""
     now, launches, discarded = 0.0, [], []
 
@@ -28,19 +43,43 @@ def a_run_of_rounds(seconds, *, again=(), budget, complete=False, rounds=99):
         if round_ in again:
             discarded += take(round_)
         launches += take(round_)
-    config = {"rounds": 1000, "budget_seconds": budget}
+    config = {"rounds": most, limit: budget}
     return a_run(
         {"ddp": [], "mpi": []}, config=config, launches=launches, discarded=discarded, complete=complete
     )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(5, 9), st.sets(st.integers(1, 9), max_size=3), st.floats(1, 40), st.floats(10, 900))
-def test_look_has_alpha_left_if_there_is_time_for_a_round(rounds, again, seconds, budget):
-    run = a_run_of_rounds(seconds, again=again, budget=budget, rounds=rounds)
+@given(
+    st.integers(5, 9), st.sets(st.integers(1, 9), max_size=3), st.floats(1, 40), st.floats(10, 900), LIMITS
+)
+def test_look_has_alpha_left_if_there_is_time_for_a_round(rounds, again, seconds, budget, limit):
+    run = a_run_of_rounds(seconds, again=again, budget=budget, rounds=rounds, limit=limit)
     last = looks(run)[-1]
     assert last.rounds == rounds
     assert (last.planned > rounds) is has_time_left(run)
+    assert (planned_rounds(run) > rounds) is has_time_left(run)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 9), st.sets(st.integers(1, 9), max_size=3), st.floats(1, 40), st.floats(10, 900))
+def test_time_to_settle_is_a_budget_from_the_fifth_round_on(rounds, again, seconds, limit):
+    """Five rounds follow in any time, and no launch is ended."""
+    soft = a_run_of_rounds(seconds, again=again, budget=limit, rounds=rounds, limit="settle_seconds")
+    hard = a_run_of_rounds(seconds, again=again, budget=limit, rounds=rounds)
+    assert has_time_left(soft) is (rounds < FIRST_LOOK or has_time_left(hard))
+    assert looks(soft) == looks(hard)
+    assert seconds_left(soft, now=1e9) == math.inf
+
+
+def test_expected_time_continues_the_pace_with_discarded_rounds():
+    run = a_run_of_rounds(10, again={1}, rounds=1, most=7)
+    assert elapsed_seconds(run) == 40
+    assert [expected_seconds(run, rounds) for rounds in (1, 5, 7)] == [40, 120, 160]
+    assert [planned_rounds(run), planned_rounds(a_run_of_rounds(10, rounds=0, budget=1))] == [7, 1000]
+    assert planned_rounds(a_run_of_rounds(10, rounds=1, budget=100)) == 5
+    assert planned_rounds(a_run_of_rounds(10, rounds=1, budget=30)) == 1
+    assert planned_rounds(a_run_of_rounds(10, rounds=1, budget=30, limit="settle_seconds")) == FIRST_LOOK
 
 
 def test_last_look_of_a_run_that_ended_early_spends_the_rest():

@@ -368,6 +368,29 @@ def test_run_that_succeeds_prints_its_table_and_its_folder(compare, carried_out,
     assert json.loads(Path("run.json").read_text())["run"]["complete"] is True
 
 
+@pytest.mark.parametrize(
+    ("arguments", "length"),
+    [
+        ("run", (1000, None, 300)),
+        ("run --repeats 7", (7, None, None)),
+        ("run --budget 60", (1000, 60, None)),
+        ("run --repeats 7 --budget 60", (7, 60, None)),
+        ("aa", (50, None, None)),
+    ],
+)
+def test_run_without_a_length_takes_five_minutes_to_settle(compare, monkeypatch, arguments, length):
+    found = []
+
+    def carry_out(run_, *_):
+        config = run_.config
+        found.append((config.rounds, config.budget_seconds, config.settle_seconds))
+        return a_run()
+
+    monkeypatch.setattr(run, "carry_out", carry_out)
+    assert compare(*arguments.split(), "--backend", "ddp", "--output", "out").code == 0
+    assert found == [length]
+
+
 def test_a_defect_of_ours_keeps_its_traceback(compare, carried_out, monkeypatch):
     carried_out(ZeroDivisionError("ours"))
     monkeypatch.setattr(sys, "argv", ["compare", "run", "--backend", "ddp", "--output", "out"])

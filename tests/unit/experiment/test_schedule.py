@@ -16,7 +16,7 @@ from compare.analysis.summary import summarise
 from compare.analysis.verdict import FIRST_LOOK
 from compare.errors import BudgetError, OutputError
 from compare.experiment.run import carry_out
-from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, next_launch, order_of
+from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, next_launch, order_of
 from compare.launch.arm import Observer
 from compare.schema import files
 from compare.schema.config import total_launches
@@ -25,6 +25,9 @@ from compare.schema.store import read_run
 from tests.unit.factories import a_config, a_launch, a_rank, a_run
 
 ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
+
+TURNS = {"ddp": [5.0, 9.0, 3.0, 8.0, 4.0] * 2, "mpi": [9.0, 5.0, 8.0, 3.0, 6.0] * 2}
+"""Arms that lead by turns stay unresolved."""
 
 CONFIGS = st.builds(
     lambda arms, rounds, seed: a_config(",".join(arms), rounds=rounds, seed=seed),
@@ -195,9 +198,13 @@ class Listening(Observer):
 
     def __init__(self):
         self.repeated = []
+        self.rounds = []
 
     def round_repeats(self, round_, other_load):
         self.repeated.append((round_, other_load))
+
+    def rounds_done(self, run):
+        self.rounds.append(numbers(run.launches))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OutputError("Nobody reads")])
@@ -250,18 +257,59 @@ def test_a_round_that_the_budget_cuts_short_is_discarded(monkeypatch, tmp_path, 
     assert read_run(tmp_path) == run
 
 
+@pytest.mark.parametrize("limit", ["budget_seconds", "settle_seconds"])
 @pytest.mark.parametrize(("cores", "rounds"), [(2, 9), (1, FIRST_LOOK)])
-def test_a_budget_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds):
-    """Arms that lead by turns stay unresolved; oversubscribed arms get no verdict."""
-    times = {"ddp": [5.0, 9.0, 3.0, 8.0, 4.0] * 2, "mpi": [9.0, 5.0, 8.0, 3.0, 6.0] * 2}
+def test_time_buys_no_rounds_where_no_verdict_will_be_shown(cores, rounds, limit):
+    """Oversubscribed arms get no verdict."""
     for done in range(1, 10):
         run = a_run(
-            {arm: own[:done] for arm, own in times.items()},
-            config={"rounds": 9, "budget_seconds": 1e6},
+            {arm: own[:done] for arm, own in TURNS.items()},
+            config={"rounds": 9, limit: 1e6},
             cores=cores,
             complete=False,
         )
         assert (next_launch(run) is None) is (done >= rounds)
+
+
+def run_at_pace(seconds, *, is_noisy=lambda planned: False, **config):
+    """Carry out a run at a pace; return it and its time."""
+    clock = 0.0
+    run = a_beginning(a_config("ddp,mpi", rounds=1000, **config))
+    while planned := next_launch(run):
+        launch = launched(planned, noisy=is_noisy(planned))
+        ranks = [
+            a_rank(
+                rank.rank,
+                milliseconds=TURNS[launch.arm][planned.round % 10],
+                cpu_ns=rank.cpu_ns,
+                machine=rank.machine,
+            )
+            for rank in launch.ranks
+        ]
+        launch = msgspec.structs.replace(launch, ranks=ranks, started_at=clock, seconds=seconds)
+        clock += seconds
+        run = discard_noisy(msgspec.structs.replace(run, launches=[*run.launches, launch]))
+    return run, clock
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.5, 200), st.floats(1, 300))
+def test_run_of_default_length_has_five_rounds_or_fills_its_time(seconds, limit):
+    run, took = run_at_pace(seconds, settle_seconds=limit)
+    rounds = len(run.launches) // 2
+    # Another round would not have fitted, or was not needed.
+    assert rounds >= FIRST_LOOK
+    assert rounds == FIRST_LOOK or took <= limit + 1e-6
+    assert took + 2 * seconds > limit - 1e-6 or is_settled(run)
+
+
+def test_first_five_rounds_of_the_default_length_repeat_in_any_time():
+    """Later rounds are repeated only while there is time."""
+    run, _ = run_at_pace(60, settle_seconds=300, is_noisy=lambda planned: planned.number in {3, 11})
+    assert [launch.round for launch in run.discarded] == [2, 2, 5, 5]
+    assert len(run.launches) == 2 * FIRST_LOOK
+    run, _ = run_at_pace(21, settle_seconds=300, is_noisy=lambda planned: planned.round == 7)
+    assert [len(run.launches), len(run.discarded)] == [14, 0]
 
 
 @pytest.mark.parametrize(("done", "counted", "discarded"), [(5, [3, 4], [5]), (7, [5, 6], [3, 4, 7])])
@@ -306,6 +354,7 @@ def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
     config = a_config("none,ddp", rounds=2)
     done = carry_out(a_beginning(config), tmp_path, [0, 1], observer)
     assert observer.repeated == [(1, pytest.approx(1 / 3)), (2, pytest.approx(1 / 3))]
+    assert observer.rounds == [[], [3, 4], [3, 4, 7, 8]]
     assert done.complete
     assert read_run(tmp_path) == done
     # After every launch the file holds all there is, each launch in one of the two lists.

@@ -331,14 +331,8 @@ def test_launches_of_runs_with_folders_of_one_name_differ(tmp_path, monkeypatch)
     assert first.directory != second.directory
 
 
-class Silent:
-    def launch_starts(self, planned, commands): ...
-
-    def launch_begins(self, planned): ...
-
-    def steps_done(self, planned, steps): ...
-
-    def launch_ended(self, planned, launch): ...
+class Silent(launching.Observer):
+    """Ignores every event."""
 
 
 # ---- what a launch starts from ----

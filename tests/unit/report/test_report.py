@@ -114,6 +114,11 @@ def budget(arms, rounds=99, **changes):
     return a_run(arms, config={"rounds": rounds, "budget_seconds": 60.0}, **changes)
 
 
+def settling(arms, settle_seconds=300.0, **changes):
+    """Return a run of neither --repeats nor --budget."""
+    return a_run(arms, config={"rounds": 1000, "settle_seconds": settle_seconds}, **changes)
+
+
 FIVE = [5.0, 9.0, 3.0, 8.0, 4.0]
 LINES = [
     pytest.param(
@@ -159,11 +164,7 @@ LINES = [
     ),
     pytest.param(
         a_run({"ddp": [5.0, 5.1], "mpi": [6.0, 6.1]}),
-        [
-            "means over 2 rounds (smallest–largest).",
-            "No sync cost",
-            "use --repeats 5 or a --budget",
-        ],
+        ["Means over 2 rounds (smallest–largest).", "No sync cost", "use --repeats 5, or leave it out."],
         [],
         id="two rounds",
     ),
@@ -229,7 +230,7 @@ LINES = [
     ),
     pytest.param(
         a_run({"none": [4.0, 4.0], "ddp": [5.0, 5.1], "mpi": [9.0, 2.0]}),
-        ["unresolved: 2 of 5 rounds", "No verdict before round 5: use --repeats 5 or a --budget."],
+        ["unresolved: 2 of 5 rounds", "No verdict before round 5: use --repeats 5, or leave it out."],
         ["either way"],
         id="too few rounds",
     ),
@@ -238,6 +239,12 @@ LINES = [
         ["No verdict before round 5: use --repeats 5 or a longer --budget."],
         [],
         id="too few rounds in a budget",
+    ),
+    pytest.param(
+        settling({"ddp": [5.0] * 3, "mpi": [9.0, 2.0, 5.0]}, complete=False),
+        ["No verdict before round 5."],
+        ["--repeats", "Ended"],
+        id="too few rounds of the default length",
     ),
     *(
         pytest.param(
@@ -260,6 +267,18 @@ LINES = [
             (
                 budget({"ddp": [5.0] * 5, "manual": FIVE}),
                 "5 rounds: --budget 60 has no time for another",
+            ),
+            (
+                settling({"ddp": [5.0] * 5, "manual": [9.0, 9.1, 9.0, 9.2, 9.1]}),
+                "5 rounds: every verdict is settled",
+            ),
+            (
+                settling({"ddp": [5.0] * 6, "manual": [*FIVE, 5.0]}),
+                "6 rounds: 5 min have no time for another. Give it longer: --budget 900",
+            ),
+            (
+                settling({"ddp": [5.0] * 5, "manual": FIVE}, settle_seconds=2.0),
+                "5 rounds: 2 s have no time for another. Give it longer: --budget 60",
             ),
             (budget({"ddp": [5.0] * 5, "manual": FIVE}, 5), "5 rounds: --repeats allows no more"),
             (budget({"ddp": [5.0] * 5}), "5 rounds: there is no verdict to settle"),

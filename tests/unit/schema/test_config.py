@@ -161,6 +161,7 @@ def test_config_is_unchanged_by_json():
         warmup_steps=5,
         rounds=4,
         budget_seconds=60.0,
+        settle_seconds=90.0,
         comparisons=2,
         max_reruns=7,
         interleave="blocks",

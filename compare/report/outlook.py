@@ -1,0 +1,47 @@
+"""Write what a run has before it: its length, and its time."""
+
+from __future__ import annotations
+
+from compare.analysis.budget import expected_seconds, planned_rounds, rounds_done
+from compare.analysis.verdict import FIRST_LOOK
+from compare.schema.config import MOST_ROUNDS
+from compare.schema.results import Run
+from compare.text import counted, duration
+
+
+def outlook(run: Run) -> list[str]:
+    """Announce the length before the first round, and the time after it.
+
+    An A/A test and a run that is over have nothing to announce.
+    """
+    done = rounds_done(run)
+    if run.config.comparisons is not None or planned_rounds(run) <= done:
+        return []
+    lines = {0: length, 1: time_to_take}
+    return [lines[done](run)] if done in lines else []
+
+
+def length(run: Run) -> str:
+    """Write how many rounds a run has, or what decides it."""
+    config = run.config
+    arms = counted(len(config.arms), "arm")
+    until = "until every verdict is settled"
+    if config.limit_seconds is None:
+        return f"Exactly {counted(config.rounds, 'round')} of {arms}."
+    if config.budget_seconds is None:
+        time = duration(config.limit_seconds)
+        return f"{counted(FIRST_LOOK, 'round')} of {arms}, then more {until} or {time} are over."
+    rounds = "Rounds" if config.rounds >= MOST_ROUNDS else f"At most {counted(config.rounds, 'round')}"
+    return f"{rounds} of {arms} {until}, for at most {config.budget_seconds:g} s."
+
+
+def time_to_take(run: Run) -> str:
+    """Estimate the time of the whole run at the pace so far."""
+    config, most = run.config, planned_rounds(run)
+    if config.budget_seconds is not None:
+        return f"{config.budget_seconds:g} s allow about {counted(most, 'round')}."
+    sure = most if config.limit_seconds is None else FIRST_LOOK
+    line = f"About {duration(expected_seconds(run, sure))} for {counted(sure, 'round')}"
+    if config.limit_seconds is None or most == sure:
+        return f"{line}."
+    return f"{line}; {duration(config.limit_seconds)} allow {most}."
