@@ -19,20 +19,28 @@ def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
     return [math.log(others[round_] / own) for round_, own in _times(run, arm).items() if round_ in others]
 
 
-def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
-    """Judge every arm that synchronises against the baseline, over the common rounds."""
+def paired_log_ratios(run: Run, baseline: str) -> dict[str, list[float]]:
+    """Return ln(the baseline's step time / the arm's) of common rounds, by arm.
+
+    The arms are those that synchronise. Without a common round, or an arm to compare, there is none.
+    """
     rivals = {arm.label: arm for arm in run.config.arms if arm.synchronises}
     rivals.setdefault(baseline, next(arm for arm in run.config.arms if arm.label == baseline))
     times = {name: _times(run, arm) for name, arm in rivals.items()}
     rounds = sorted(set.intersection(*map(set, times.values())))
     if not rounds or len(rivals) == 1:
         return {}
-    ratios = {
+    return {
         name: [math.log(times[baseline][r] / own[r]) for r in rounds]
         for name, own in times.items()
         if name != baseline
     }
-    return judge(ratios, looks(run), fewest=FIRST_LOOK)
+
+
+def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
+    """Judge every arm that synchronises against the baseline, over the common rounds."""
+    ratios = paired_log_ratios(run, baseline)
+    return judge(ratios, looks(run), fewest=FIRST_LOOK) if ratios else {}
 
 
 def noise_floor(run: Run) -> float | None:

@@ -23,6 +23,7 @@ from compare.analysis.budget import is_oversubscribed
 from compare.analysis.estimate import Estimate
 from compare.analysis.noise import is_too_noisy
 from compare.analysis.parity import LIMITS, pass_of
+from compare.analysis.power import Power, find_power
 from compare.analysis.ranking import fastest_arm, noise_floor, verdicts
 from compare.analysis.step_times import (
     collective_seconds,
@@ -171,6 +172,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The noise floor: the relative difference that two equal arms may show."""
     too_noisy: bool
     """The noise hides every difference between arms."""
+    power: Power | None
+    """The smallest difference that the run is likely to find."""
 
 
 def summarise(run: Run) -> Summary:
@@ -193,6 +196,7 @@ def summarise(run: Run) -> Summary:
         noisy_rounds=sorted({launch.round for launch in run.launches if is_noisy(launch)}),
         noise=noise,
         too_noisy=is_too_noisy(common, noise, list(found.values()), costs),
+        power=find_power(run),
     )
 
 

@@ -103,7 +103,7 @@ def describe(verdict: Verdict) -> str:
         ratio, low, high = 1 / ratio, 1 / high, 1 / low
     if ratio >= 2:  # noqa: PLR2004 -- "3.1×" reads better than "212 % faster"
         return f"{ratio:.1f}× {verdict.kind} [{low:.1f}, {high:.1f}]"
-    return f"{_in_percent(ratio)} % {verdict.kind} [{_in_percent(low)}, {_in_percent(high)}]"
+    return f"{in_percent(ratio)} % {verdict.kind} [{in_percent(low)}, {in_percent(high)}]"
 
 
 def _verdict(arm: ArmSummary) -> str:
@@ -122,7 +122,7 @@ def _verdict(arm: ArmSummary) -> str:
 
 def _half_width(low: float, high: float) -> str:
     factor = math.sqrt(high / low)
-    return f"±{_in_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g} either way"  # noqa: PLR2004
+    return f"±{in_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g} either way"  # noqa: PLR2004
 
 
 def _more_rounds(rounds: int | None) -> str:
@@ -131,7 +131,8 @@ def _more_rounds(rounds: int | None) -> str:
     return f"about {rounds} more round{'s' if rounds > 1 else ''} would settle it"
 
 
-def _in_percent(ratio: float) -> str:
+def in_percent(ratio: float) -> str:
+    """Write by how many per cent a ratio exceeds 1."""
     percent = (ratio - 1) * 100
     return f"{percent:.1f}" if abs(percent) < 10 else f"{percent:.0f}"  # noqa: PLR2004 -- two digits are enough
 

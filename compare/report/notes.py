@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from compare.analysis import Analysis
-from compare.analysis.budget import elapsed_seconds, fullest_host
+from compare.analysis.budget import elapsed_seconds, fullest_host, rounds_done
 from compare.analysis.conditions import Condition
 from compare.analysis.noise import budget_to_compare
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
+from compare.report.outlook import seen
 from compare.report.turns import turns
 from compare.schema.arms import Arm
 from compare.schema.results import Run
@@ -136,6 +137,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
             if summary.noise is not None
             else []
         ),
+        *_power(run, summary),
         *_unresolved(run, summary),
         *_trained_model(run, summary),
         *_parity(run, summary),
@@ -209,6 +211,14 @@ def _end(run: Run, summary: Summary) -> list[str]:
     else:
         why = "every verdict is settled" if judged else "there is no verdict to settle"
     return [f"Ended after {counted(rounds, 'round')}: {why}."]
+
+
+def _power(run: Run, summary: Summary) -> list[str]:
+    power = summary.power
+    if power is None:
+        return []
+    early = rounds_done(run) < power.rounds
+    return [f"{f'{power.rounds} rounds would see' if early else 'This run sees'} {seen(power)}."]
 
 
 def _unresolved(run: Run, summary: Summary) -> list[str]:

@@ -1,24 +1,26 @@
-"""Write what a run has before it: its length, and its time."""
+"""Write the length, time and power that a run will have."""
 
 from __future__ import annotations
 
 from compare.analysis.budget import expected_seconds, planned_rounds, rounds_done
+from compare.analysis.power import POWER, Power, plan_power
 from compare.analysis.verdict import FIRST_LOOK
+from compare.report.columns import in_percent
 from compare.schema.config import MOST_ROUNDS
 from compare.schema.results import Run
 from compare.text import counted, duration
 
 
 def outlook(run: Run) -> list[str]:
-    """Announce the length before the first round, and the time after it.
+    """Announce the length, after one round the time, after two the power.
 
     An A/A test and a run that is over have nothing to announce.
     """
     done = rounds_done(run)
     if run.config.comparisons is not None or planned_rounds(run) <= done:
         return []
-    lines = {0: length, 1: time_to_take}
-    return [lines[done](run)] if done in lines else []
+    lines = {0: length, 1: time_to_take, 2: planned_power}
+    return [line] if done in lines and (line := lines[done](run)) else []
 
 
 def length(run: Run) -> str:
@@ -45,3 +47,18 @@ def time_to_take(run: Run) -> str:
     if config.limit_seconds is None or most == sure:
         return f"{line}."
     return f"{line}; {duration(config.limit_seconds)} allow {most}."
+
+
+def planned_power(run: Run) -> str:
+    """Write what the planned rounds will see; empty if nothing is judged."""
+    power, planned = plan_power(run), planned_rounds(run)
+    if power is None:
+        return ""
+    if planned < power.rounds:
+        return f"{counted(planned, 'round')} settle no verdict; {power.rounds} would see {seen(power)}."
+    return f"{counted(power.rounds, 'round')} will see {seen(power)}."
+
+
+def seen(power: Power) -> str:
+    """Write the smallest difference that a run is likely to find."""
+    return f"differences of {in_percent(1 + power.difference)} % ({POWER * 100:g} % power)"

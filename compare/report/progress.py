@@ -99,7 +99,7 @@ class LiveProgress:
         self._print(f"round {round_} is repeated: {used}", "yellow")
 
     def rounds_done(self, run: Run) -> None:
-        """Print how long the run will take."""
+        """Print how long the run will take, and what it will see."""
         for line in outlook(run):
             self._print(line)
 

@@ -164,7 +164,7 @@ LINES = [
     ),
     pytest.param(
         a_run({"ddp": [5.0, 5.1], "mpi": [6.0, 6.1]}),
-        ["Means over 2 rounds (smallest–largest).", "No sync cost", "use --repeats 5, or leave it out."],
+        ["means over 2 rounds (smallest–largest).", "No sync cost", "use --repeats 5, or leave it out."],
         [],
         id="two rounds",
     ),
@@ -252,6 +252,8 @@ LINES = [
         )
         for mpi, line in (
             ([6.0], "unresolved: 1 of 5 rounds"),
+            ([6.0, 6.1, 6.0], "5 rounds would see differences of"),
+            ([6.0, 6.1, 6.0, 6.3, 6.2], "This run sees differences of 3.7 % (80 % power)."),
             ([6.0, 2.0], "unresolved: 2 of 5 rounds"),
             ([6.0, 6.3, 5.9, 6.2], "unresolved: ±3.1 % (4 of 5 rounds)"),
             ([6.0, 6.3, 5.9, 6.2, 6.1], "21 % slower [18, 24]"),
