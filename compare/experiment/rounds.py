@@ -17,10 +17,18 @@ from compare.launch import Observer, launch_arm
 from compare.launch.arm import launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.cohort import Cohort
+from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.job import Planned
 from compare.schema.results import Interleaved, Launch, Run
 from compare.schema.store import RESULTS_FILE
+
+
+def choose_interleaving(config: RunConfig) -> Interleaved:
+    """Choose turns for several arms, if the user left it open."""
+    if config.interleave == "auto":
+        return Interleaved(mode="blocks" if len(config.arms) > 1 else "launches")
+    return Interleaved(mode=config.interleave)
 
 
 class Launches:

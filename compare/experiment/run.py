@@ -17,7 +17,7 @@ from compare import __version__, data
 from compare.data import DatasetSource
 from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
-from compare.experiment.rounds import Cohorts, Launches
+from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
 from compare.experiment.schedule import (
     discard_unfinished,
     order_of,
@@ -31,7 +31,7 @@ from compare.schema.environment import masked
 from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
-from compare.schema.results import Failure, Interleaved, Run
+from compare.schema.results import Failure, Run
 from compare.schema.store import RESULTS_FILE, create_directory, default_output, write_request
 
 ObserverType = TypeVar("ObserverType")
@@ -218,5 +218,5 @@ def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_ou
         cores=min(map(len, cluster.cpus())),
         cores_by_host=[len(cpus) for cpus in cluster.cpus()],
         left_out=left_out,
-        interleaved=Interleaved(mode="launches" if config.interleave == "launches" else "blocks"),
+        interleaved=choose_interleaving(config),
     )

@@ -173,23 +173,25 @@ class Cohort:
             if time.time() > self._budget_ends_at:
                 raise BudgetError("The budget is over.")
             for other in self._alive:
-                self._look_after(other)
-            if ending := place.ending():
+                self._require_progress(other)
+            # Results from other hosts may still be under way, so the end of the launch decides.
+            if (ending := place.ending()) and ending.status == 0 and not until_waiting:
                 return ending._replace(seconds=seconds)
+            for other in self._alive:
+                if ending := other.place.ending():
+                    self._fail(other, ending)
             if seconds > timeout:
                 return Ending(None, seconds, timed_out=True)
             self._observer.steps_done(launch.planned, launch.monitor.steps_done())
 
-    def _look_after(self, launch: PreparedLaunch) -> None:
-        """Require that a launch has neither failed nor stalled.
+    def _require_progress(self, launch: PreparedLaunch) -> None:
+        """Require that no rank of a launch has failed or stalled.
 
         Raises:
-            LaunchError: it has; the error names its rank.
+            LaunchError: one has; the error names it.
         """
         goes_on, ending = launch.monitor.tick(), launch.place.ending()
-        if ending and (ending.status != 0 or launch.monitor.is_incomplete()):
-            self._fail(launch, ending)
-        if not ending and not goes_on:
+        if not goes_on and not ending:
             self._fail(launch, Ending(None))
 
     def _fail(self, launch: PreparedLaunch, ending: Ending) -> None:

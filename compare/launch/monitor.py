@@ -50,10 +50,6 @@ class Monitor:
             or any(map(self._is_stuck, self._ranks))
         )
 
-    def is_incomplete(self) -> bool:
-        """Return whether a rank has left no result."""
-        return not all(map(self._has_result, self._ranks))
-
     def steps_done(self) -> int:
         """Return how many steps the first rank has done."""
         progress = read_progress(self._files, 0)

@@ -27,7 +27,7 @@ def headline(run: Run, analysis: Analysis | None = None) -> str:
 
     A run that is too noisy states it first.
     """
-    config = run.config
+    config, in_turns = run.config, run.interleaved.mode == "blocks"
     length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
     return (_too_noisy(run, analysis.summary) if analysis else "") + " · ".join(
         [
@@ -38,7 +38,7 @@ def headline(run: Run, analysis: Analysis | None = None) -> str:
             + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
             f"{config.optimizer} lr {config.learning_rate:g}",
             length,
-            "arms in turns" if run.interleaved.mode == "blocks" else "one launch after another",
+            *(["arms in turns" if in_turns else "one launch after another"] if len(config.arms) > 1 else []),
         ]
     )
 

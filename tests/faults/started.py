@@ -89,7 +89,8 @@ class StartedRun:
         inject("faults/injected", self.injected, fault)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "compare", "run", "--max-reruns", "0", "--no-control", *data]
-            + ["--output", str(self.directory), "--stall", str(STALL_SECONDS), *arguments],
+            + ["--interleave", "launches", "--stall", str(STALL_SECONDS)]
+            + ["--output", str(self.directory), *arguments],
             env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(self.injected)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ def arguments(hosts, mnist_dir, *more, steps=30):
         *(sys.executable, "-m", "compare", "run", "-H", hosts, "--data-dir", mnist_dir, "--dataset", "mnist"),
         *("--output", RUN),
         *("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", steps, "--warmup", 5),
+        *("--interleave", "launches"),
         *more,
     ]
 

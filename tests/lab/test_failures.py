@@ -196,6 +196,32 @@ def test_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, 
     record(FAILURES[fault], launcher, took)
 
 
+@pytest.mark.parametrize("victim", ["link", pytest.param("parent", marks=pytest.mark.faults)])
+def test_nothing_stopped_is_left_on_hosts(make_lab, mnist_dir, every_backend, victim):
+    """A link goes down or the parent is killed during turns."""
+    lab = make_lab(2)
+    run = StartedRun(lab, mnist_dir, "ddp,horovod", "--interleave", "blocks", steps=50)
+    wait_until(lambda: turns_begin(lab) or run.process.poll() is not None, 150)
+    began = time.monotonic()
+    if victim == "link":
+        lab.hosts[1].link_down()
+        printed = run.wait()
+        assert run.process.returncode == FAILURES["link_down"].code, printed
+        assert "Host n2 (-H:2)" in printed
+        assert time.monotonic() - began < NOTICED_SECONDS
+    else:
+        os.kill(parent_of(run), signal.SIGKILL)
+        run.process.communicate(timeout=60)
+    gone_from(lab, [lab.login, lab.hosts[0]], BOUND_SECONDS)
+    gone_from(lab, [lab.hosts[1]], GONE_SECONDS)
+
+
+def turns_begin(lab):
+    """Return whether all launches of a cohort have warmed up."""
+    files = list((lab.folder / "run").glob("launches/*/rank-0.progress"))
+    return len(files) == 2 and all('"turn"' in file.read_text() for file in files)
+
+
 @pytest.mark.parametrize(("launcher", "kind"), cases(["ctrl-c"]))
 def test_ctrl_c_ends_everything_on_all_hosts(make_lab, mnist_dir, every_backend, record, launcher, kind):
     lab = make_lab(2)

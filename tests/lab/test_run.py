@@ -12,22 +12,27 @@ from tests.lab.hosts import why_no_rate_limit
 pytestmark = pytest.mark.lab
 
 
-SLOTS = [(2, 1), (1, 1, 1, 1), pytest.param((1, 1), marks=pytest.mark.rest)]
-SLOTS += [pytest.param((2, 2), marks=pytest.mark.rest)]
+CASES = [
+    ((2, 1), "blocks"),
+    ((1, 1, 1, 1), "launches"),
+    pytest.param((1, 1), "blocks", marks=pytest.mark.rest),
+    pytest.param((2, 2), "launches", marks=pytest.mark.rest),
+]
 
 
-@pytest.mark.parametrize("slots", SLOTS, ids=lambda s: "+".join(map(str, s)))
-def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir, every_backend, slots):
+@pytest.mark.parametrize(("slots", "mode"), CASES, ids=str)
+def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir, every_backend, slots, mode):
     lab = make_lab(len(slots))
-    done = compare(
-        lab, ",".join(f"n{n}:{count}" for n, count in enumerate(slots, 1)), mnist_dir, "--backend", ARMS
-    )
+    hosts = ",".join(f"n{n}:{count}" for n, count in enumerate(slots, 1))
+    done = compare(lab, hosts, mnist_dir, "--backend", ARMS, "--interleave", mode)
     assert done.returncode == 0, done.stderr
     run = read_run(lab.folder / "run")
     assert run.complete
     assert [launch.launcher for launch in run.launches].count("horovodrun") == 2
     expected = [f"n{n}" for n, count in enumerate(slots, 1) for _ in range(count)]
+    turns = {1, 2, 3, 4} if mode == "blocks" else {0}
     for launch in run.launches:
+        assert {block.turn for rank in launch.ranks for block in rank.blocks} == turns
         assert [rank.host for rank in launch.ranks] == expected
         assert len({rank.final_hash for rank in launch.ranks}) == 1
     for number, name in enumerate(expected):
