@@ -7,6 +7,7 @@ import msgspec
 from compare.analysis.aa import AAResult, assess
 from compare.analysis.causes import Cause, find_causes
 from compare.analysis.conditions import Condition, compare_conditions
+from compare.analysis.load import LoadDependence, find_load_dependence
 from compare.analysis.summary import Summary, summarise
 from compare.analysis.turns import TurnsSummary, summarise_turns
 from compare.schema.results import Run
@@ -22,6 +23,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """Why synchronising costs what it costs."""
     turns: TurnsSummary | None
     """None if the arms took no turns."""
+    load_dependence: list[LoadDependence]
+    """Ratios that change with the load of the machine."""
     aa: AAResult | None
     """None except for an A/A test."""
 
@@ -39,5 +42,6 @@ def analyse(run: Run) -> Analysis:
         conditions=compare_conditions(run),
         causes=find_causes(run, summary),
         turns=summarise_turns(run),
+        load_dependence=find_load_dependence(run),
         aa=assess(run),
     )

@@ -25,26 +25,36 @@ def step_seconds(launch: Launch, mode: Mode = "training") -> float:
     Raises:
         ValueError: no block of that mode was measured.
     """
-    of_turns = [
-        statistics.median(statistics.fmean(times) for times in zip(*ranks, strict=True))
-        for ranks in zip(*(_by_turn(rank, mode) for rank in launch.ranks), strict=True)
-    ]
+    of_turns = turn_seconds(launch, mode)
     if not of_turns:
         raise ValueError(f"launch {launch.number} has no blocks of {mode}")
-    return statistics.geometric_mean(of_turns) / 1e9
+    return statistics.geometric_mean(of_turns.values())
+
+
+def turn_seconds(launch: Launch, mode: Mode = "training") -> dict[int, float]:
+    """Return the time of a step in each turn; without turns, it is turn 0.
+
+    It is the median over blocks of the mean over ranks.
+    """
+    of_ranks = [_by_turn(rank, mode) for rank in launch.ranks]
+    return {
+        turn: statistics.median(map(statistics.fmean, zip(*(own[turn] for own in of_ranks), strict=True)))
+        / 1e9
+        for turn in of_ranks[0]
+    }
 
 
 def rank_seconds(rank: RankResult, mode: Mode) -> float:
     """Return the step time of one rank, as that of a launch."""
-    return statistics.geometric_mean(map(statistics.median, _by_turn(rank, mode))) / 1e9
+    return statistics.geometric_mean(map(statistics.median, _by_turn(rank, mode).values())) / 1e9
 
 
-def _by_turn(rank: RankResult, mode: Mode) -> list[list[float]]:
+def _by_turn(rank: RankResult, mode: Mode) -> dict[int, list[float]]:
     """Return the nanoseconds of a step in each block, turn by turn."""
     turns: dict[int, list[float]] = {}
     for block in _timed_blocks(rank, mode):
         turns.setdefault(block.turn, []).append(block.wall_ns / block.steps)
-    return list(turns.values())
+    return turns
 
 
 def has_reference(launch: Launch) -> bool:

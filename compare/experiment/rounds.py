@@ -109,7 +109,7 @@ class Cohorts(Launches):
             self.run, self._directory, self._of_arms(), self._observer, budget_ends_at=self._ends_at()
         )
         try:
-            launches = cohort.carry_out(planned, plan_turns(self.run.config, planned[0].round))
+            launches = cohort.carry_out(planned, plan_turns(self.run, planned))
         except InterleaveError as error:
             if self.run.config.interleave != "auto" or self.run.launches:
                 raise

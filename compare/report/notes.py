@@ -11,7 +11,7 @@ from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
 from compare.report.outlook import seen
-from compare.report.turns import turns
+from compare.report.turns import load_dependence, turns
 from compare.schema.arms import Arm
 from compare.schema.results import Run
 from compare.text import counted, duration, numbered
@@ -62,6 +62,7 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
         *([f"{run.dataset.note}."] if run.dataset.note else []),
         *_oversubscribed(run, analysis.summary),
         *_noisy(analysis.summary),
+        *load_dependence(run, analysis.load_dependence),
         *(f"CONDITIONS DIFFER: {describe_condition(condition)}" for condition in analysis.different),
         *(
             f"{arm.arm} diverged: its loss is no longer a number. Try a smaller --lr."

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from compare.analysis.load import LoadDependence
 from compare.analysis.turns import WAITING_CORES_LIMIT, TurnsSummary
 from compare.schema.results import Run
+
+
+def load_dependence(run: Run, found: list[LoadDependence]) -> list[str]:
+    """Name the ratios that change with the load."""
+    return [
+        f"{one.arm} depends on the load: {one.quiet_ratio:.2f}× the speed of {run.config.baseline} where none "
+        f"takes {one.quiet_seconds * 1e3:.2f} ms, {one.busy_ratio:.2f}× where it takes "
+        f"{one.busy_seconds * 1e3:.2f} ms. The mean ratio holds for neither."
+        for one in found
+    ]
 
 
 def turns(run: Run, summary: TurnsSummary | None) -> list[str]:

@@ -69,3 +69,63 @@ def test_memory_of_a_cohort_is_that_of_all_its_ranks():
 def test_launches_one_after_another_have_no_turns():
     run = msgspec.structs.replace(a_cohort({"ddp": [4.0]}), interleaved=Interleaved(mode="launches"))
     assert summarise_turns(run) is None
+
+
+def under_load(loads, arms):
+    """Return a run from the load of every pass and each arm's times under it."""
+    cohorts = [loads[at : at + 4] for at in range(0, len(loads), 4)]
+    launches = [
+        a_launch(arm, round_, ranks=[a_rank_of([time(load) for load in cohort])], number=number)
+        for round_, cohort in enumerate(cohorts, start=1)
+        for number, (arm, time) in enumerate(arms.items(), start=round_ * 10)
+    ]
+    run = a_run({arm: [1.0] for arm in arms}, interleaved=IN_TURNS, config={"rounds": len(cohorts)})
+    return msgspec.structs.replace(run, launches=launches)
+
+
+BUSY_AND_QUIET = [
+    1.0,
+    1.1,
+    2.5,
+    2.2,
+    1.3,
+    1.0,
+    3.0,
+    1.9,
+    1.2,
+    2.8,
+    1.1,
+    1.6,
+    2.0,
+    1.0,
+    2.4,
+    3.1,
+    1.4,
+    1.0,
+    1.2,
+    2.6,
+]
+SPINS = {"none": lambda load: load, "ddp": lambda load: 4 + load, "mpi": lambda load: 1.3 * load**2.5}
+
+
+def test_ratio_that_changes_with_the_load_is_named():
+    run = under_load(BUSY_AND_QUIET, SPINS)
+    (found,) = analyse(run).load_dependence
+    assert found.arm == "mpi"
+    assert found.quiet_ratio > 2.5 > 1 > found.busy_ratio
+    assert "mpi depends on the load: " in render(run, analyse(run), "markdown")
+
+
+@pytest.mark.parametrize("power", [0.8, 1.0])
+def test_ratio_that_hardly_changes_is_not_named(power):
+    arms = SPINS | {"mpi": lambda load: 5 * load**power, "ddp": lambda load: 4 * load}
+    assert analyse(under_load(BUSY_AND_QUIET, arms)).load_dependence == []
+
+
+def test_no_ratio_is_named_on_a_quiet_machine():
+    quiet = [1 + 0.02 * math.sin(index) for index in range(20)]
+    assert analyse(under_load(quiet, SPINS)).load_dependence == []
+
+
+def test_no_ratio_is_named_after_few_passes():
+    assert analyse(under_load(BUSY_AND_QUIET[:8], SPINS)).load_dependence == []

@@ -1,0 +1,90 @@
+"""The turns of a cohort are settled before its first one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from compare.analysis.verdict import FIRST_LOOK
+from compare.experiment.rounds import choose_interleaving
+from compare.experiment.schedule import TURN_SECONDS, TURNS, next_cohort, plan_turns, turn_seconds
+from compare.schema.results import Interleaved
+from compare.schema.turns import LEAST_STEPS, turn_of
+from tests.unit.factories import a_config, a_run
+
+CLEAR, CLOSE = [5.0, 5.1, 5.2, 5.1, 5.0], [4.0, 6.3, 4.1, 6.0, 5.1]
+
+
+def in_turns(milliseconds=None, **changes):
+    return a_run(milliseconds, interleaved=Interleaved(mode="blocks"), complete=False, **changes)
+
+
+def turns_of(run):
+    return plan_turns(run, next_cohort(run))
+
+
+def test_every_arm_takes_one_turn_in_a_pass():
+    run = in_turns({"none": [], "ddp": [], "mpi": []}, config={"rounds": 3})
+    turns = turns_of(run)
+    assert Counter(turn.arm for turn in turns) == dict.fromkeys(range(3), TURNS)
+    for number in range(1, TURNS + 1):
+        assert sorted(turn.arm for turn in turns if turn.number == number) == [0, 1, 2]
+
+
+def test_every_second_pass_is_the_first_in_reverse():
+    """So an effect of the place in a pass acts in both directions."""
+    run = in_turns({"none": [], "ddp": [], "mpi": [], "manual": []}, config={"rounds": 3})
+    passes = [[turn.arm for turn in turns_of(run) if turn.number == n] for n in range(1, TURNS + 1)]
+    assert passes[1] == passes[0][::-1]
+    assert passes[3] == passes[2][::-1]
+
+
+def test_turns_are_the_same_for_the_same_past():
+    run = in_turns({"none": [1.0], "ddp": [2.0], "mpi": [3.0]}, config={"rounds": 3})
+    assert turns_of(run) == turns_of(run)
+
+
+def test_arms_without_a_verdict_get_the_time_of_settled_ones():
+    milliseconds = {"none": [1.0] * 5, "ddp": CLEAR, "mpi": [1.0, 1.1, 1.0, 1.1, 1.2], "manual": CLOSE}
+    seconds = turn_seconds(in_turns(milliseconds, config={"rounds": 9}))
+    assert sum(seconds.values()) == pytest.approx(4 * TURN_SECONDS), "a pass takes no longer"
+    assert seconds["mpi"] == TURN_SECONDS / 2
+    assert seconds["manual"] == seconds["ddp"] > TURN_SECONDS
+    assert seconds["none"] == TURN_SECONDS
+
+
+@pytest.mark.parametrize("rounds", range(FIRST_LOOK))
+def test_before_the_first_look_all_turns_are_alike(rounds):
+    milliseconds = {"none": [1.0] * rounds, "ddp": CLEAR[:rounds], "mpi": [1.0] * rounds}
+    assert set(turn_seconds(in_turns(milliseconds, config={"rounds": 9})).values()) == {TURN_SECONDS}
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "expected"), [(0.001, (100, 600)), (0.1, (1, 6)), (3.0, (1, LEAST_STEPS))]
+)
+def test_turn_has_whole_steps_and_at_least_five_timed_ones(step_seconds, expected):
+    turn = turn_of(1, lead_seconds=0.1, seconds=0.7, step_seconds=step_seconds)
+    assert (turn.untimed_steps, turn.timed_steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("arms", "asked", "mode"),
+    [
+        ("none,ddp", "auto", "blocks"),
+        ("ddp", "auto", "launches"),
+        ("none,ddp", "launches", "launches"),
+        ("ddp", "blocks", "blocks"),
+    ],
+)
+def test_auto_takes_turns_if_there_are_several_arms(arms, asked, mode):
+    assert choose_interleaving(a_config(arms, interleave=asked)).mode == mode
+
+
+def test_cohort_has_every_arm_once():
+    run = in_turns({"none": [1.0], "ddp": [2.0]}, config={"rounds": 2})
+    planned = next_cohort(run)
+    assert sorted(one.arm.label for one in planned) == ["ddp", "none"]
+    assert [(one.number, one.round) for one in planned] == [(3, 2), (4, 2)]
+    assert next_cohort(msgspec.structs.replace(run, launches=run.launches * 2)) == []
