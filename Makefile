@@ -32,8 +32,10 @@ help: ## show this list
 setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included where it can be built
 
 # The demo runs on CPUs, which every machine has: two ranks would need two GPUs.
-demo: setup ## compare every available backend, two ranks on this machine
-	$(VENV)/bin/compare run --num-proc 2 --repeats 2 --max-reruns 0 --device cpu
+demo: setup ## compare ddp, horovod and a fast arm, two ranks on this machine
+	@horovod=$$($(PY) -c 'import horovod.torch' 2>/dev/null && echo horovod, || true); \
+	$(VENV)/bin/compare run --num-proc 2 --repeats 5 --device cpu --backend "ddp,$${horovod}manual:mode=shared_memory"
+	@echo 'All arms that can run here: $(VENV)/bin/compare run'
 
 test: lint test-untimed test-timed ## lint, then all tests except those of the targets below (PYTEST_ARGS="-k name")
 	@[ ! -e $(NONE)-untimed ] || [ ! -e $(NONE)-timed ] || { \

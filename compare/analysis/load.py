@@ -21,7 +21,7 @@ from compare.schema.results import Run
 LEVEL = 0.001
 """Level of the test, for all arms together.
 
-Passes of one cohort are alike, so it is stricter than that of a verdict.
+A verdict has a weaker one, but passes of one cohort are alike.
 """
 CHANGES = 0.25
 """Smallest change of the ratio between quiet and busy passes."""

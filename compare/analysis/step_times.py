@@ -32,16 +32,13 @@ def step_seconds(launch: Launch, mode: Mode = "training") -> float:
 
 
 def turn_seconds(launch: Launch, mode: Mode = "training") -> dict[int, float]:
-    """Return the time of a step in each turn; without turns, it is turn 0.
+    """Return the step time of each turn; without turns, of turn 0.
 
     It is the median over blocks of the mean over ranks.
     """
     of_ranks = [_by_turn(rank, mode) for rank in launch.ranks]
-    return {
-        turn: statistics.median(map(statistics.fmean, zip(*(own[turn] for own in of_ranks), strict=True)))
-        / 1e9
-        for turn in of_ranks[0]
-    }
+    times = {turn: zip(*(own[turn] for own in of_ranks), strict=True) for turn in of_ranks[0]}
+    return {turn: statistics.median(map(statistics.fmean, blocks)) / 1e9 for turn, blocks in times.items()}
 
 
 def rank_seconds(rank: RankResult, mode: Mode) -> float:

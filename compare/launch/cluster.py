@@ -16,6 +16,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,11 +58,13 @@ def open_cluster(
     hosts, carrier = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
+    environment = dict(os.environ)  # libraries that load later may change it, but not between arms
     with ExitStack() as opened:
+        connect_to = partial(connected, python=sys.executable, environment=environment)
 
         def connect() -> Agents:
-            agents = opened.enter_context(connected(hosts, python=sys.executable, carrier=carrier))
-            own = opened.enter_context(connected(beside, python=sys.executable, carrier=Local()))
+            agents = opened.enter_context(connect_to(hosts, carrier=carrier))
+            own = opened.enter_context(connect_to(beside, carrier=Local()))
             _require_ready([*agents, *own], len(hosts))
             return Agents(agents, next(agent for agent in (*own, *agents) if is_local(agent.host)))
 

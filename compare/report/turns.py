@@ -9,10 +9,11 @@ from compare.schema.results import Run
 
 def load_dependence(run: Run, found: list[LoadDependence]) -> list[str]:
     """Name the ratios that change with the load."""
+    baseline = run.config.baseline
     return [
-        f"{one.arm} depends on the load: {one.quiet_ratio:.2f}× the speed of {run.config.baseline} where none "
-        f"takes {one.quiet_seconds * 1e3:.2f} ms, {one.busy_ratio:.2f}× where it takes "
-        f"{one.busy_seconds * 1e3:.2f} ms. The mean ratio holds for neither."
+        f"{one.arm} depends on the load. It has {one.quiet_ratio:.2f}× the speed of {baseline} on a quiet "
+        f"machine (none takes {one.quiet_seconds * 1e3:.2f} ms). On a busy one it has {one.busy_ratio:.2f}× "
+        f"({one.busy_seconds * 1e3:.2f} ms). The mean ratio describes neither."
         for one in found
     ]
 

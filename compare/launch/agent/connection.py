@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,7 +75,9 @@ _STDERR_READS = 8
 class Connection:
     """The connection to the agent on one host."""
 
-    def __init__(self, host: Host, *, python: str, carrier: Carrier) -> None:
+    def __init__(
+        self, host: Host, *, python: str, carrier: Carrier, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.host = host
         self.ready: Ready | None = None
         """The agent's first message."""
@@ -100,6 +102,7 @@ class Connection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=environment,
             start_new_session=True,
         )
         assert self._process.stdin is not None  # noqa: S101 -- both are pipes
@@ -273,14 +276,19 @@ class Connection:
 
 
 @contextmanager
-def connected(hosts: Sequence[Host], *, python: str, carrier: Carrier) -> Iterator[list[Connection]]:
-    """Connect to all hosts at once, and disconnect after the block."""
+def connected(
+    hosts: Sequence[Host], *, python: str, carrier: Carrier, environment: Mapping[str, str] | None = None
+) -> Iterator[list[Connection]]:
+    """Connect to all hosts at once, and disconnect after the block.
+
+    ``environment`` is that of agents on this machine; the default is that of this process.
+    """
     with enough_files(len(hosts)):
         agents: list[Connection] = []
         try:
             for host in hosts:
                 with postponed_interrupts():  # an interrupt would leave a process that just started
-                    agents.append(Connection(host, python=python, carrier=carrier))
+                    agents.append(Connection(host, python=python, carrier=carrier, environment=environment))
             yield agents
         finally:
             close_all(agents)

@@ -34,7 +34,7 @@ def test_every_arm_takes_one_turn_in_a_pass():
 
 
 def test_every_second_pass_is_the_first_in_reverse():
-    """So an effect of the place in a pass acts in both directions."""
+    """An effect of the place acts in both directions."""
     run = in_turns({"none": [], "ddp": [], "mpi": [], "manual": []}, config={"rounds": 3})
     passes = [[turn.arm for turn in turns_of(run) if turn.number == n] for n in range(1, TURNS + 1)]
     assert passes[1] == passes[0][::-1]
