@@ -63,7 +63,6 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
         *_oversubscribed(run, analysis.summary),
         *_noisy(analysis.summary),
         *load_dependence(run, analysis.load_dependence),
-        *load_dependence(run, analysis.load_dependence),
         *(f"CONDITIONS DIFFER: {describe_condition(condition)}" for condition in analysis.different),
         *(
             f"{arm.arm} diverged: its loss is no longer a number. Try a smaller --lr."

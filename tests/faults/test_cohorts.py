@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from compare.schema.store import read_run
-from tests.comparing import compare
+from tests.comparing import compare, inject
 from tests.faults.started import KILLED, kill
 from tests.waiting import wait_until
 
@@ -135,3 +135,44 @@ def test_finished_cohorts_are_kept(start):
     kept = read_run(run.directory)
     assert (len(kept.launches), kept.failure.round) == (2, 2)
     assert compare("report", run.directory).returncode == 0
+
+
+REASONS = {
+    "memory": [
+        "2 arms side by side need more memory than host",
+        "GiB; 0.0 GiB is left, and another may need",
+    ],
+    "stop": ["A rank that waits for its turn cannot be stopped.", "Operation not permitted."],
+}
+
+
+@pytest.mark.parametrize("why", REASONS)
+def test_auto_runs_launches_one_by_one_and_says_why(tmp_path, data, requires_backend, why):
+    requires_backend("horovod")
+    done = run_refused(tmp_path, data, why, "auto")
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "run")
+    assert run.interleaved.mode == "launches"
+    assert [launch.ranks[0].blocks[0].turn for launch in run.launches] == [0, 0]
+    for words in REASONS[why]:
+        assert words in run.interleaved.why
+        assert words in " ".join(done.stdout.split())
+    assert "one launch after another" in done.stdout.splitlines()[1]
+    assert len(list((tmp_path / "run" / "launches").iterdir())) == 2
+
+
+def test_turns_that_are_not_possible_are_refused(tmp_path, data, requires_backend):
+    requires_backend("horovod")
+    done = run_refused(tmp_path, data, "memory", "blocks")
+    assert done.returncode == 12
+    assert "--interleave launches" in done.stderr
+
+
+def run_refused(folder, data, why, mode):
+    """Run arms where the agent finds a reason against turns."""
+    environment = inject("faults/refusing", folder / "injected", why)
+    return compare(
+        *("run", "--backend", "horovod,manual", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *("--max-reruns", 0, "--interleave", mode, *data, "--output", folder / "run"),
+        environment=environment,
+    )

@@ -159,8 +159,9 @@ class Connection:
             ) from None
         self._pipe.keep_alive()
         self._read_stderr()
-        if self._refused:
-            raise self._refused
+        refused, self._refused = self._refused, None
+        if refused:
+            raise refused
         if not (self.exited and self.exited.abandoned):
             self._require_alive()
 
@@ -218,7 +219,8 @@ class Connection:
             case Exited():
                 self.exited = message
             case Refused():
-                self._refused = self._error_of(message)
+                # The launch is over on this host, and the agent can carry out another.
+                self._refused, self.exited = self._error_of(message), Exited(status=None)
             case _:
                 raise ProtocolError(f"unexpected: {type(message).__name__}")
 
