@@ -17,6 +17,7 @@ from compare.launch import Observer, launch_arm
 from compare.launch.arm import launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.cohort import Cohort
+from compare.launch.signals import Suspended, stop_until_continued, suspendable
 from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.job import Planned
@@ -109,7 +110,13 @@ class Cohorts(Launches):
             self.run, self._directory, self._of_arms(), self._observer, budget_ends_at=self._ends_at()
         )
         try:
-            launches = cohort.carry_out(planned, plan_turns(self.run, planned))
+            with suspendable():
+                launches = cohort.carry_out(planned, plan_turns(self.run, planned))
+        except Suspended:
+            self._forget(planned)
+            stop_until_continued()
+            self._observer.cohort_restarts(planned[0].round)
+            return self
         except InterleaveError as error:
             if self.run.config.interleave != "auto" or self.run.launches:
                 raise
@@ -128,12 +135,16 @@ class Cohorts(Launches):
 
     def _without_turns(self, planned: list[Planned], error: InterleaveError) -> Launches:
         """Go on launch by launch; the run says why."""
-        for one in planned:
-            shutil.rmtree(launch_files(self._directory, one).directory, ignore_errors=True)
+        self._forget(planned)
         why = f"{error.what} {error.found}"
         self._observer.not_in_turns(why)
         run = msgspec.structs.replace(self.run, interleaved=Interleaved(mode="launches", why=why))
         return Launches(run, self._directory, self._clusters[0], self._observer)
+
+    def _forget(self, planned: list[Planned]) -> None:
+        """Remove the files of launches that did not finish."""
+        for one in planned:
+            shutil.rmtree(launch_files(self._directory, one).directory, ignore_errors=True)
 
     def _of_arms(self) -> list[Cluster]:
         """Return a cluster for each arm; their agents serve the whole run."""

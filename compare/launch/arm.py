@@ -58,6 +58,9 @@ class Observer(Protocol):
     def not_in_turns(self, why: str) -> None:
         """Receive why the arms run one after another."""
 
+    def cohort_restarts(self, round_: int) -> None:
+        """Receive a round that begins again after Ctrl-Z and ``fg``."""
+
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
         """Receive the number of a turn, of all turns of a cohort."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,37 @@ INTERRUPTED = 130
 
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTS = (signal.SIGINT, *_FROM_OUTSIDE)
+
+
+class Suspended(KeyboardInterrupt):
+    """Ctrl-Z came: end what runs, then stop this program."""
+
+
+@contextlib.contextmanager
+def suspendable() -> Iterator[None]:
+    """Raise ``Suspended`` at the first Ctrl-Z within the block.
+
+    Otherwise this program would stop at once, and its agents would take it for lost.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+        yield
+        return
+
+    def suspend(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+        raise Suspended
+
+    signal.signal(signal.SIGTSTP, suspend)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+
+def stop_until_continued() -> None:
+    """Stop this program, as Ctrl-Z does, until ``fg``."""
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def end_in_good_order() -> None:

@@ -76,6 +76,10 @@ class LiveProgress:
         """Print why the arms run one after another."""
         self._print(f"One launch after another: {why}", "yellow")
 
+    def cohort_restarts(self, round_: int) -> None:
+        """Print that a round begins again."""
+        self._print(f"round {round_} begins again: this program was suspended (Ctrl-Z)", "yellow")
+
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
         """Show the turns of a cohort in the bar of steps."""
         description = f"round {planned.round}: turn {turn} of {turns}, {escape(planned.arm.label)}"

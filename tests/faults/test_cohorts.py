@@ -124,6 +124,19 @@ def test_ranks_are_gone_when_compare_is_suspended(waiting):
     assert "sent no messages" in printed
 
 
+def test_suspended_cohort_begins_again(waiting):
+    """Ctrl-Z ends all ranks; ``fg`` launches the round again."""
+    run = waiting("manual,horovod", "horovod")
+    at = kill(run.process, signal.SIGTSTP)
+    parent = psutil.Process(run.process.pid)
+    wait_until(lambda: not run.processes() and parent.status() == psutil.STATUS_STOPPED, BOUND_SECONDS)
+    os.kill(run.process.pid, signal.SIGCONT)
+    printed, _ = run.wait(at)
+    assert run.process.returncode == 0, printed
+    assert "round 1 begins again: this program was suspended (Ctrl-Z)" in printed
+    assert [launch.round for launch in read_run(run.directory).launches] == [1, 1, 2, 2]
+
+
 @pytest.mark.faults
 def test_finished_cohorts_are_kept(start):
     run = start("manual,ddp", *TURNS)
