@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from pathlib import Path
@@ -11,10 +12,10 @@ import msgspec
 from compare.analysis.budget import seconds_left
 from compare.analysis.parity import check_launch
 from compare.analysis.step_times import other_cpu_load
-from compare.errors import InterleaveError, RingsideError
+from compare.errors import InterleaveError
 from compare.experiment.schedule import discard_noisy, next_cohort, next_launch, plan_turns
 from compare.launch import Observer, launch_arm
-from compare.launch.arm import launch_files
+from compare.launch.arm import files_again, launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.cohort import Cohort
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
@@ -27,6 +28,10 @@ from compare.schema.store import RESULTS_FILE
 
 def choose_interleaving(config: RunConfig) -> Interleaved:
     """Choose turns for several arms, if the user left it open."""
+    if config.interleave == "auto" and config.device == "cuda":
+        return Interleaved(
+            mode="launches", why="A GPU may not hold all arms. --interleave blocks runs them in turns."
+        )
     if config.interleave == "auto":
         return Interleaved(mode="blocks" if len(config.arms) > 1 else "launches")
     return Interleaved(mode=config.interleave)
@@ -42,6 +47,8 @@ class Launches:
         self.run = run
         self.failed: Planned | None = None
         """The launch that failed, where several were planned."""
+        self.began_at = math.inf
+        """Unix time of the first launch."""
         self._directory = directory
         self._observer = observer
         self._clusters = [cluster]
@@ -87,7 +94,9 @@ class Launches:
 
     def _ends_at(self) -> float:
         now = time.time()
-        return now + seconds_left(self.run, now)
+        self.began_at = min(self.began_at, now)
+        budget = self.run.config.budget_seconds
+        return min(now + seconds_left(self.run, now), self.began_at + (budget or math.inf))
 
 
 class Cohorts(Launches):
@@ -106,6 +115,7 @@ class Cohorts(Launches):
         Returns:
             What carries out the next round: launches one by one, if turns are not possible.
         """
+        self.failed = None
         cohort = Cohort(
             self.run, self._directory, self._of_arms(), self._observer, budget_ends_at=self._ends_at()
         )
@@ -119,14 +129,16 @@ class Cohorts(Launches):
             return self
         except InterleaveError as error:
             if self.run.config.interleave != "auto" or self.run.launches:
+                self.failed = cohort.current
                 raise
             return self._without_turns(planned, error)
-        except RingsideError:
-            self.failed = cohort.failed
+        except BaseException:
+            self.failed = cohort.current
             raise
         for one, launch in zip(planned, launches, strict=True):
             self.failed = one
             check_launch(one.arm, launch.ranks)
+        self.failed = None
         self._keep(launches)
         for one, launch in zip(planned, launches, strict=True):
             self._observer.launch_ended(one, launch)
@@ -139,12 +151,16 @@ class Cohorts(Launches):
         why = f"{error.what} {error.found}"
         self._observer.not_in_turns(why)
         run = msgspec.structs.replace(self.run, interleaved=Interleaved(mode="launches", why=why))
-        return Launches(run, self._directory, self._clusters[0], self._observer)
+        launches = Launches(run, self._directory, self._clusters[0], self._observer)
+        launches.began_at = self.began_at  # the budget has begun
+        return launches
 
     def _forget(self, planned: list[Planned]) -> None:
         """Remove the files of launches that did not finish."""
         for one in planned:
-            shutil.rmtree(launch_files(self._directory, one).directory, ignore_errors=True)
+            files = launch_files(self._directory, one)
+            for each in (files, files_again(files)):
+                shutil.rmtree(each.directory, ignore_errors=True)
 
     def _of_arms(self) -> list[Cluster]:
         """Return a cluster for each arm; their agents serve the whole run."""

@@ -90,7 +90,8 @@ def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
 
 def _plan_launch(config: RunConfig, planned: Planned, directory: Path, cluster: Cluster) -> Plan:
     arm = planned.arm
-    place = cluster.place(launch_files(directory, planned))
+    in_turns = arm if choose_interleaving(config).mode == "blocks" else None
+    place = cluster.place(launch_files(directory, planned), in_turns=in_turns)
     # On this machine they name folders that exist during a launch alone.
     own = {} if cluster.is_this_machine else place.settings()
     commands = commands_for(config, arm, place, own)

@@ -27,7 +27,7 @@ from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError
 from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
 from compare.launch.engines import Allocation, Carrier
-from compare.launch.engines.commands import join_errors, python_command
+from compare.launch.engines.commands import enough_files, join_errors, python_command
 from compare.launch.engines.local import Local
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
@@ -60,9 +60,13 @@ def open_cluster(
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     environment = dict(os.environ)  # libraries that load later may change it, but not between arms
     with ExitStack() as opened:
+        connections = 0
         connect_to = partial(connected, python=sys.executable, environment=environment)
 
         def connect() -> Agents:
+            nonlocal connections
+            connections += len(hosts)
+            opened.enter_context(enough_files(connections))
             agents = opened.enter_context(connect_to(hosts, carrier=carrier))
             own = opened.enter_context(connect_to(beside, carrier=Local()))
             _require_ready([*agents, *own], len(hosts))
@@ -115,7 +119,8 @@ class Cluster:
         self._datasets: list[str] = []
         self._name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._launches = itertools.count(1)
-        self._attended = list(dict.fromkeys([*self.agents, self.here]))
+        self.attended = list(dict.fromkeys([*self.agents, self.here]))
+        """The agents of this cluster and of all ``another`` ones."""
 
     def another(self) -> Cluster:
         """Start another agent on every host, for a simultaneous launch.
@@ -124,7 +129,7 @@ class Cluster:
         """
         other = copy.copy(self)
         other.agents, other.here = self._connect()
-        self._attended += dict.fromkeys([*other.agents, other.here])
+        self.attended += dict.fromkeys([*other.agents, other.here])
         return other
 
     def cpus(self) -> list[list[int]]:
@@ -193,7 +198,7 @@ class Cluster:
 
     def attend(self, until: Callable[[], bool], seconds: float) -> bool:
         """Exchange messages until a condition holds, at most for ``seconds``."""
-        return attend(self._attended, until, seconds)
+        return attend(self.attended, until, seconds)
 
     def wait(self, until: Callable[[], bool], agents: Sequence[Connection]) -> None:
         """Exchange messages until a condition holds that these agents bring about.

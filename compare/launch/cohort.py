@@ -54,8 +54,8 @@ class Cohort:
         self._observer = observer
         self._budget_ends_at = budget_ends_at
         self._alive: list[PreparedLaunch] = []
-        self.failed: Planned | None = None
-        """The launch that ended the cohort."""
+        self.current: Planned | None = None
+        """The launch that starts, trains or ends, or that failed."""
 
     def carry_out(
         self, planned: Sequence[Planned], turns: Sequence[PlannedTurn], *, proof: Proof = "brief"
@@ -74,7 +74,7 @@ class Cohort:
         """
         try:
             for one, cluster in zip(planned, self._clusters, strict=True):
-                if self._alive:
+                if self._alive and not self._run.launches:  # what fitted once fits again
                     last, *others = (launch.place for launch in reversed(self._alive))
                     last.require_room(others, len(planned))
                 self._start(one, cluster, proof)
@@ -88,6 +88,7 @@ class Cohort:
 
     def _start(self, planned: Planned, cluster: Cluster, proof: Proof) -> None:
         """Start a launch, and once more if another process took its port."""
+        self.current = planned
         files = launch_files(self._directory, planned)
         self._observer.launch_begins(planned)
         try:
@@ -124,7 +125,7 @@ class Cohort:
 
     def _take(self, launch: PreparedLaunch, turn: PlannedTurn) -> None:
         """Let one arm train, and wait until all its ranks wait again."""
-        place = launch.place
+        self.current, place = launch.planned, launch.place
         place.go(
             turn_of(
                 turn.number,
@@ -136,11 +137,13 @@ class Cohort:
         self._wait_until_waiting(launch)
 
     def _finish(self, launch: PreparedLaunch) -> Launch:
+        self.current = launch.planned
         launch.place.go(FINISH)
         ending = self._watch(launch, until_waiting=False)
         assert ending is not None  # noqa: S101 -- it ends in no other way
-        self.failed = launch.planned
-        self._end(launch)
+        lost = self._end(launch)
+        if lost and ending.status != 0:
+            raise lost
         return launch.conclude(ending)
 
     def _wait_until_waiting(self, launch: PreparedLaunch) -> None:
@@ -196,7 +199,7 @@ class Cohort:
 
     def _fail(self, launch: PreparedLaunch, ending: Ending) -> None:
         """End a launch, and raise the root cause."""
-        self.failed = launch.planned
+        self.current = launch.planned
         lost = self._end(launch)
         if lost:
             raise lost

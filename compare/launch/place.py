@@ -196,7 +196,7 @@ class LaunchPlace:
         self.ask_to_end()
         try:
             attend(
-                used,
+                self.cluster.attended,  # also agents of other launches, which would give up
                 lambda: all(agent.exited or agent in lost for agent in used),
                 _END_SECONDS,
                 lost=lost,
@@ -204,6 +204,8 @@ class LaunchPlace:
         finally:
             if self.cluster.here in used and not self.cluster.here.exited:
                 self._end_here()
+        for agent in [agent for agent in lost if agent not in used]:
+            agent.refuse(lost.pop(agent))  # its own launch will meet the error
         hosts = [error for error in lost.values() if isinstance(error, HostError)]
         silent = [agent for agent in used if not (agent.exited or agent in lost)]
         if not hosts and silent:

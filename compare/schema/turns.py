@@ -55,10 +55,10 @@ FINISH = Turn(number=0)
 def turn_of(number: int, *, lead_seconds: float, seconds: float, step_seconds: float) -> Turn:
     """Return a turn of about ``seconds``.
 
-    Its first ``lead_seconds`` are not timed.
+    Its first ``lead_seconds`` are not timed. A rank takes more steps if they would be too few.
     """
     lead = max(1, round(lead_seconds / step_seconds))
-    timed = max(LEAST_STEPS, round((seconds - lead_seconds) / step_seconds))
+    timed = max(1, round((seconds - lead_seconds) / step_seconds))
     return Turn(number=number, untimed_steps=lead, timed_steps=timed)
 
 

@@ -15,7 +15,7 @@ from backends.base import BackendError, Group, Replica
 from compare.schema.config import RunConfig
 from compare.schema.job import Job
 from compare.schema.results import Block, Mode
-from compare.schema.turns import Turn
+from compare.schema.turns import LEAST_STEPS, Turn
 from compare.worker.clock import PhaseClock, read_clock, time_work
 from compare.worker.loop import Batch, train
 from compare.worker.watchdog import Watchdog
@@ -52,15 +52,16 @@ def plan_blocks(
     cycle: int = 1,
     references: int = REFERENCE_BLOCKS,
     phased: bool = True,
+    fewest: int = 2,
 ) -> list[BlockPlan]:
     """Split steps into blocks, and add blocks of the reference.
 
     A reference block stands directly before or after a training block of the same length. So drift affects
     both equally. The middle pair is timed phase by phase, where ``phased``. ``steps`` is a multiple of
     ``cycle``, and so is every block. ``order`` decides which of a pair is first; it has the same seed on
-    every rank. ``references`` is the maximum number of reference blocks.
+    every rank. ``references`` is the maximum number of reference blocks, ``fewest`` the least of all blocks.
     """
-    sizes = split_into_blocks(steps, cycle=cycle)
+    sizes = split_into_blocks(steps, cycle=cycle, fewest=fewest)
     middle = len(sizes) // 2 if phased and len(sizes) > 1 else None
     referred = _spread(len(sizes), references - (middle is not None)) | {middle} if reference else set()
     plans = []
@@ -73,13 +74,13 @@ def plan_blocks(
     return plans
 
 
-def split_into_blocks(steps: int, *, cycle: int = 1) -> list[int]:
-    """Split steps, a multiple of ``cycle``, into two or more blocks.
+def split_into_blocks(steps: int, *, cycle: int = 1, fewest: int = 2) -> list[int]:
+    """Split steps, a multiple of ``cycle``, into ``fewest`` or more blocks.
 
     Blocks of about ``BLOCK_STEPS`` differ by one cycle at most. A short last block would be the noisiest.
     """
     cycles = steps // cycle
-    count = max(min(2, cycles), min(cycles, round(steps / BLOCK_STEPS)))
+    count = max(min(fewest, cycles), min(cycles, round(steps / BLOCK_STEPS)))
     size, longer = divmod(cycles, count) if count else (0, 0)
     return [cycle * (size + (i < longer)) for i in range(count)]
 
@@ -204,13 +205,16 @@ class BlockTrainer:
         self._train_untimed(self._whole_cycles(turn.untimed_steps))
         if not self._job.arm.synchronises:
             self._wait_for_ranks(turn.untimed_steps)
+        phased = turn.number == 1
+        blocks = 2 if phased else 1
         plans = plan_blocks(
-            self._whole_cycles(turn.timed_steps),
+            self._whole_cycles(max(turn.timed_steps, blocks * (LEAST_STEPS + self._cycle))),
             self._order,
             reference=self._references,
             cycle=self._cycle,
             references=_REFERENCES_OF_A_TURN,
-            phased=turn.number == 1,
+            phased=phased,
+            fewest=blocks,
         )
         for block in self._timed_blocks(plans):
             yield msgspec.structs.replace(block, turn=turn.number)

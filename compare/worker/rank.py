@@ -303,6 +303,10 @@ def _timed(
     def test() -> None:
         with meter.left_out():
             tested.append(_test(job, own.replica, group, watchdog, trainer.step_seconds))
+            # A rank that is still testing would slow down the next block of others.
+            steps = tested[-1].evaluation.samples / config.batch_size_per_rank
+            watchdog.note("test", config.total_steps, expected_seconds=steps * trainer.step_seconds)
+            group.barrier()
 
     trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=step_seconds, trained=test)
     pipes = TurnPipes(Path(job.turns), group.rank) if job.turns else None

@@ -71,7 +71,9 @@ def test_a_rank_killed_while_it_waits_is_named(waiting, arm):
     assert_all_gone(run, at)
 
 
-@pytest.mark.parametrize("victim", ["compare", "agent", "launcher"])
+@pytest.mark.parametrize(
+    "victim", ["compare", *(pytest.param(one, marks=pytest.mark.faults) for one in ("agent", "launcher"))]
+)
 def test_nothing_is_left_of_a_cohort_without(waiting, victim):
     """The process is killed while ranks of Horovod are stopped."""
     run = waiting("manual,horovod", "horovod")
@@ -124,6 +126,7 @@ def test_ranks_are_gone_when_compare_is_suspended(waiting):
     assert "sent no messages" in printed
 
 
+@pytest.mark.faults
 def test_suspended_cohort_begins_again(waiting):
     """Ctrl-Z ends all ranks; ``fg`` launches the round again."""
     run = waiting("manual,horovod", "horovod")
@@ -159,10 +162,18 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("why", REASONS)
-def test_auto_runs_launches_one_by_one_and_says_why(tmp_path, data, requires_backend, why):
+@pytest.mark.parametrize(
+    ("why", "arms"),
+    [
+        ("memory", "horovod,manual"),
+        pytest.param("stop", "horovod,manual", marks=pytest.mark.faults),
+        pytest.param("stop", "manual,horovod", marks=pytest.mark.faults),
+    ],
+)
+def test_auto_runs_launches_one_by_one_and_says_why(tmp_path, data, requires_backend, why, arms):
+    """The arm that cannot be stopped comes first or second."""
     requires_backend("horovod")
-    done = run_refused(tmp_path, data, why, "auto")
+    done = run_refused(tmp_path, data, why, "auto", arms)
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
     assert run.interleaved.mode == "launches"
@@ -174,6 +185,7 @@ def test_auto_runs_launches_one_by_one_and_says_why(tmp_path, data, requires_bac
     assert len(list((tmp_path / "run" / "launches").iterdir())) == 2
 
 
+@pytest.mark.faults
 def test_turns_that_are_not_possible_are_refused(tmp_path, data, requires_backend):
     requires_backend("horovod")
     done = run_refused(tmp_path, data, "memory", "blocks")
@@ -181,11 +193,11 @@ def test_turns_that_are_not_possible_are_refused(tmp_path, data, requires_backen
     assert "--interleave launches" in done.stderr
 
 
-def run_refused(folder, data, why, mode):
+def run_refused(folder, data, why, mode, arms="horovod,manual"):
     """Run arms where the agent finds a reason against turns."""
     environment = inject("faults/refusing", folder / "injected", why)
     return compare(
-        *("run", "--backend", "horovod,manual", "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
+        *("run", "--backend", arms, "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
         *("--max-reruns", 0, "--interleave", mode, *data, "--output", folder / "run"),
         environment=environment,
     )

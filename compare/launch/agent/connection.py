@@ -140,6 +140,10 @@ class Connection:
         """Ask for the end of the launch; the answer is ``exited``."""
         self._pipe.send(End())
 
+    def refuse(self, error: RingsideError) -> None:
+        """Raise an error at the next ``tick``."""
+        self._refused = error
+
     def tick(self) -> None:
         """Take the messages that arrived, and send a keep-alive message.
 

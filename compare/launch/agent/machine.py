@@ -6,7 +6,6 @@ import ipaddress
 import os
 import platform
 import socket
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -57,21 +56,35 @@ def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     return min(there, len(list(filter(None, named))))
 
 
-def memory_left_bytes(
-    groups: Sequence[tuple[str, str]] = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-) -> int:
+def memory_left_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
     """Return how much memory processes may still take.
 
-    Each group is a control group's files with its limit and its use.
+    The limits of this process's control groups count, without file caches that the kernel can free.
     """
     left = psutil.virtual_memory().available
-    for limit, used in groups:
-        with suppress(OSError, ValueError):  # no such group, or no limit ("max")
-            left = min(left, int(Path(limit).read_text()) - int(Path(used).read_text()))
-    return left
+    for line in own.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = _CGROUP_FILES.get(controllers)
+        if names is None:
+            continue
+        root = groups / controllers
+        for folder in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
+            with suppress(OSError, ValueError):  # no such group, or no limit ("max")
+                left = min(left, _left_in(folder, *names))
+    return max(0, left)
+
+
+_CGROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By controllers: files of limit and use, field of the cache."""
+
+
+def _left_in(folder: Path, limit: str, used: str, cache: str) -> int:
+    fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    taken = int((folder / used).read_text()) - int(fields.get(cache, 0))
+    return int((folder / limit).read_text()) - taken
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.base import BackendError, Replica
 from backends.strategies.local import LocalReplica
-from compare.schema.turns import Turn
+from compare.schema.turns import LEAST_STEPS, Turn
 from compare.worker import clock as clock_module
 from compare.worker.batches import Batches
 from compare.worker.blocks import (
@@ -382,6 +382,17 @@ def test_turn_of_an_arm_with_a_cycle_has_whole_cycles():
     assert all(block.steps % 8 == 0 for block in blocks)
     trainer.finish()
     assert trained == [104 - untimed_steps(job.config, 8)]
+
+
+@pytest.mark.parametrize("cycle", [1, 2, 3])
+def test_turn_of_slow_steps_times_five_of_them(cycle):
+    log = Log()
+    log.cycle = cycle
+    trainer = a_trainer(a_job("ddp", steps=6000), log, [])
+    for number in (1, 2):
+        blocks = [*trainer.turn(Turn(number=number, untimed_steps=1, timed_steps=1))]
+        assert sum(block.steps for block in blocks if not block.phases) >= LEAST_STEPS
+        assert any(block.phases for block in blocks) is (number == 1)
 
 
 def test_turn_has_reference_blocks_of_the_same_length():
