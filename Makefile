@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts lint bench clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts lint bench false-differences clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -27,7 +27,7 @@ NONE = .pytest_cache/none-in-$@
 MAY_BE_NONE = $(if $(PYTEST_ARGS),|| { [ $$? = 5 ] && mkdir -p $(dir $(NONE)) && touch $(NONE); })
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included where it can be built
 
@@ -66,6 +66,9 @@ lint: setup ## ruff and mypy
 
 bench: setup ## measure Ringside itself (BENCH_ARGS="...")
 	$(PY) -m tests.bench $(BENCH_ARGS)
+
+false-differences: setup ## compare an arm with itself, and add that to a record (BENCH_ARGS="--arm mpi --more 10")
+	$(PY) -m tests.bench.false_differences $(BENCH_ARGS)
 
 clean: ## remove .venv and the caches of tools; runs/ and data/ stay
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compare.analysis.estimate import Estimate as LaunchEstimate
-from tests.bench import cost, pairs, record, report
+from tests.bench import cost, false_differences, pairs, record, report
 from tests.bench.estimate import Estimate, Row, Section, at_least, at_most, estimate, reaches
 from tests.bench.machine import OTHER_LOAD_LIMIT, Load, LoadMeter, busy_seconds
 from tests.bench.pairs import Turn
@@ -183,3 +183,15 @@ def test_record_drops_sections_of_another_machine(tmp_path, monkeypatch):
     record.write(output, "second", a_section("Second"), "bench", order=order)
     assert "## First" not in output.read_text()
     assert "- another machine" in output.read_text()
+
+
+def test_false_differences_are_counted_by_arm_mode_and_load(tmp_path):
+    record = tmp_path / "record.jsonl"
+    alike = {"mode": "blocks", "load": "none", "step_seconds": [[1.0, 1.01], [1.0, 0.99]] * 4}
+    entries = [alike | {"arm": "mpi", "kind": kind} for kind in ("faster", *["unresolved"] * 9)]
+    entries.append(alike | {"arm": "ddp", "kind": "equivalent"})
+    record.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    of_ddp, of_mpi = false_differences.summary(record)
+    assert of_ddp.startswith("ddp, blocks, load none: 0 of 1 false")
+    assert of_mpi.startswith("mpi, blocks, load none: 1 of 10 false [0.3%, 44.5%]; resampled 0.0%")
+    assert false_differences.summary(tmp_path / "no record") == []

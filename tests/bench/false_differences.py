@@ -1,0 +1,121 @@
+"""Count false differences: compare an arm with itself again and again.
+
+``python -m tests.bench.false_differences --arm mpi --more 10`` adds ten comparisons to a record, one line
+each. It can be ended at any time, and continued: a comparison is recorded when it is finished. Without
+``--more`` it prints what the record shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from compare.analysis.ranking import log_ratios
+from compare.analysis.simulate import binomial_interval, simulate_aa
+from compare.analysis.step_times import other_cpu_load, step_seconds
+from compare.analysis.verdict import FIRST_LOOK, Look
+from compare.schema.store import read_run
+from tests.comparing import ROOT, compare, find_mnist
+
+RECORD = ROOT / "docs" / "false-differences.jsonl"
+_LOOKS = 20
+_SPIN = "import time\nwhile True:\n until = time.time() + 1\n while time.time() < until: pass\n time.sleep(1)"
+
+
+def main():
+    given = _parse()
+    data_dir = find_mnist() or sys.exit("MNIST is missing: compare data fetch --data-dir data")
+    for _ in range(given.more):
+        with _load(given.load):
+            entry = _compare_once(given, data_dir)
+        with given.record.open("a") as record:
+            record.write(json.dumps(entry) + "\n")
+        interval = f"[{entry['low']:.3f}, {entry['high']:.3f}]"
+        print(f"{entry['arm']}: {entry['kind']}, {entry['ratio']:.3f} {interval}", flush=True)
+    for line in summary(given.record):
+        print(line)
+
+
+def summary(record):
+    """Return a line for every arm, mode and load of a record."""
+    entries = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    lines = []
+    for key in sorted({(entry["arm"], entry["mode"], entry["load"]) for entry in entries}):
+        own = [entry for entry in entries if (entry["arm"], entry["mode"], entry["load"]) == key]
+        false = sum(entry["kind"] in {"faster", "slower"} for entry in own)
+        low, high = binomial_interval(false, len(own))
+        arm, mode, load = key
+        line = f"{arm}, {mode}, load {load}: {false} of {len(own)} false [{low:.1%}, {high:.1%}]"
+        lines.append(line + _resampled([pair for entry in own for pair in entry["step_seconds"]]))
+    return lines
+
+
+def _resampled(pairs):
+    """Return the rates of comparisons drawn from the recorded cohorts."""
+    if len(pairs) < 2 * _LOOKS:
+        return ""
+    once = simulate_aa(pairs, [Look(FIRST_LOOK, FIRST_LOOK)])
+    often = simulate_aa(pairs, [Look(rounds, _LOOKS) for rounds in range(FIRST_LOOK, _LOOKS + 1)])
+    return f"; resampled {once.rate:.1%}, with optional stopping {often.rate:.1%}"
+
+
+def _compare_once(given, data_dir):
+    with tempfile.TemporaryDirectory(prefix="ringside-aa-") as folder:
+        output = Path(folder) / "run"
+        done = compare(
+            *("aa", "--backend", given.arm, "--comparisons", 1, "--repeats", FIRST_LOOK),
+            *("--interleave", given.mode, "--max-reruns", 0, "--seed", time.time_ns() % 2**32),
+            *("--data-dir", data_dir, "--output", output, "--export-json", Path(folder) / "out.json"),
+            timeout=1200,
+        )
+        if done.returncode:
+            sys.exit(done.stderr)
+        run = read_run(output)
+        (verdict,) = json.loads((Path(folder) / "out.json").read_text())["summary"]["aa"]["verdicts"]
+    first, second = run.config.arms
+    assert len(log_ratios(run, second, first)) == FIRST_LOOK
+    pairs = [list(map(step_seconds, pair)) for pair in zip(run.of(first), run.of(second), strict=True)]
+    return {
+        "at": run.started_at,
+        "arm": given.arm,
+        "mode": run.interleaved.mode,
+        "load": given.load,
+        "kind": verdict["kind"],
+        "ratio": verdict["speed_ratio"],
+        "low": verdict["low"],
+        "high": verdict["high"],
+        "other_cpu_load": max(map(other_cpu_load, run.launches)),
+        "step_seconds": pairs,
+    }
+
+
+@contextlib.contextmanager
+def _load(kind):
+    """Keep one core busy every other second, if that load is wanted."""
+    spinning = [subprocess.Popen([sys.executable, "-c", _SPIN])] if kind == "on and off" else []
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def _parse():
+    parser = argparse.ArgumentParser(description="Count false differences of an arm against itself.")
+    parser.add_argument("--arm", default="mpi", help="the arm that is compared with itself")
+    parser.add_argument("--mode", default="blocks", choices=["blocks", "launches"], help="as --interleave")
+    parser.add_argument("--load", default="none", choices=["none", "on and off"], help="other programs")
+    parser.add_argument("--more", type=int, default=0, metavar="N", help="comparisons to add")
+    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="where they are added")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
