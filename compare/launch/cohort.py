@@ -24,7 +24,7 @@ from compare.launch.arm import (
 )
 from compare.launch.cluster import Cluster
 from compare.launch.processes import Ending
-from compare.schema.job import Planned, Proof
+from compare.schema.job import Planned
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, Run
 from compare.schema.turns import FINISH, PlannedTurn, turn_of
@@ -57,9 +57,7 @@ class Cohort:
         self.current: Planned | None = None
         """The launch that starts, trains or ends, or that failed."""
 
-    def carry_out(
-        self, planned: Sequence[Planned], turns: Sequence[PlannedTurn], *, proof: Proof = "brief"
-    ) -> list[Launch]:
+    def carry_out(self, planned: Sequence[Planned], turns: Sequence[PlannedTurn]) -> list[Launch]:
         """Launch every arm, let them take their turns, and return all launches.
 
         A launch that fails ends the cohort. Nothing is left on any host afterwards.
@@ -77,7 +75,7 @@ class Cohort:
                 if self._alive and not self._run.launches:  # what fitted once fits again
                     last, *others = (launch.place for launch in reversed(self._alive))
                     last.require_room(others, len(planned))
-                self._start(one, cluster, proof)
+                self._start(one, cluster)
             launches = list(self._alive)
             for number, turn in enumerate(turns, start=1):
                 self._observer.turn_begins(planned[turn.arm], number, len(turns))
@@ -86,24 +84,23 @@ class Cohort:
         finally:
             self._end_all()
 
-    def _start(self, planned: Planned, cluster: Cluster, proof: Proof) -> None:
+    def _start(self, planned: Planned, cluster: Cluster) -> None:
         """Start a launch, and once more if another process took its port."""
         self.current = planned
         files = launch_files(self._directory, planned)
         self._observer.launch_begins(planned)
         try:
-            self._start_once(planned, cluster, proof, files)
+            self._start_once(planned, cluster, files)
         except LaunchError:
             if not port_was_taken(files, self._run.config):
                 raise
             self._observer.launch_restarts(planned, PORT_TAKEN)
-            self._start_once(planned, cluster, proof, files_again(files), restarted_because=PORT_TAKEN)
+            self._start_once(planned, cluster, files_again(files), restarted_because=PORT_TAKEN)
 
     def _start_once(
         self,
         planned: Planned,
         cluster: Cluster,
-        proof: Proof,
         files: LaunchFiles,
         *,
         restarted_because: str = "",
@@ -113,7 +110,7 @@ class Cohort:
             planned,
             cluster,
             files,
-            proof=proof,
+            proof="brief",
             in_turns=True,
             restarted_because=restarted_because,
         )
