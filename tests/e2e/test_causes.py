@@ -7,6 +7,7 @@ import pytest
 from compare.analysis.causes import find_causes
 from compare.analysis.summary import summarise
 from compare.schema.store import read_run
+from compare.text import counted
 from tests.comparing import compare, inject
 
 CORES = len(os.sched_getaffinity(0))
@@ -106,7 +107,7 @@ def test_causes_of_little_compute_do_not_include_the_only_transport(measure):
     keys = {reason.key for reason in reasons}
     assert "little_compute" in keys
     assert not keys & {"straggler", "transport", "background", "oversubscription"}
-    assert "too little compute per step: manual:mode=per_parameter computes for" in text
+    assert "too little computation per step: manual:mode=per_parameter computes for" in text
 
 
 def test_causes_with_more_threads_than_cores_are_nothing_else(measure):
@@ -114,4 +115,4 @@ def test_causes_with_more_threads_than_cores_are_nothing_else(measure):
         ["manual"], *LITTLE, "--no-control", "--repeats", 1, "--threads", CORES, "--num-proc", 2
     )
     assert [reason.key for reason in reasons] == ["oversubscription"]
-    assert f"2 ranks × {CORES} threads on {CORES} cores wait for each other" in text
+    assert f"2 ranks × {counted(CORES, 'thread')} wait for {counted(CORES, 'core')}" in text
