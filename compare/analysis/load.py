@@ -24,7 +24,7 @@ LEVEL = 0.001
 A verdict has a weaker one, but passes of one cohort are alike.
 """
 CHANGES = 0.25
-"""Smallest change of the ratio between quiet and busy passes."""
+"""Minimum change of the ratio between quiet and busy passes."""
 _FEWEST_PASSES = 12
 _TENTH = 10
 

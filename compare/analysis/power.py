@@ -1,4 +1,4 @@
-"""Compute the smallest difference that a run is likely to find.
+"""Compute the minimum difference that a run is likely to find.
 
 Power is the probability that a true difference is found. Its usual value is 0.8 (J. Cohen, "Statistical
 power analysis for the behavioral sciences", 2nd ed., 1988). The t statistic of n paired rounds follows the
@@ -35,7 +35,7 @@ class Power(msgspec.Struct, frozen=True):
     rounds: int
     """Number of rounds; `FIRST_LOOK` for a run that has fewer."""
     difference: float
-    """Smallest relative difference that is called faster or slower."""
+    """Minimum relative difference that is called faster or slower."""
 
 
 def find_power(run: Run) -> Power | None:
