@@ -23,14 +23,12 @@ from compare.launch.arm import (
     port_was_taken,
 )
 from compare.launch.cluster import Cluster
+from compare.launch.place import TICK_SECONDS
 from compare.launch.processes import Ending
 from compare.schema.job import Planned
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, Run
 from compare.schema.turns import FINISH, PlannedTurn, turn_of
-
-_TICK_SECONDS = 0.5
-"""Time between two looks at the files of all launches."""
 
 
 class Cohort:
@@ -166,7 +164,7 @@ class Cohort:
             return place.ending() is not None or (until_waiting and place.is_waiting())
 
         while True:
-            place.cluster.attend(has_come, _TICK_SECONDS)
+            place.cluster.attend(has_come, TICK_SECONDS)
             if until_waiting and place.is_waiting() and place.ending() is None:
                 return None
             seconds = time.monotonic() - began

@@ -42,7 +42,7 @@ _END_SECONDS = 20.0
 """Maximum time for all agents to end a launch."""
 _NO_TIMEOUT = str(24 * 60 * 60)
 """Seconds; watchdogs, the lease and this program end what hangs."""
-_TICK_SECONDS = 0.5
+TICK_SECONDS = 0.5
 """Time between two looks at the files of a launch.
 
 Every look takes a core from a rank for a moment.
@@ -318,7 +318,7 @@ class LaunchPlace:
         began = time.monotonic()
         while True:
             ended = self._ended
-            self.cluster.attend(lambda: self._ended > ended, _TICK_SECONDS)  # noqa: B023 -- called at once
+            self.cluster.attend(lambda: self._ended > ended, TICK_SECONDS)  # noqa: B023 -- called at once
             seconds = time.monotonic() - began
             # Before the statuses are read: it must see the last files of the ranks.
             goes_on = on_tick()

@@ -36,7 +36,7 @@ TRACES = {
     Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*"),
     Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*"),  # noqa: S108 -- only looked at
 }
-TRACES_SECONDS = 30.0
+TRACES_SECONDS = 10.0
 """Maximum time until a trace is gone.
 
 Other tests run at the same time, and a killed launcher has a process that removes its semaphores later.
