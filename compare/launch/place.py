@@ -27,7 +27,7 @@ from compare.launch.agent.protocol import Start, Turns
 from compare.launch.processes import Ending, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.arms import Arm
-from compare.schema.environment import EXPORTED, MASK, SCRATCH, inherited, library_settings
+from compare.schema.environment import EXPORTED, MASK, inherited, library_settings
 from compare.schema.files import temporary_root, write_json
 from compare.schema.job import Job
 from compare.schema.launch_files import LaunchFiles
@@ -90,7 +90,6 @@ class LaunchPlace:
             "TMPDIR": str(self._temporary),
             # Open MPI's segments would survive a rank that was killed.
             "OMPI_MCA_btl_vader_backing_directory": str(self._shared_memory),
-            SCRATCH: os.pathsep.join(map(str, self._scratch())),
             EXPORTED: str(self._exported),
             # A stopped Horovod over Gloo would take its peers for lost, by default after 30 s.
             **({"HOROVOD_GLOO_TIMEOUT_SECONDS": _NO_TIMEOUT} if self._in_turns else {}),

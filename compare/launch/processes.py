@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -17,6 +17,7 @@ from backends.launchers.request import MARKER, Command
 from compare.errors import OutputError, UnavailableError, system_reason
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import inherited
+from compare.schema.launch_files import LaunchFiles
 
 _TICK_SECONDS = 0.5
 """Time between two ticks; each takes time from a rank."""
@@ -126,10 +127,13 @@ def end_all(
 ) -> None:
     """End every process of a launch on this machine, also by SIGKILL.
 
-    A second Ctrl-C ends the wait between them. ``child`` is the launch's process that this one started, and
-    must reap. ``while_waiting`` is called again and again until they have exited.
+    The ranks come first, by their witnesses. At SIGTERM, an Open MPI that aborts already would kill them at
+    once, and they would leave no exit record. A second Ctrl-C ends the wait. ``name`` is the launch's folder.
+    ``child`` is the launch's process that this one started, and must reap. ``while_waiting`` is called again
+    and again until they have exited.
     """
     try:
+        _end_with(_terminate, name, while_waiting, only=LaunchFiles(Path(name)).witnesses())
         _end_with(_terminate, name, while_waiting)
     finally:
         with uninterrupted():
@@ -155,12 +159,19 @@ def _kill_but_trackers(process: psutil.Process) -> None:
         process.kill()
 
 
-def _end_with(end: Callable[[psutil.Process], None], name: str, while_waiting: Callable[[], None]) -> None:
+def _end_with(
+    end: Callable[[psutil.Process], None],
+    name: str,
+    while_waiting: Callable[[], None],
+    *,
+    only: Collection[int] | None = None,
+) -> None:
+    """End the processes of a launch, or ``only`` those with these PIDs."""
     signalled: set[psutil.Process] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
     # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
     # have exited stay zombies, which are not listed.
-    while left := list(descendants(name)):
+    while left := [one for one in descendants(name) if only is None or one.pid in only]:
         for process in left:
             if process not in signalled:
                 with contextlib.suppress(psutil.NoSuchProcess):

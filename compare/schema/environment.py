@@ -17,8 +17,6 @@ from compare.errors import UsageError
 
 MASK = "***"
 """Replaces a value that only the ranks may see."""
-SCRATCH = "RINGSIDE_SCRATCH"
-"""Folders of this launch; the last process to exit removes them."""
 EXPORTED = "RINGSIDE_EXPORTED"
 """File with the variables of ``-x``, which must not be logged."""
 

@@ -5,6 +5,7 @@ The witness of a rank imports this before anything heavy, so it imports the stan
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 LEASE_SECONDS = 6.0
@@ -57,6 +58,14 @@ class LaunchFiles:
     def witness(self, rank: int) -> Path:
         """Return where a rank's witness writes its process id at the start."""
         return self.directory / f"rank-{rank}.witness"
+
+    def witnesses(self) -> set[int]:
+        """Return the process ids of all witnesses on this host."""
+        texts = []
+        for file in self.directory.glob("rank-*.witness"):
+            with suppress(OSError):
+                texts.append(file.read_text())
+        return {int(text) for text in texts if text.isdecimal()}
 
     def exit(self, rank: int) -> Path:
         """Return where a rank's witness writes the ``RankExit``.

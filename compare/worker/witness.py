@@ -13,14 +13,12 @@ import ctypes
 import json
 import math
 import os
-import shutil
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from compare.schema.environment import SCRATCH
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 KILL_SECONDS = 2.0
@@ -72,6 +70,7 @@ class _Witness:
         self._ended_by = ""
         self._stopped_until = -math.inf
         self._kill_at: float | None = None
+        self._sent: set[signal.Signals] = set()
 
     def run(self) -> NoReturn:
         """Wait until the rank exits, record how, and exit alike."""
@@ -81,8 +80,6 @@ class _Witness:
             _reserve(self._files.exit(self._rank))
             status = self._wait()
             self._record(status)
-            if self._ended_by == "lease":
-                _remove_scratch()
             _exit_alike(status)
         finally:  # an error here must not return into the rank's program
             os._exit(1)
@@ -125,10 +122,13 @@ class _Witness:
             self._stopped_until = math.inf if os.WIFSTOPPED(status) else time.monotonic()
 
     def _end(self, ended_by: str, number: signal.Signals) -> None:
+        """Forward a signal once: the next would cut short the rank's stacks."""
         self._ended_by = self._ended_by or ended_by
         if self._kill_at is None:
             self._kill_at = time.monotonic() + KILL_SECONDS
-        self._send(number)
+        if number not in self._sent:
+            self._sent.add(number)
+            self._send(number)
         self._send(signal.SIGCONT)  # a stopped process receives nothing else
 
     def _send(self, number: signal.Signals) -> None:
@@ -199,12 +199,6 @@ def _reserve(file: Path) -> None:
 
 def _temporary(file: Path) -> Path:
     return file.with_name(f".{file.name}")
-
-
-def _remove_scratch() -> None:
-    """Remove the folders that the parent would have removed."""
-    for folder in filter(None, os.environ.get(SCRATCH, "").split(os.pathsep)):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _exit_alike(status: int) -> NoReturn:

@@ -15,7 +15,7 @@ from tests.faults.started import KILLED, kill
 from tests.waiting import wait_until
 
 BOUND_SECONDS = 10.0
-ARMS = {"torchrun": "ddp", "horovodrun-gloo": "horovod", "mpirun": "mpi"}
+LAUNCHER = {"ddp": "torchrun", "horovod": "horovodrun-gloo"}
 TURNS = ("--interleave", "blocks", "--steps", "200", "--repeats", "2")
 HERE = [pytest.param("horovod"), pytest.param("ddp", marks=[pytest.mark.faults, pytest.mark.rest])]
 
@@ -60,7 +60,7 @@ def assert_all_gone(run, since):
 
 
 @pytest.mark.parametrize("arm", HERE)
-def test_a_rank_killed_while_it_waits_is_named(waiting, arm):
+def test_a_rank_killed_while_it_waits_is_named(waiting, record, arm):
     run = waiting("manual,horovod" if arm == "horovod" else "ddp,horovod", arm)
     at = kill(run.rank(launch=number(run, arm)))
     printed, took = run.wait(at)
@@ -69,12 +69,13 @@ def test_a_rank_killed_while_it_waits_is_named(waiting, arm):
     assert KILLED in printed
     assert took < BOUND_SECONDS
     assert_all_gone(run, at)
+    record("rank that waits for its turn: kill -9", LAUNCHER[arm], run.process.returncode, printed, took)
 
 
 @pytest.mark.parametrize(
     "victim", ["compare", *(pytest.param(one, marks=pytest.mark.faults) for one in ("agent", "launcher"))]
 )
-def test_nothing_is_left_of_a_cohort_without(waiting, victim):
+def test_nothing_is_left_of_a_cohort_without(waiting, record, victim):
     """The process is killed while ranks of Horovod are stopped."""
     run = waiting("manual,horovod", "horovod")
     mark = run.directory.resolve() / "launches"
@@ -85,10 +86,12 @@ def test_nothing_is_left_of_a_cohort_without(waiting, victim):
         "launcher": lambda: launcher_of(run, folder),
     }[victim]()
     at = kill(killed)
-    run.wait(at)
-    assert time.time() - at < BOUND_SECONDS
+    printed, took = run.wait(at)
+    assert took < BOUND_SECONDS
     assert run.process.returncode == {"compare": -signal.SIGKILL, "agent": 9, "launcher": 6}[victim]
     assert_all_gone(run, at)
+    fault = f"{victim}, while ranks wait for their turns: kill -9"
+    record(fault, LAUNCHER["horovod"], run.process.returncode, printed, took)
 
 
 def agent_of(run, folder):
@@ -107,12 +110,14 @@ def launcher_of(run, folder):
 
 
 @pytest.mark.faults
-def test_ctrl_c_ends_a_cohort_in_which_ranks_are_stopped(waiting):
+def test_ctrl_c_ends_a_cohort_in_which_ranks_are_stopped(waiting, record):
     run = waiting("manual,horovod", "horovod")
     at = kill(run.process, signal.SIGINT)
-    run.wait(at)
+    printed, took = run.wait(at)
     assert run.process.returncode == 130
     assert_all_gone(run, at)
+    fault = "Ctrl-C, while ranks wait for their turns"
+    record(fault, LAUNCHER["horovod"], run.process.returncode, printed, took)
 
 
 @pytest.mark.faults

@@ -7,6 +7,7 @@ They have each failure with one launcher, and each launcher with one failure at 
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -196,12 +197,18 @@ def test_host_that_is_lost_is_named(make_lab, mnist_dir, every_backend, record, 
     record(FAILURES[fault], launcher, took)
 
 
+@pytest.fixture
+def in_turns(make_lab, mnist_dir, every_backend):
+    """Start a cohort over two hosts, and return it during its turns."""
+    run = StartedRun(make_lab(2), mnist_dir, "ddp,horovod", "--interleave", "blocks", steps=50)
+    wait_until(lambda: turns_begin(run.lab) or run.process.poll() is not None, 150)
+    return run
+
+
 @pytest.mark.parametrize("victim", ["link", pytest.param("parent", marks=pytest.mark.faults)])
-def test_nothing_stopped_is_left_on_hosts(make_lab, mnist_dir, every_backend, victim):
+def test_nothing_stopped_is_left_on_hosts(in_turns, victim):
     """A link goes down or the parent is killed during turns."""
-    lab = make_lab(2)
-    run = StartedRun(lab, mnist_dir, "ddp,horovod", "--interleave", "blocks", steps=50)
-    wait_until(lambda: turns_begin(lab) or run.process.poll() is not None, 150)
+    run, lab = in_turns, in_turns.lab
     began = time.monotonic()
     if victim == "link":
         lab.hosts[1].link_down()
@@ -214,6 +221,52 @@ def test_nothing_stopped_is_left_on_hosts(make_lab, mnist_dir, every_backend, vi
         run.process.communicate(timeout=60)
     gone_from(lab, [lab.login, lab.hosts[0]], BOUND_SECONDS)
     gone_from(lab, [lab.hosts[1]], GONE_SECONDS)
+
+
+IN_TURNS = {
+    "rank": (6, ["horovod, round 1: rank 1 on n2 died", KILLED]),
+    "agent": (9, ["Host n2 (-H:2)"]),
+    "launcher": (6, ["horovod, round 1", "the launcher was killed (signal 9)"]),
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", IN_TURNS)
+def test_death_while_ranks_are_stopped_is_named_with_its_host(in_turns, victim):
+    """The stopped rank, its agent or its launcher is killed."""
+    run, lab = in_turns, in_turns.lab
+    wait_until(lambda: stopped_ranks(lab.hosts[1]), 20)
+    rank = stopped_ranks(lab.hosts[1])[-1]
+    killed = {
+        "rank": lambda: rank,
+        "agent": lambda: next(p for p in lab.hosts[1].processes() if is_agent_of(rank, p)),
+        "launcher": lambda: next(p for p in lab.login.processes() if is_horovodrun(p)),
+    }[victim]()
+    killed.kill()
+    began = time.monotonic()
+    printed = run.wait()
+    code, words = IN_TURNS[victim]
+    assert run.process.returncode == code, printed
+    for text in words:
+        assert text in printed
+    gone_from(lab, [lab.login, *lab.hosts], DEATH_BOUND_SECONDS - (time.monotonic() - began))
+
+
+def stopped_ranks(machine):
+    """Return the stopped ranks of a machine, a witness before its rank."""
+    return [p for p in machine.processes() if "compare.worker" in p.cmdline() and p.status() == "stopped"]
+
+
+def is_agent_of(rank, process):
+    """Return whether a process is the agent of a rank's launch."""
+    pipes = f"{rank.environ()['TMPDIR']}/turns"
+    return "compare.launch.agent" in process.cmdline() and any(
+        str(link.readlink()).startswith(pipes) for link in Path(f"/proc/{process.pid}/fd").iterdir()
+    )
+
+
+def is_horovodrun(process):
+    return any(word.endswith("/horovodrun") for word in process.cmdline()[:2])
 
 
 def turns_begin(lab):
@@ -273,13 +326,14 @@ def test_agent_killed_on_a_host_is_named(make_lab, mnist_dir):
     run = StartedRun(lab, mnist_dir, "ddp")
     run.wait_for_training()
     agents = [p for p in lab.hosts[1].processes() if "compare.launch.agent" in p.cmdline()]
-    (agent,) = [process for process in agents if "python" in process.name()]
+    agent, _sweeper = [process for process in agents if "python" in process.name()]
     agent.kill()
     began = time.monotonic()
     printed = run.wait()
     assert time.monotonic() - began < NOTICED_SECONDS
     assert run.process.returncode == 9, printed
     assert "Host n2 (-H:2)" in printed
+    gone_from(lab, [lab.login, *lab.hosts], NOTICED_SECONDS)
 
 
 @pytest.mark.faults

@@ -2,15 +2,19 @@
 
 The agent makes the folders and starts the launcher, if one starts on this host. It renews the lease of
 the ranks while the parent sends messages. In the end it ends every process and removes the folders. When
-the parent is killed, the pipe closes, and the agent does the same.
+the parent is killed, the pipe closes, and the agent does the same. When the agent is killed, its sweeper
+does it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from contextlib import ExitStack, suppress
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
@@ -28,9 +32,11 @@ from compare.launch.agent.protocol import (
     Waiting,
 )
 from compare.launch.agent.turns import TurnGate
-from compare.launch.processes import supervise
+from compare.launch.processes import end_all, supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
+_DESCRIPTORS = 1024
+"""More than an agent has open."""
 _PUSH_SECONDS = 0.05
 """Maximum time to wait for a full pipe between two ticks."""
 
@@ -41,6 +47,7 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
     opened = ExitStack()
     try:
         _make_folders(start, made)
+        opened.enter_context(_swept(start.directory, made))
         launch = _Launch(start, pipe)
         opened.callback(launch.close)
         pipe.send(Started())
@@ -68,9 +75,44 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
     else:
         return Exited(status=ending.status, abandoned=ending.status is None and launch.is_abandoned())
     finally:
-        opened.close()
         for folder in made:
             shutil.rmtree(folder, ignore_errors=True)
+        opened.close()
+
+
+@contextmanager
+def _swept(name: str, folders: Sequence[Path]) -> Iterator[None]:
+    """Leave nothing of a launch behind if this process is killed.
+
+    A child process, the sweeper, waits for the end of a pipe that only this process can write.
+    """
+    read, write = os.pipe()
+    sweeper = os.fork()
+    if not sweeper:
+        _sweep(name, folders, read)
+    os.close(read)
+    try:
+        yield
+    finally:
+        os.write(write, b".")
+        os.close(write)
+        os.waitpid(sweeper, 0)
+
+
+def _sweep(name: str, folders: Sequence[Path], pipe: int) -> NoReturn:
+    """End a launch, unless the agent says that it did."""
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        os.closerange(0, pipe)  # ssh waits until they are closed
+        os.closerange(pipe + 1, _DESCRIPTORS)
+        if not os.read(pipe, 1):
+            end_all(name)
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:  # an error must not return into the agent's program
+        os._exit(0)
 
 
 class _Launch:

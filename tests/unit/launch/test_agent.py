@@ -331,6 +331,15 @@ def test_connection_to_a_killed_agent_is_lost(mark, files):
     close_all([agent])
 
 
+def test_killed_agent_leaves_nothing_of_its_launch(mark, files):
+    agent = Connection(HERE, python=sys.executable, carrier=Local())
+    agent.start(a_launch(mark, "0", "60"), files)
+    tick_until(agent, lambda: read_progress(files, 0))
+    os.kill(agent._process.pid, signal.SIGKILL)
+    wait_until(lambda: not list(descendants(mark)) and not Path(mark).exists(), 5)
+    close_all([agent])
+
+
 def test_connection_with_a_wrong_interpreter_is_lost():
     with (
         connected([HERE], python="/no/such/python", carrier=Local()) as (agent,),

@@ -21,6 +21,7 @@ from compare.errors import OutputError, RingsideError, UnavailableError
 from compare.experiment import run
 from compare.launch import arm as launching
 from compare.launch import processes as module
+from compare.schema.launch_files import LaunchFiles
 from tests.unit.factories import AnAgent, a_cluster, a_run
 
 SLEEP = "import time; time.sleep(60)"
@@ -40,7 +41,7 @@ class Launch:
     """One launch under test."""
 
     def __init__(self, folder):
-        self.name = f"test/{uuid.uuid4()}"
+        self.name = str(folder / f"test-{uuid.uuid4()}")
         self.folder = folder
         self.log = folder / "launcher.log"
 
@@ -222,6 +223,39 @@ def test_child_that_handles_sigterm_has_time_to_exit(launch):
             on_tick=launch.when_there(["polite"], interrupt),
         )
     assert farewell.exists()
+
+
+KILLS_ITS_RANK = """
+import os, pathlib, signal, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", {rank!r}])
+signal.signal(signal.SIGTERM, lambda *_: rank.kill())
+pathlib.Path({witness!r}).write_text(str(rank.pid))
+rank.wait()
+"""
+LEAVES_A_RECORD = """
+import pathlib, signal, sys, time
+def leave(*_):
+    time.sleep(0.2)
+    pathlib.Path({record!r}).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, leave)
+pathlib.Path({ready!r}).touch()
+time.sleep(60)
+"""
+
+
+def test_rank_leaves_its_record_before_its_launcher_may_kill_it(launch):
+    """Open MPI kills all ranks at SIGTERM, if it aborts already."""
+    files, ready = LaunchFiles(Path(launch.name)), launch.folder / "ready"
+    files.directory.mkdir()
+    rank = LEAVES_A_RECORD.format(record=str(files.exit(0)), ready=str(ready))
+    status = launch.supervise(
+        KILLS_ITS_RANK.format(rank=rank, witness=str(files.witness(0))),
+        on_tick=lambda: not (ready.exists() and files.witnesses()),
+    )
+    assert status is None
+    assert files.exit(0).exists()
+    assert launch.is_gone()
 
 
 # Interrupted in the middle of a look at a process, psutil leaves its file to the garbage collector.

@@ -254,7 +254,7 @@ def test_parse_arms_reads_environment_variables(text, environment, label):
             for name in (
                 *("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "PATH", "PYTHONPATH", "GLOO_SOCKET_IFNAME"),
                 *("HOROVOD_CONTROLLER", "OMP_PROC_BIND", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"),
-                *("RINGSIDE_LAUNCH", "RINGSIDE_SCRATCH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PMIX_RANK"),
+                *("RINGSIDE_LAUNCH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PMIX_RANK"),
                 *("OMPI_COMM_WORLD_RANK", "OMPI_MCA_btl_vader_backing_directory", "TORCHELASTIC_RUN_ID"),
             )
         ),

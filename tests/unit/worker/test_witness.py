@@ -121,6 +121,20 @@ def test_witness_writes_its_own_pid_at_the_start(start):
     assert memory.uss < 8 << 20, "it shares most of its memory with its rank"
 
 
+def test_witness_forwards_a_signal_that_ends_once(start, tmp_path):
+    """A second one would cut short the rank's stacks."""
+    count = (
+        "signal.signal(signal.SIGTERM, lambda *_: (files.directory / 'received').open('a').write('x'));"
+        " time.sleep(0.5); time.sleep(0.5); os._exit(0)"
+    )
+    started = start(count)
+    for _ in range(2):
+        started.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    started.record()
+    assert (tmp_path / "received").read_text() == "x"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_witness_forwards_a_signal_that_ends_and_records_that(start, number):
     started = start(f"signal.signal({int(number)}, signal.SIG_DFL); {SLEEP}")
@@ -221,15 +235,11 @@ def test_sigterm_to_the_rank_alone_is_its_own_death(start, both, ended_by):
     assert (code, record["ended_by"]) == (-signal.SIGTERM, ended_by)
 
 
-def test_witness_whose_lease_expires_ends_the_rank_and_removes_scratch(start, tmp_path):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    settings = "witness.LEASE_SECONDS = 0.5; os.environ['RINGSIDE_SCRATCH'] = sys.argv[1] + '/scratch'"
+def test_witness_whose_lease_expires_ends_the_rank(start):
     began = time.monotonic()
-    code, record = start(before=settings).record()
+    code, record = start(before="witness.LEASE_SECONDS = 0.5").record()
     assert (code, record["ended_by"]) == (-signal.SIGTERM, "lease")
     assert 0.5 <= time.monotonic() - began < 4
-    assert not scratch.exists()
 
 
 def test_witness_whose_lease_expires_ends_a_rank_that_waits_in_c(start):
