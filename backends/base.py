@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 MakeOptimizer: TypeAlias = "Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]"
-Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+Batch: TypeAlias = "Any"
+"""Tensors of the samples of one pass, in tuples, lists or dictionaries."""
+Loss: TypeAlias = "Callable[[Callable[..., Any], Batch], torch.Tensor]"
+"""Map a model and a batch to the mean loss, a scalar."""
 OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
@@ -149,6 +152,8 @@ class Replica(ABC):
     """Passes whose gradients add up before the average; set by ``accumulate``."""
     cycle: int = 1
     """Steps in a cycle of communication; timed blocks are multiples of it."""
+    broadcasts_buffers: bool = False
+    """Whether each step starts from the buffers of the first shard."""
 
     @abstractmethod
     def __init__(
@@ -168,8 +173,7 @@ class Replica(ABC):
 
     def learn(
         self,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
+        batch: Batch,
         loss: Loss,
         on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -179,20 +183,20 @@ class Replica(ABC):
         ``backward`` alone.
 
         Args:
-            inputs: shape (batch, features).
-            targets: shape (batch,).
-            loss: maps logits and targets to a scalar.
+            batch: the samples of this pass.
+            loss: maps ``module`` and the batch to a scalar.
             on_phase: called with the name of every phase that has ended.
         """
-        found = loss(self.forward(inputs), targets)
+        found = loss(self.module, batch)
         on_phase("forward")
         # Gradients of the passes add up to those of the mean over all samples of the step.
         self.backward(found if self.passes_per_step == 1 else found / self.passes_per_step)
         on_phase("backward")
 
-    @abstractmethod
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map one batch, shape (batch, features), to its logits, shape (batch, classes)."""
+    @property
+    def module(self) -> Callable[..., Any]:
+        """Return what the loss calls: the model, or the library's wrapper."""
+        return self.model
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
@@ -223,6 +227,10 @@ class Replica(ABC):
                 value.numel() * value.element_size() for value in state if hasattr(value, "element_size")
             ),
         }
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers whose learning rates a schedule sets."""
+        return [self.optimizer]
 
     @abstractmethod
     def attest(self) -> Facts:

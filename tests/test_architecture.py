@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "backends": (),
     "data": ("errors", "text"),
     "schema": ("backends", "backends.launchers.request", "data.catalogue", "errors", "text"),
-    "worker": ("schema", "data", "backends.*", "errors"),
+    "worker": ("schema", "data", "backends.*", "workload", "errors"),
+    "workload": (),
     "launch": ("schema", "data", "backends", "backends.launchers", "errors", "text"),
     "analysis": ("schema", "backends", "errors"),
     "report": ("analysis", "schema", "backends.launchers.request", "errors", "text"),
@@ -278,7 +279,9 @@ def test_the_command_line_imports_nothing_to_compute_with(module):
     assert not {name for name, _ in imports_of(MODULES[module]) if top(name) in computing}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if room_of(m) not in {"worker", "backends"}])
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if room_of(m) not in {"worker", "backends", "workload"}]
+)
 def test_torch_is_imported_by_the_worker_and_the_backends_alone(module):
     assert not {
         name for name, _ in imports_of(MODULES[module]) if top(name) in {"torch", "horovod", "mpi4py"}

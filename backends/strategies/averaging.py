@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from backends.base import BackendError, Collectives
-from backends.strategies.local import LocalReplica
+from backends.strategies.local import LocalReplica, start_of
 from backends.strategies.shared_memory.sum import SharedSum
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class AveragingReplica(LocalReplica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        for tensor in model.state_dict().values():
+        for tensor in start_of(model).values():
             group.broadcast_(tensor)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.mode = str(options["mode"])

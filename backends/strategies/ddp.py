@@ -12,12 +12,13 @@ from backends.base import BackendError, Collectives
 from backends.strategies.local import LocalReplica
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
-    from backends.base import Facts, Group, MakeOptimizer, Options
+    from backends.base import Batch, Facts, Group, Loss, MakeOptimizer, Options
 
 DEFAULT_CAP_MB = 25
 _HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
@@ -28,6 +29,7 @@ class DDPReplica(LocalReplica):
     """A replica in DDP, where backward and communication are one phase."""
 
     phases = ("forward", "backward", "step")
+    broadcasts_buffers = True
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -53,20 +55,17 @@ class DDPReplica(LocalReplica):
             raise BackendError("DDP cannot accumulate with static_graph=true. Leave one of them out.")
         super().accumulate(passes)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        with self._in_pass():
-            return self.wrapped(inputs)
+    @property
+    def module(self) -> DistributedDataParallel:
+        return self.wrapped
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
         with self._in_pass():
-            super().backward(loss)
+            super().learn(batch, loss, on_phase)
         self._passes_done += 1
 
     def _in_pass(self) -> AbstractContextManager[None]:
-        """Let DDP communicate only in the last pass of a step.
-
-        This covers forward as well as backward.
-        """
+        """Let DDP communicate only in the last pass of a step."""
         last = (self._passes_done + 1) % self.passes_per_step == 0
         return nullcontext() if last else self.wrapped.no_sync()
 

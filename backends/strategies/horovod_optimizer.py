@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import torch
 
 from backends.base import Collectives
-from backends.strategies.local import LocalReplica
+from backends.strategies.local import LocalReplica, start_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +28,7 @@ class HorovodReplica(LocalReplica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_parameters(start_of(model), root_rank=0)
         super().__init__(model, make_optimizer, group, options)
         # The optimizer is new on every rank, so its state is the same. Horovod's broadcast_optimizer_state
         # would take a step with zero gradients and change Adam's trajectory.

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from backends.base import Collectives, Replica
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from backends.base import Facts, Group, MakeOptimizer, Options
+
+
+def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return what a model starts from, to be broadcast in place.
+
+    Horovod carries no bool tensors, so these are bytes.
+    """
+    state = {name: held for name, held in model.state_dict().items() if hasattr(held, "dtype")}
+    return {
+        name: held.view(torch.uint8) if held.dtype == torch.bool else held for name, held in state.items()
+    }
 
 
 class LocalReplica(Replica):
@@ -24,9 +36,6 @@ class LocalReplica(Replica):
         self.shard = (group.rank, group.world_size)
         self.parameters = list(model.parameters())
         self.optimizer = make_optimizer(iter(self.parameters))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.model(inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()

@@ -11,6 +11,7 @@ from backends.strategies.ddp import DDPReplica
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
     from torch import nn
 
     from backends.base import Collectives, Facts, Group, MakeOptimizer, Options
@@ -37,6 +38,9 @@ class ZeroReplica(DDPReplica):
     def step(self) -> None:
         self.sharded.step()
         self.forget_gradients()
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.sharded]
 
     def attest(self) -> Facts:
         return super().attest() | {"parameters_as_bucket_view": self.sharded.parameters_as_bucket_view}

@@ -136,8 +136,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The baseline's step time over this arm's; above 1 is faster."""
     verdict: Verdict | None
     """None for the control and the baseline, and if ranks outnumber cores."""
-    accuracy: float
-    """Accuracy on the whole test set, by the ranks' shards."""
+    accuracy: float | None
+    """On the whole test set, or the metric of an own workload."""
     test_loss: float | None
     """None if the training diverged."""
     final_hash: str | None
@@ -223,6 +223,7 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
     ranks = launches[-1].ranks
     samples = sum(rank.evaluation.samples for rank in ranks)
     losses = [rank.evaluation.loss_sum for rank in ranks]
+    rights = [rank.evaluation.correct for rank in ranks]
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     steps = [step_seconds(launch) for launch in compared]
     control = common.of(run.config.control) if run.config.control and arm.synchronises else []
@@ -244,7 +245,7 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
             (step_seconds(other), step_seconds(own)) for own, other in _pairs(compared, baseline)
         ),
         verdict=verdict,
-        accuracy=sum(rank.evaluation.correct for rank in ranks) / samples,
+        accuracy=None if None in rights else sum(filter(None, rights)) / samples,
         test_loss=None if None in losses else sum(filter(None, losses)) / samples,
         final_hash=hashes.pop() if len(hashes) == 1 else None,
         parity=_parity(arm, launches),

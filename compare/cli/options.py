@@ -111,7 +111,14 @@ class Shared:
     model: Annotated[
         str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")
     ] = "mlp"
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd"
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="A function in a Python file of your own, in place of --model: train.py:make. It returns a "
+            "compare.workload.Workload."
+        ),
+    ] = None
+    optimizer: Annotated[str | None, typer.Option(show_default="sgd", help="sgd, adam or adamw.")] = None
     lr: Annotated[
         float | None,
         typer.Option(
@@ -176,7 +183,7 @@ def read_request(
         UsageError: a flag has a wrong value.
         OutputError: the file of ``--export-json`` cannot be written.
     """
-    from compare.experiment.settle import UserRequest, choose_dataset, choose_hosts
+    from compare.experiment.settle import UserRequest, choose_dataset, choose_hosts, choose_own
     from compare.launch.engines import Allocation
     from compare.launch.engines.ssh import Ssh
     from compare.schema.environment import read_exports
@@ -184,6 +191,7 @@ def read_request(
 
     arms = read_arms(shared.backend)
     dataset = choose_dataset(shared.dataset)
+    own = choose_own(shared.workload, optimizer=shared.optimizer, learning_rate=shared.lr, length=config)
     hosts = choose_hosts(
         shared.hostfile,
         shared.num_proc,
@@ -204,8 +212,9 @@ def read_request(
         exported=read_exports(shared.env or [], os.environ),
         dataset=dataset,
         data_dir=shared.data_dir,
+        own=own.source if own else None,
         output=shared.output,
-        optimizer=shared.optimizer,
+        optimizer=shared.optimizer or "sgd",
         learning_rate=shared.lr,
         threads_per_rank=shared.threads,
         config={
@@ -217,6 +226,7 @@ def read_request(
             "launch_timeout_seconds": shared.timeout,
             "stall_seconds": shared.stall,
             **config,
+            **(own.config if own else {}),
         },
     )
 

@@ -4,6 +4,7 @@ from compare.data.catalogue import DatasetChoice, DatasetName, DatasetSource
 from compare.data.files import FileStatus, files_in, holds, status
 from compare.data.idx import load_split
 from compare.data.mnist import fetch_mnist
+from compare.data.own import code_digest, contents, digest, own_source
 from compare.data.source import default_root, resolve
 
 __all__ = [
@@ -11,11 +12,15 @@ __all__ = [
     "DatasetName",
     "DatasetSource",
     "FileStatus",
+    "code_digest",
+    "contents",
     "default_root",
+    "digest",
     "fetch_mnist",
     "files_in",
     "holds",
     "load_split",
+    "own_source",
     "resolve",
     "status",
 ]

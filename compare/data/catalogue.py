@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Bytes: TypeAlias = "NDArray[np.uint8]"
-DatasetName: TypeAlias = Literal["mnist", "digits"]
+DatasetName: TypeAlias = Literal["mnist", "digits", "own"]
 Split: TypeAlias = Literal["train", "test"]
-DatasetChoice: TypeAlias = Literal["auto", "mnist", "digits"]
+DatasetChoice: TypeAlias = Literal["auto", "mnist", "digits", "own"]
 
 TRAIN_IMAGES: Final = "train-images-idx3-ubyte"
 TRAIN_LABELS: Final = "train-labels-idx1-ubyte"
@@ -54,10 +54,14 @@ DIGITS_VERSION: Final = "v1"  # a new recipe needs a new folder and new sums
 
 
 class DatasetSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The data set of a run and its folder, saved with results."""
+    """The data set or own workload of a run."""
 
     name: DatasetName
     requested: DatasetChoice
     directory: str
     note: str = ""
     """Why ``auto`` chose the digits, for the tables; otherwise empty."""
+    workload: str = ""
+    """``file.py:factory`` in the folder, if the user has an own workload."""
+    sha256: str = ""
+    """Over the Python files of an own workload's folder."""

@@ -142,11 +142,15 @@ def begin(
         OutputError: the folder cannot be written, or is not empty.
     """
     purpose = purpose or ("-aa" if config.comparisons else "")
-    root = request.data_dir or data.default_root()
-    source = data.resolve(request.dataset, root, progress=say)
+    source = request.own or _find_data(request, say)
     directory = create_directory(request.output or default_output(config, purpose=purpose))
     cluster.stage(source, say)
     return new_run(config, source, cluster, left_out), directory
+
+
+def _find_data(request: UserRequest, say: Callable[[str], None]) -> DatasetSource:
+    root = request.data_dir or data.default_root()
+    return data.resolve(request.dataset, root, progress=say)
 
 
 def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -> Run:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from backends import BACKENDS
+from compare import data
 from compare.analysis.aa import twins
-from compare.data import DatasetChoice
+from compare.data import DatasetChoice, DatasetSource
 from compare.doctor import availability
 from compare.doctor.availability import Survey
 from compare.errors import UnavailableError, UsageError
@@ -28,6 +29,8 @@ from compare.text import counted
 
 SETTLE_SECONDS = 300.0
 """Time for rounds if the user gives no length."""
+OWN_STEPS = 200
+"""Training steps of an own workload if the user gives none."""
 DEFAULT_RANKS = 2
 """Without a hostfile that says how many slots there are."""
 
@@ -47,6 +50,8 @@ class UserRequest:
     """Environment of the ranks that ``-x`` names."""
     dataset: DatasetChoice
     data_dir: Path | None
+    own: DatasetSource | None = None
+    """The own workload, in place of a data set."""
     output: Path | None
     optimizer: str
     learning_rate: float | None
@@ -251,6 +256,44 @@ def choose_dataset(asked: str) -> DatasetChoice:
         if name == asked:
             return name
     raise UsageError(f"--dataset cannot be {asked!r}.", remedy=f"Use {' or '.join(known)}.")
+
+
+class OwnChoice(NamedTuple):
+    """A workload of the user's own, and what follows from it."""
+
+    source: DatasetSource
+    config: Mapping[str, Any]
+    """Fields of ``RunConfig``."""
+
+
+def choose_own(
+    written: str | None, *, optimizer: str | None, learning_rate: float | None, length: Mapping[str, Any]
+) -> OwnChoice | None:
+    """Read ``--workload``; None where it is left out.
+
+    ``length`` has the ``epochs`` and ``steps`` of the command.
+
+    Raises:
+        UsageError: it names no file, or another flag contradicts it.
+    """
+    if written is None:
+        return None
+    source = data.own_source(written)
+    for flag, value in (("--optimizer", optimizer), ("--lr", learning_rate)):
+        if value is not None:
+            raise UsageError(
+                f"{flag} and --workload contradict each other.",
+                found=f"{source.workload} makes the optimizer.",
+                remedy=f"Leave out {flag}, and set it in your file.",
+            )
+    if length.get("epochs", 1) != 1:
+        raise UsageError(
+            "--epochs and --workload contradict each other.",
+            found="The ranks alone know how many samples there are.",
+            remedy="Give the length in --steps.",
+        )
+    steps = {} if length.get("steps") else {"steps": OWN_STEPS}
+    return OwnChoice(source, {"model": source.workload, **steps})
 
 
 def choose_all_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:

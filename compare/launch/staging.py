@@ -55,7 +55,9 @@ def _stage(
     if not lacking:
         return [its.directory for its in held]
     whom = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
-    files = {path.name: path.read_bytes() for path in data.files_in(Path(source.directory))}
+    folder = Path(source.directory)
+    own = source.name == "own"
+    files = data.contents(folder) if own else {path.name: path.read_bytes() for path in data.files_in(folder)}
     say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {whom}")
     for cache in sorted({its.cache for its in held if not its.directory}):
         here = [h for h, its in zip(hosts, held, strict=True) if not its.directory and its.cache == cache]
@@ -73,7 +75,8 @@ def _stage(
 
 
 def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier) -> list[Held]:
-    ask = python_command(python, "compare.launch.staging", source.name, source.directory)
+    sha256 = data.digest(data.contents(Path(source.directory))) if source.name == "own" else ""
+    ask = python_command(python, "compare.launch.staging", source.name, source.directory, sha256)
     answers = run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=_LOOK_SECONDS)
     require_success(answers, carrier)
     return [_read(answer) for answer in answers]
@@ -92,13 +95,22 @@ def _read(answer: Answer) -> Held:
         ) from None
 
 
-def main(dataset: DatasetName, directory: str) -> Held:
-    """Find a data set in a folder or in this machine's cache."""
-    sums = hashlib.sha256("".join(catalogue.SHA256[dataset].values()).encode()).hexdigest()
+def main(dataset: DatasetName, directory: str, sha256: str = "") -> Held:
+    """Find a data set or an own workload on this machine."""
+    if dataset == "own":
+        sums = sha256
+    else:
+        sums = hashlib.sha256("".join(catalogue.SHA256[dataset].values()).encode()).hexdigest()
     cache = data.default_root() / "delivered" / f"{dataset}-{sums[:12]}"
-    held = next((str(p) for p in (Path(directory), cache) if data.holds(dataset, p)), "")
+
+    def is_there(folder: Path) -> bool:
+        if dataset == "own":
+            return folder.is_dir() and data.digest(data.contents(folder)) == sha256
+        return data.holds(dataset, folder)
+
+    held = next((str(p) for p in (Path(directory), cache) if is_there(p)), "")
     return Held(held, str(cache))
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(main(sys.argv[1], sys.argv[2])) + b"\n")  # type: ignore[arg-type]
+    sys.stdout.buffer.write(msgspec.json.encode(main(*sys.argv[1:])) + b"\n")  # type: ignore[arg-type]

@@ -31,12 +31,12 @@ def headline(run: Run, analysis: Analysis | None = None) -> str:
     length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
     return (_too_noisy(run, analysis.summary) if analysis else "") + " · ".join(
         [
-            f"{config.model} on {_DATASETS[run.dataset.name]}",
+            config.model if config.is_own else f"{config.model} on {_DATASETS[run.dataset.name]}",
             f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
             config.device,
             f"batch {config.batch_size_per_rank} per rank"
             + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
-            f"{config.optimizer} lr {config.learning_rate:g}",
+            *([] if config.is_own else [f"{config.optimizer} lr {config.learning_rate:g}"]),
             length,
             *(["arms in turns" if in_turns else "one launch after another"] if len(config.arms) > 1 else []),
         ]
@@ -287,7 +287,7 @@ def _parity(run: Run, summary: Summary) -> list[str]:
         f"{arm} ({'another training' if arm in other else 'lossy'}) {_away(parity.difference)}"
         for arm, parity in lossy.items()
     ]
-    return [f"Parity with a single process, after {steps} float64 steps: {'; '.join(found)}."]
+    return [f"Parity with a single process, in each of {steps} float64 steps: {'; '.join(found)}."]
 
 
 def _who(run: Run, summary: Summary, proven: list[str]) -> str:

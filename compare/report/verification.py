@@ -92,10 +92,10 @@ def _notes(verification: Verification) -> Iterator[str]:
     if limits:
         allowed = " and ".join(f"{limit:g} in {name}" for name, limit in limits.items())
         yield (
-            "float64, float32: relative difference from a single process on the combined batch, after 20 "
+            "float64, float32: largest relative difference of a step from that of a single process, in 20 "
             f"steps of plain SGD. Allowed: {allowed}."
         )
     yield (
-        f"step 1 to {_SHOWN_STEPS[-1]}: the same in float32, with the run's optimizer. It is no gate: "
-        "rounding grows with every step, and with Adam from the first."
+        f"step 1 to {_SHOWN_STEPS[-1]}: distance from one process on the combined batch, with the run's "
+        "optimizer. It is no gate: rounding grows, and dropout and BatchNorm differ."
     )

@@ -9,7 +9,7 @@ import msgspec
 from compare.data.catalogue import TRAIN_COUNT
 from compare.errors import UsageError
 from compare.schema.arms import CONTROL, Arm
-from compare.schema.workload import LARGEST_NUMBER, require, require_model
+from compare.schema.workload import LARGEST_NUMBER, is_own, require, require_model
 
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """The optimizers, each with its default learning rate."""
@@ -31,7 +31,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Label of the arm that the others are compared with."""
     ranks: int = 2
     model: str = "mlp"
-    """One of ``MODELS``, or ``mlp:784-4096-10`` with any inner widths."""
+    """One of ``MODELS``, ``mlp:784-4096-10`` with any inner widths, or an own ``file.py:factory``."""
     optimizer: str = "sgd"
     learning_rate: float = 0.01
     """Never scaled by the number of ranks."""
@@ -99,13 +99,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--interleave", self.interleave, INTERLEAVES),
         ):
             require(name in known, flag, name, " or ".join(known))
-        require_model(self.model)
-        require(
-            self.global_batch_size <= TRAIN_COUNT,
-            "--batch-size",
-            self.batch_size_per_rank,
-            f"a batch so that {self.ranks} ranks with {self._batches()} need at most {TRAIN_COUNT} samples",
-        )
+        if not self.is_own:
+            require_model(self.model)
+            require(
+                self.global_batch_size <= TRAIN_COUNT,
+                "--batch-size",
+                self.batch_size_per_rank,
+                f"a batch so that {self.ranks} ranks with {self._batches()} need at most {TRAIN_COUNT} "
+                "samples",
+            )
         self._require_arms_that_accumulate()
         if self.total_steps <= self.untimed_steps:
             raise UsageError(
@@ -117,6 +119,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         require(
             not self.baseline or self.baseline in labels, "--baseline", self.baseline, " or ".join(labels)
         )
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether the workload is the user's own.
+
+        Then the ranks alone know its samples, its optimizer and its learning rate.
+        """
+        return is_own(self.model)
 
     def _batches(self) -> str:
         return "one each" if self.accumulate == 1 else f"{self.accumulate} each"

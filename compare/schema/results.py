@@ -27,7 +27,8 @@ PHASES = {"forward", "backward", "sync", "step"}
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """The final model's answers on one rank's share of the test set."""
 
-    correct: int
+    correct: float | None
+    """Right answers, or the sum of an own metric; None without one."""
     samples: int
     loss_sum: float | None
     """None if it is not a number: the training diverged."""
@@ -84,7 +85,7 @@ PassKind: TypeAlias = Literal["float64", "float32", "as run"]
 
 
 class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
-    """A short training, compared with one process that sees all batches."""
+    """A short training, each step compared with that of one process."""
 
     kind: PassKind
     """Plain SGD in float64 or float32; ``as run``: the run's optimizer, float32."""
@@ -108,9 +109,10 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
     None on other ranks than 0, too.
     """
     differences: list[float | None]
-    """Relative difference of the parameters from the single process's, step by step.
+    """Relative difference of the parameters from the single process's after each step.
 
-    Other ranks than 0 have only the first. None if it is not a number.
+    Both start each step from this rank's parameters. Other ranks than 0 have only the first. None if it is
+    not a number.
     """
     seconds: float
 

@@ -15,6 +15,7 @@ MLPS = {"mlp": (PIXELS, 256, CLASSES), "wide": (PIXELS, 4096, 4096, CLASSES)}
 MODELS = (*MLPS, "convnet")
 # Far above any real run; JSON, the watchdog and torch's generators can hold it.
 LARGEST_NUMBER = 10**9
+_OWN = re.compile(r"[^/]+\.py:[A-Za-z_][A-Za-z0-9_]*")
 _WIDTHS = re.compile(r"mlp:([1-9][0-9]{0,9}(?:-[1-9][0-9]{0,9})+)")
 
 
@@ -32,6 +33,11 @@ def layer_widths(model: str) -> tuple[int, ...]:
     if not written:
         raise ValueError(model)
     return tuple(int(width) for width in written[1].split("-"))
+
+
+def is_own(model: str) -> bool:
+    """Return whether a model is a workload of the user's own: ``file.py:factory``."""
+    return bool(_OWN.fullmatch(model))
 
 
 def require_model(model: str) -> None:

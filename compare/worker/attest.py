@@ -10,7 +10,7 @@ import torch
 from backends.base import Facts, Group, Replica
 from compare.schema.environment import library_settings
 from compare.schema.job import Job
-from compare.worker.batches import Batches
+from compare.worker.task import Batches
 
 
 def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:

@@ -44,7 +44,7 @@ def normalise(pixels: torch.Tensor, out: torch.Tensor | None = None) -> torch.Te
     return torch.add(_SHIFT, out.copy_(pixels), alpha=_SCALE, out=out)
 
 
-class Batches:
+class PixelBatches:
     """Endless batches of one shard of the training set.
 
     Each epoch is a new permutation with the same seed on every rank. Shard i of n takes the i-th of the n
@@ -53,12 +53,19 @@ class Batches:
 
     Pixels are fetched for several batches at once, and normalised batch by batch. Images of another dtype
     stay as they are. The next step overwrites the inputs, because a persistent buffer needs no allocation.
+    Only a proof asks for another ``dtype`` than float32, which takes a copy.
     """
 
     def __init__(
-        self, images: torch.Tensor, labels: torch.Tensor, shard: tuple[int, int], config: RunConfig
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        shard: tuple[int, int],
+        config: RunConfig,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._images, self._labels = images, labels
+        self._dtype = dtype
         self._index, self._count = shard
         # Ranks that share a shard train on one larger part, so this may be more than a rank's batch.
         self._size, rest = divmod(config.ranks * config.batch_size_per_rank, self._count)
@@ -97,7 +104,7 @@ class Batches:
                 for images, labels in zip(fetched, targets, strict=False):  # the last fetch may be shorter
                     if raw:
                         normalise(images, out=inputs)
-                    yield inputs, labels
+                    yield (inputs if self._dtype is None else inputs.to(self._dtype)), labels
             epoch += 1
 
     def _fetcher(self) -> Callable[[Any], object]:

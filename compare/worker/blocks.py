@@ -11,15 +11,15 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 import torch
 
-from backends.base import BackendError, Group, Replica
+from backends.base import BackendError, Batch, Group, Loss, Replica
 from compare.schema.config import RunConfig
 from compare.schema.job import Job
 from compare.schema.results import Block, Mode
 from compare.schema.turns import LEAST_STEPS, Turn
 from compare.worker.clock import PhaseClock, read_clock, time_work
-from compare.worker.loop import Batch, train
+from compare.worker.loop import BeforeStep, train
+from compare.worker.task import Task
 from compare.worker.watchdog import Watchdog
-from compare.worker.workload import build_model, optimizer_maker
 
 BLOCK_STEPS = 30
 """Steps in a block."""
@@ -123,13 +123,19 @@ class Side(NamedTuple):
 
     replica: Replica
     batches: Iterator[Batch]
+    loss: Loss
+    before_step: BeforeStep | None = None
+
+    def train(self, steps: int, on_phase: Callable[[str], None] = lambda _: None) -> None:
+        """Take training steps."""
+        train(self.replica, self.batches, self.loss, steps, on_phase, before_step=self.before_step)
 
 
 Sides: TypeAlias = dict[Mode, Side]
 
 
 def make_reference(
-    make_replica: type[Replica], config: RunConfig, batches: Iterator[Batch], group: Group, steps: int
+    make_replica: type[Replica], task: Task, batches: Iterator[Batch], group: Group, steps: int
 ) -> Side:
     """Make a replica that trains on the same batches without synchronisation.
 
@@ -137,12 +143,10 @@ def make_reference(
     ``steps`` first steps.
     """
     with _same_randomness(group.device):
-        torch.manual_seed(config.seed)
-        model = build_model(config.model).to(group.device)
-        replica = make_replica(model, optimizer_maker(config), group, {})
-        replica.accumulate(config.accumulate)
-        side = Side(replica, batches)
-        train(*side, steps)
+        replica = make_replica(task.build_model(), task.make_optimizer, group, {})
+        replica.accumulate(task.config.accumulate)
+        side = Side(replica, batches, task.loss, task.before_step())
+        side.train(steps)
     read_clock(group.device)
     return side
 
@@ -254,7 +258,7 @@ class BlockTrainer:
             if self._left > 0:
                 piece = min(piece, self._left)
             self._note(piece)
-            train(*self._sides["training"], piece)
+            self._sides["training"].train(piece)
             read_clock(self._group.device)
             self._count(piece)
             steps -= piece
@@ -280,7 +284,7 @@ class BlockTrainer:
         steps = plan.steps - settling
         clock = PhaseClock(device) if plan.phased else None
         self._note()
-        train(*side, settling)
+        side.train(settling)
         read_clock(device)  # a GPU may still be busy with earlier steps
         # A record slows the next step or two of the MLP by a tenth. So a block of quick steps has only one.
         if self._watchdog.steps_at_once(self.step_seconds) < plan.steps:
@@ -305,7 +309,7 @@ class BlockTrainer:
             if done:
                 read_clock(self._group.device)
                 self._note()
-            train(*side, min(steps - done, at_once), *([clock] if clock else []))
+            side.train(min(steps - done, at_once), *([clock] if clock else []))
 
     def _note(self, steps: int = 1) -> None:
         self._watchdog.note("train", self.steps_done, expected_seconds=steps * self.step_seconds)

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
 
-from compare.worker.workload import loss_function
+from compare.worker.models import loss_function
 
 if TYPE_CHECKING:
-    from backends.base import Replica
+    from backends.base import Batch, Loss, Replica
 
-Batch = tuple[torch.Tensor, torch.Tensor]
 EVALUATION_BATCH = 1000
+
+
+BeforeStep: TypeAlias = Callable[[nn.Module, list[torch.optim.Optimizer]], None]
+"""Change the averaged gradients of a model, or settings of its optimizers."""
 
 
 def train(
     replica: Replica,
     batches: Iterator[Batch],
+    loss: Loss,
     steps: int,
     on_phase: Callable[[str], None] = lambda _: None,
+    *,
+    before_step: BeforeStep | None = None,
 ) -> None:
     """Take training steps.
 
@@ -31,10 +37,12 @@ def train(
     """
     passes = replica.passes_per_step
     for _ in range(steps):
-        for inputs, targets in islice(batches, passes):
-            replica.learn(inputs, targets, loss_function, on_phase)
+        for batch in islice(batches, passes):
+            replica.learn(batch, loss, on_phase)
         replica.sync()
         on_phase("sync")
+        if before_step:
+            before_step(replica.model, replica.optimizers())
         replica.step()
         on_phase("step")
 

@@ -38,7 +38,8 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
         status = 0
     except BaseException as error:  # noqa: BLE001 -- an exit is an outcome too
         status = 1
-        failure = _describe(error, placement)
+        own = job.dataset.directory if job.dataset.name == "own" else None
+        failure = _describe(error, placement, own)
         traceback.print_exc()
         with suppress(OutputError):  # the parent finds the full disk by itself
             write_json(files.failure(placement.rank), failure)
@@ -60,8 +61,11 @@ def _exit(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _describe(error: BaseException, placement: Placement) -> RankFailure:
-    last = traceback.extract_tb(error.__traceback__)[-1]
+def _describe(error: BaseException, placement: Placement, own: str | None) -> RankFailure:
+    """Describe an error by its last frame, in an own workload's folder."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if own and Path(frame.filename).is_relative_to(own)]
+    last = (users or frames)[-1]
     return RankFailure(
         rank=placement.rank,
         host=placement.host,

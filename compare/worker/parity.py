@@ -1,11 +1,16 @@
 """Compare an arm with a single process on the same samples.
 
 A new copy of the run's model trains through the arm's strategy. The reference is plain torch without a
-group. In each step it trains on the batches of all ranks as one.
+group. It takes the same step from the same parameters. It computes the gradient of each shard alone, with
+that shard's random numbers and buffers. Then it averages them. Before the next step it starts again from the
+arm's parameters. So rounding does not grow from step to step, and dropout and BatchNorm may be there. Its
+optimizer keeps a state of its own.
 
-The passes check gradients, and plain SGD applies gradients as they are. Adam divides each by its own
-size. A gradient that is zero except for rounding then moves its parameter as far as any other. After 20
-float64 steps of the convnet, Adam ended 3e-12 away from the reference, and SGD 3e-16. The learning rate is
+The pass ``as run`` is no gate. It shows how far the arm drifts from one process on the combined batch, which
+trains on by itself. Rounding makes a difference there, and so do dropout and BatchNorm.
+
+The gates train by plain SGD, which applies gradients as they are. Adam divides each by its own size. A
+gradient that is zero except for rounding then moves its parameter as far as any other. The learning rate is
 not the run's either. With a tiny one every strategy would pass, with a huge one none.
 
 ``prove`` restores the random generators and the memory, so the training after it is not changed.
@@ -18,12 +23,13 @@ import ctypes
 import gc
 import hashlib
 import math
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import nn
 
@@ -31,18 +37,11 @@ from backends.base import MakeOptimizer, Replica
 from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
 from compare.schema.results import ParityPass, PassKind
-from compare.worker.batches import Batches
-from compare.worker.loop import Batch, train
-from compare.worker.workload import build_model, loss_function, optimizer_maker
+from compare.worker.blocks import Side
+from compare.worker.task import Task
 
 MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
 
-_SAMPLES = 8
-"""Samples of a step, and at least one for each rank.
-
-A gradient of few samples shows every fault that one of many shows, and costs the reference little.
-"""
-_LEARNING_RATE = 0.01
 _LARGE = 4_000_000
 """Parameters of a large model.
 
@@ -54,48 +53,39 @@ _FEW_STEPS = 5
 All known faults show by the third step. DDP rebuilds its buckets after the first. Horovod reads names from
 its cache from the second on.
 """
-_DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
-
-
-class Data(NamedTuple):
-    """The run's training set, on its device."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
 
 
 def prove(
     make_replica: MakeReplica,
-    data: Data,
-    config: RunConfig,
+    task: Task,
     kind: PassKind,
     note: Callable[[float], None],
     *,
     leads: bool,
     brief: bool = False,
 ) -> ParityPass:
-    """Train ``STEPS`` steps through a strategy and through the reference.
+    """Train ``STEPS`` steps through a strategy, each beside the reference.
 
-    Every rank calls it at the same point. All ranks train the reference for one step, so that each can
-    compare its first update. One rank leads, and trains the reference to the end. Equal hashes extend its
-    result to the others. The passes ``float64`` and ``float32`` train by plain SGD; ``as run`` in float32
-    with the run's own optimizer. ``note`` is called before every step with the seconds of the last one. A
-    ``brief`` pass of a large model takes ``_FEW_STEPS``, so that a launch starts soon.
+    Every rank calls it at the same point. All ranks take the first step of the reference, so that each can
+    compare its first update. One rank leads, and compares all steps. Equal hashes extend its result to the
+    others. The passes ``float64`` and ``float32`` train by plain SGD; ``as run`` in float32 with the run's
+    own optimizer. ``note`` is called before every step with the seconds of the last one. A ``brief`` pass of
+    a large model takes ``_FEW_STEPS``, so that a launch starts soon.
     """
     begun = time.monotonic()
-    config = _shortened(config, kind)
-    with _restored(data.images.device):
-        outcome = _follow(make_replica, data, config, _DTYPES[kind], note, leads=leads, brief=brief)
+    task = task.for_proof(kind)
+    with _restored(task.device):
+        outcome = _follow(make_replica, task, note, leads=leads, brief=brief, drifts=kind == "as run")
     return ParityPass(
         kind=kind,
         steps=outcome.steps,
-        samples_per_rank=config.batch_size_per_rank,
-        optimizer=config.optimizer,
-        learning_rate=config.learning_rate,
+        samples_per_rank=task.config.batch_size_per_rank,
+        optimizer=task.config.optimizer,
+        learning_rate=task.config.learning_rate,
         hash=outcome.hash,
         share_of_first_update=_finite(outcome.first_update.share),
         error_of_first_update=_finite(outcome.first_update.error),
-        error_of_whole_update=_finite(outcome.whole_update.error),
+        error_of_whole_update=_finite(outcome.error_of_all),
         differences=[_finite(difference) for difference in outcome.differences],
         seconds=time.monotonic() - begun,
     )
@@ -108,7 +98,8 @@ def hash_parameters(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().numpy().data)
+        # NumPy has no bfloat16.
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -142,23 +133,57 @@ class _Update(NamedTuple):
 
 
 class _Reference:
-    """The same training in a single process, as in a tutorial."""
+    """The same training in a single process, shard by shard.
 
-    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, batches: Iterator[Batch]) -> None:
+    Where it ``drifts``, it is on the combined batch, and never starts again from the arm's parameters.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, replica: Replica, *, drifts: bool) -> None:
         self.model = model
-        self._start = [p.detach().clone() for p in model.parameters()]
-        self._optimizer = make_optimizer(model.parameters())
-        self._batches = batches
+        self._task = task
+        self._drifts = drifts
+        self._optimizer = task.make_optimizer(model.parameters())
+        self._before_step = task.before_step()
+        count = 1 if drifts else replica.shard[1]
+        self._shards = [iter(task.batches((index, count))) for index in range(count)]
+        self._buffers = [_buffers_of(model) for _ in range(count)]
+        self._own = 0 if drifts else replica.shard[0]
+        self._broadcasts = replica.broadcasts_buffers
+        self._start: list[torch.Tensor] = []
+        self._apart = [torch.zeros_like(p) for p in model.parameters()]
 
-    def step(self) -> None:
-        inputs, targets = next(self._batches)
+    @torch.no_grad()
+    def anchor(self, found: nn.Module) -> None:
+        """Start the next step from the parameters of another model."""
+        if self._drifts and self._start:
+            return
+        for own, other in zip(self.model.parameters(), found.parameters(), strict=True):
+            own.copy_(other)
+        self._start = self._start or [p.detach().clone() for p in self.model.parameters()]
+        self._buffers[self._own] = _buffers_of(found)
+        if self._broadcasts:
+            self._buffers = [self._buffers[0]] * len(self._shards)
+
+    def step(self, step: int) -> None:
+        """Take a step by the mean of all shards' gradients."""
+        passes = self._task.config.accumulate
         self._optimizer.zero_grad()
-        loss_function(self.model(inputs), targets).backward()
+        for index, batches in enumerate(self._shards):
+            seed_step(self._task.config, step, index)
+            with torch.no_grad():
+                for own, kept in zip(self.model.buffers(), self._buffers[index], strict=True):
+                    own.copy_(kept)
+            for batch in islice(batches, passes):
+                loss = self._task.loss(self.model, batch)
+                (loss / (passes * len(self._shards))).backward()
+            self._buffers[index] = _buffers_of(self.model)
+        if self._before_step:
+            self._before_step(self.model, [self._optimizer])
         self._optimizer.step()
 
     @torch.no_grad()
     def compare_update(self, found: nn.Module) -> _Update:
-        """Compare another model's update from the same start."""
+        """Compare the first update of another model."""
         along, apart, whole = 0.0, 0.0, 0.0
         for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
             right, wrong = (e - s).flatten(), (f - e).flatten()
@@ -167,87 +192,91 @@ class _Reference:
             whole += float(torch.dot(right, right))
         return _Update(along / whole, math.sqrt(apart / whole)) if whole else _Update(math.nan, math.nan)
 
-    def drop_start(self) -> None:
-        """Free the start; no update can be compared after it."""
-        self._start.clear()
+    @torch.no_grad()
+    def add_error(self, found: nn.Module) -> None:
+        """Add another model's distance after this step to that of all steps."""
+        for total, f, e in zip(self._apart, found.parameters(), self.model.parameters(), strict=True):
+            total.add_(f).sub_(e)
+
+    @torch.no_grad()
+    def error_of_all(self, found: nn.Module) -> float:
+        """Return the distance from all right updates together, over their size."""
+        apart = sum(float(torch.dot(a.flatten(), a.flatten())) for a in self._apart)
+        right = [f - s - a for f, s, a in zip(found.parameters(), self._start, self._apart, strict=True)]
+        whole = sum(float(torch.dot(r.flatten(), r.flatten())) for r in right)
+        return math.sqrt(apart / whole) if whole else math.nan
+
+
+def seed_step(config: RunConfig, step: int, shard: int) -> None:
+    """Set the random generators for a shard's part of a step."""
+    seed = (config.seed * 1_000_003 + step) * 1_009 + shard
+    torch.manual_seed(seed)
+    random.seed(seed)
+
+
+def _buffers_of(model: nn.Module) -> list[torch.Tensor]:
+    return [buffer.detach().clone() for buffer in model.buffers()]
 
 
 class _Outcome(NamedTuple):
     steps: int
     hash: str
     first_update: _Update
-    whole_update: _Update
-    """Update of all steps; NaN on ranks that do not lead."""
+    error_of_all: float
+    """Of all steps together; NaN on ranks that do not lead."""
     differences: list[float]
 
 
 def _follow(
     make_replica: MakeReplica,
-    data: Data,
-    config: RunConfig,
-    dtype: torch.dtype,
+    task: Task,
     note: Callable[[float], None],
     *,
     leads: bool,
     brief: bool,
+    drifts: bool,
 ) -> _Outcome:
-    def batches(shard: tuple[int, int], config: RunConfig) -> Iterator[Batch]:
-        for inputs, targets in Batches(*data, shard, config):
-            yield inputs.to(dtype), targets
-
-    torch.manual_seed(config.seed)
-    model = build_model(config.model, dropout=False).to(data.images.device, dtype)
+    model = task.build_model()
     steps = _FEW_STEPS if brief and sum(p.numel() for p in model.parameters()) > _LARGE else STEPS
-    reference = _Reference(copy.deepcopy(model), optimizer_maker(config), batches((0, 1), _combined(config)))
-    replica = make_replica(model, optimizer_maker(config))
-    replica.accumulate(config.accumulate)
-    own = batches(replica.shard, config)
+    copied = copy.deepcopy(model)
+    replica = make_replica(model, task.make_optimizer)
+    replica.accumulate(task.config.accumulate)
+    reference = _Reference(copied, task, replica, drifts=drifts)
+    own = Side(replica, iter(task.batches(replica.shard)), task.loss, task.before_step())
+    whole = replica.whole()
     differences: list[float] = []
-    first_update = whole_update = _Update(math.nan, math.nan)
-    seconds = 0.0
+    first_update, error_of_all, seconds = _Update(math.nan, math.nan), math.nan, 0.0
     for step in range(steps):
         note(seconds)
         begun = time.monotonic()
-        train(replica, own, 1)
+        if leads or step == 0:
+            reference.anchor(whole)
+        seed_step(task.config, step, replica.shard[0])
+        own.train(1)
         whole = replica.whole()
         if leads or step == 0:
-            reference.step()
+            reference.step(step)
             differences.append(relative_difference(whole, reference.model))
+            reference.add_error(whole)
         if step == 0:
             first_update = reference.compare_update(whole)
-        if not leads:
-            reference.drop_start()
         seconds = time.monotonic() - begun
-    whole = replica.whole()
     if leads:
-        whole_update = reference.compare_update(whole)
-    return _Outcome(steps, hash_parameters(whole), first_update, whole_update, differences)
+        error_of_all = reference.error_of_all(whole)
+    return _Outcome(steps, hash_parameters(whole), first_update, error_of_all, differences)
 
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _shortened(config: RunConfig, kind: PassKind) -> RunConfig:
-    size = min(config.batch_size_per_rank, max(1, _SAMPLES // config.ranks))
-    config = msgspec.structs.replace(config, batch_size_per_rank=size)
-    if kind == "as run":
-        return config
-    return msgspec.structs.replace(config, optimizer="sgd", learning_rate=_LEARNING_RATE)
-
-
-def _combined(config: RunConfig) -> RunConfig:
-    """Give one rank the samples of all ranks in a single pass."""
-    return msgspec.structs.replace(
-        config, ranks=1, accumulate=1, batch_size_per_rank=config.global_batch_size
-    )
-
-
 @contextmanager
 def _restored(device: torch.device) -> Iterator[None]:
     """Restore the random generators, and free the memory."""
+    state = random.getstate()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
+    random.setstate(state)
     gc.collect()  # a wrapper and its hooks hold each other
     if device.type == "cuda":
         torch.cuda.empty_cache()

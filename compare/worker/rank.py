@@ -5,10 +5,9 @@ No other module calls ``backends.load``.
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,22 +18,21 @@ from torch import nn
 
 import backends
 from backends.base import BackendError, Group, MakeOptimizer, Placement, Replica
-from compare import data
 from compare.schema.arms import CONTROL
 from compare.schema.job import PASSES, Job, Stage
 from compare.schema.results import Block, Evaluation, MachineUse, Moments, ParityPass, RankResult, Sweep
 from compare.schema.turns import FINISH
 from compare.worker.attest import attest
-from compare.worker.batches import Batches, as_tensors, normalise
 from compare.worker.blocks import FIRST_STEPS, BlockTrainer, Side, Sides, make_reference, untimed_steps
 from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
-from compare.worker.loop import EVALUATION_BATCH, evaluate, train
+from compare.worker.loop import EVALUATION_BATCH
 from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
-from compare.worker.parity import Data, hash_parameters, prove
+from compare.worker.mnist import MnistTask
+from compare.worker.parity import hash_parameters, prove
+from compare.worker.task import Task
 from compare.worker.turns import TurnPipes
 from compare.worker.watchdog import Watchdog
-from compare.worker.workload import build_model, optimizer_maker
 
 _WARM_UP_PIECE = 10
 
@@ -47,7 +45,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         DataError: the data set is damaged.
         Exception: any error of a library; the caller records it.
     """
-    config, start_up = job.config, _StartUp(job.launched_at)
+    start_up = _StartUp(job.launched_at)
     start_up.mark("started")
     joined = _join(job, placement, watchdog, start_up)
     group, device = joined.group, joined.group.device
@@ -63,8 +61,8 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     start_up.mark("replica_ready")
 
     watchdog.note("warm-up")
-    batches = Batches(*joined.training_set, replica.shard, config)
-    own = Side(replica, iter(batches))
+    batches = joined.task.batches(replica.shard)
+    own = Side(replica, iter(batches), joined.task.loss, joined.task.before_step())
     first_step_seconds = _take_first_step(own, device)
     start_up.mark("first_step_done")
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first_step_seconds, earlier_peak=proof_peak)
@@ -135,9 +133,9 @@ class _Trained(NamedTuple):
     """Of each parameter."""
 
 
-def _test(job: Job, replica: Replica, group: Group, watchdog: Watchdog, step_seconds: float) -> _Trained:
+def _test(task: Task, replica: Replica, watchdog: Watchdog, step_seconds: float) -> _Trained:
     """Test the model after its last training step."""
-    config, whole = job.config, replica.whole()
+    config, whole = task.config, replica.whole()
 
     def note() -> None:
         # A forward pass takes no longer than a step.
@@ -146,7 +144,7 @@ def _test(job: Job, replica: Replica, group: Group, watchdog: Watchdog, step_sec
 
     return _Trained(
         final_hash=hash_parameters(whole),
-        evaluation=_evaluate(job, whole, replica.shard, group.device, note),
+        evaluation=task.test(whole, replica.shard, note),
         gradient_bytes=[p.numel() * p.element_size() for p in whole.parameters()],
     )
 
@@ -178,7 +176,7 @@ class _Joined(NamedTuple):
 
     make_replica: type[Replica]
     group: Group
-    training_set: Data
+    task: Task
 
 
 def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp) -> _Joined:
@@ -190,9 +188,7 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
     make_group, make_replica = backends.load(job.arm.backend, job.arm.options)
 
     watchdog.note("data")
-    images, labels = as_tensors(*data.load_split(job.dataset, "train"), device)
-    if device.type == "cuda":
-        images = normalise(images)  # GPU memory is fast, and two more kernels a step cost more
+    task = _load_task(job, device)
     start_up.mark("data_ready")
 
     watchdog.note("join")
@@ -200,8 +196,16 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
     start_up.mark("joined")
 
     # The first optimizer of a process loads more of torch for a second: start-up time, in every arm.
-    optimizer_maker(config)(iter([torch.nn.Parameter(torch.zeros(1))]))
-    return _Joined(make_replica, group, Data(images, labels))
+    task.make_optimizer(iter([nn.Parameter(torch.zeros(1))]))
+    return _Joined(make_replica, group, task)
+
+
+def _load_task(job: Job, device: torch.device) -> Task:
+    if job.dataset.name == "own":
+        from compare.worker.own import OwnTask
+
+        return OwnTask.load(job.config, job.dataset, device)
+    return MnistTask.load(job.config, job.dataset, device)
 
 
 def _prove(job: Job, joined: _Joined, watchdog: Watchdog) -> list[ParityPass]:
@@ -223,16 +227,14 @@ def _prove(job: Job, joined: _Joined, watchdog: Watchdog) -> list[ParityPass]:
 
     leads = group.rank == 0
     return [
-        prove(make, joined.training_set, job.config, kind, note, leads=leads, brief=job.proof == "brief")
+        prove(make, joined.task, kind, note, leads=leads, brief=job.proof == "brief")
         for kind in PASSES[job.proof]
     ]
 
 
 def _make_replica(job: Job, joined: _Joined) -> Replica:
-    config, group = job.config, joined.group
-    torch.manual_seed(config.seed)
-    model = build_model(config.model).to(group.device)
-    replica = joined.make_replica(model, optimizer_maker(config), group, job.arm.options)
+    config, group, task = job.config, joined.group, joined.task
+    replica = joined.make_replica(task.build_model(), task.make_optimizer, group, job.arm.options)
     replica.accumulate(config.accumulate)
     # From here on, dropout may differ between ranks, but not between runs.
     torch.manual_seed(config.seed + 1 + group.rank)
@@ -242,7 +244,7 @@ def _make_replica(job: Job, joined: _Joined) -> Replica:
 def _take_first_step(own: Side, device: torch.device) -> float:
     """Train one step, and return its time in seconds."""
     begun = time.monotonic()
-    train(*own, 1)
+    own.train(1)
     read_clock(device)
     return time.monotonic() - begun
 
@@ -259,7 +261,7 @@ def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, st
             min(_WARM_UP_PIECE, watchdog.steps_at_once(step_seconds), steps - done),
             time.monotonic(),
         )
-        train(*own, piece)
+        own.train(piece)
         read_clock(device)
         done, step_seconds = done + piece, (time.monotonic() - begun) / piece
     return step_seconds
@@ -294,15 +296,15 @@ def _timed(
     if job.arm.communicates:
         watchdog.note("reference", untimed, expected_seconds=step_seconds)
         _, make_control = backends.load(CONTROL, {})
-        same = iter(Batches(*joined.training_set, own.replica.shard, config))
+        same = iter(joined.task.batches(own.replica.shard))
         steps = min(FIRST_STEPS, config.untimed_steps, watchdog.steps_at_once(step_seconds))
-        sides["reference"] = make_reference(make_control, config, same, group, steps)
+        sides["reference"] = make_reference(make_control, joined.task, same, group, steps)
     tested: list[_Trained] = []
     meter = CPUMeter()
 
     def test() -> None:
         with meter.left_out():
-            tested.append(_test(job, own.replica, group, watchdog, trainer.step_seconds))
+            tested.append(_test(joined.task, own.replica, watchdog, trainer.step_seconds))
             # A rank that is still testing would slow down the next block of others.
             steps = tested[-1].evaluation.samples / config.batch_size_per_rank
             watchdog.note("test", config.total_steps, expected_seconds=steps * trainer.step_seconds)
@@ -340,17 +342,6 @@ def _take_turns(
         if turn == FINISH:
             return blocks
         blocks += trainer.turn(turn)
-
-
-def _evaluate(
-    job: Job, model: nn.Module, shard: tuple[int, int], device: torch.device, note: Callable[[], None]
-) -> Evaluation:
-    note()
-    images, labels = as_tensors(*data.load_split(job.dataset, "test"), device)
-    correct, samples, loss_sum = evaluate(model, normalise(images), labels, shard, note)
-    return Evaluation(
-        correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None
-    )
 
 
 def _device(kind: str, placement: Placement) -> torch.device:

@@ -61,9 +61,9 @@ class SharesOneShard(AveragingReplica):
 class TakesOneRanksBatch(SharesOneShard):
     """Trains on one rank's batch, although its shard is all data."""
 
-    def learn(self, inputs, targets, *others):
+    def learn(self, batch, *others):
         world = self.reducer.group.world_size
-        super().learn(inputs.chunk(world)[0], targets.chunk(world)[0], *others)
+        super().learn([part.chunk(world)[0] for part in batch], *others)
 
 
 class StartsApart(AveragingReplica):
@@ -110,8 +110,8 @@ class Fuses(AveragingReplica):
 
     phases = ("backward", "sync", "step")
 
-    def learn(self, inputs, targets, loss, on_phase=lambda _: None):
-        super().learn(inputs, targets, loss)
+    def learn(self, batch, loss, on_phase=lambda _: None):
+        super().learn(batch, loss)
         on_phase("backward")
 
 

@@ -22,9 +22,9 @@ from backends.base import BackendError
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
 from compare.schema.workload import CLASSES, PIXELS
-from compare.worker.batches import Batches
+from compare.worker.batches import PixelBatches
 from compare.worker.loop import train
-from compare.worker.workload import loss_function, optimizer_maker
+from compare.worker.models import classify, optimizer_maker
 from tests.contract.records import GroupRecord, Lap, ReplicaRecord, Training
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
     batches = task.passes(replica.shard)
     combined, alone = _Reference(0, maker), _Reference(rank, maker)
     reported: list[str] = []
-    replica.learn(*next(batches), loss_function, reported.append)
+    replica.learn(next(batches), classify, reported.append)
     before_sync = _hash(_gradients(replica.model))
     replica.sync()
     gradients = _gradients(replica.model)
@@ -230,7 +230,7 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
         "gradient_error_alone": _error(gradients, alone.gradients(task.first((rank, world)))),
     }
     replica.step()
-    replica.learn(*next(batches), loss_function)
+    replica.learn(next(batches), classify)
     replica.sync()
     second = _gradients(replica.model)
     errors |= {
@@ -284,7 +284,7 @@ def _observe_training(make_replica, group, config, optimizer, learning_rate, dty
     replica = make_replica(_build(rank, dtype), maker)
     replica.accumulate(passes)
     started = _hash(replica.whole().state_dict().values())
-    train(replica, task.passes(replica.shard), STEPS)
+    train(replica, task.passes(replica.shard), classify, STEPS)
     whole = replica.whole()
     found = list(whole.parameters())
     return replica, Training(
@@ -327,12 +327,12 @@ class _Task:
             self.config, ranks=1, accumulate=1, batch_size_per_rank=self.config.global_batch_size
         )
         index, count = shard
-        for inputs, targets in Batches(self.images, self.labels, (0, 1), config):
+        for inputs, targets in PixelBatches(self.images, self.labels, (0, 1), config):
             yield inputs.chunk(count)[index], targets.chunk(count)[index]
 
     def passes(self, shard: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield a shard's passes, as the product splits them."""
-        return iter(Batches(self.images, self.labels, shard, self.config))
+        return iter(PixelBatches(self.images, self.labels, shard, self.config))
 
     def first(self, shard: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         return next(self.batches(shard))
@@ -352,7 +352,7 @@ class _Reference:
 
     def gradients(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
         self.optimizer.zero_grad()
-        loss_function(self.model(batch[0]), batch[1]).backward()
+        classify(self.model, batch).backward()
         return _gradients(self.model)
 
     def step(self) -> _Reference:

@@ -10,8 +10,8 @@ import backends
 from backends.launchers import LAUNCHERS
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
-from compare.worker.batches import Batches, as_tensors
-from compare.worker.workload import build_model, optimizer_maker
+from compare.worker.batches import PixelBatches, as_tensors
+from compare.worker.models import build_model, optimizer_maker
 from tests.bench.scripts import published
 
 CPU = torch.device("cpu")
@@ -38,4 +38,4 @@ def replica_of(label, group, model, tensors):
     _, make_replica = backends.load(arm.backend, arm.options)
     torch.manual_seed(0)
     replica = make_replica(build_model(model), optimizer_maker(config), group, arm.options)
-    return replica, iter(Batches(*tensors, replica.shard, config))
+    return replica, iter(PixelBatches(*tensors, replica.shard, config))

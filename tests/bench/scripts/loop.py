@@ -11,9 +11,9 @@ import torch
 
 from backends.strategies.local import LocalReplica
 from compare.schema.config import RunConfig
-from compare.worker.batches import Batches, as_tensors
+from compare.worker.batches import PixelBatches, as_tensors
 from compare.worker.loop import train
-from compare.worker.workload import build_model, optimizer_maker
+from compare.worker.models import build_model, classify, optimizer_maker
 from tests.bench.scripts import palindrome, published
 
 ALONE = SimpleNamespace(rank=0, world_size=1)
@@ -24,7 +24,7 @@ def main(folder, out, seed, model, batch_size, steps, published_steps, palindrom
     config = RunConfig(arms=(), ranks=1, model=model, batch_size_per_rank=int(batch_size))
     raw = published.training_set(folder)
     images, labels = as_tensors(*raw, torch.device("cpu"))
-    resident = iter(Batches(images, labels, (0, 1), config))
+    resident = iter(PixelBatches(images, labels, (0, 1), config))
     # Both use one model and one buffer, because memory layout moved their ratio by some percent. The floor
     # reads the buffer as the last turn left it. Its labels belong to another batch, which takes as long.
     fixed = repeat(next(resident))
@@ -32,8 +32,8 @@ def main(folder, out, seed, model, batch_size, steps, published_steps, palindrom
     loader = published.endless(*raw, config.batch_size_per_rank)
     arms = {
         "published": partial(published.train, *_plain(config), loader),
-        "resident": partial(train, replica, resident),
-        "floor": partial(train, replica, fixed),
+        "resident": partial(train, replica, resident, classify),
+        "floor": partial(train, replica, fixed, classify),
     }
     counts = {"published": int(published_steps), "resident": int(steps), "floor": int(steps)}
     palindrome.write(out, 0, palindrome.measure(arms, counts, int(palindromes), seed=seed))

@@ -13,6 +13,7 @@ from compare.schema.config import RunConfig
 from compare.schema.launch_files import LaunchFiles
 from compare.worker.blocks import BlockTrainer, Side
 from compare.worker.loop import train
+from compare.worker.models import classify
 from compare.worker.watchdog import Watchdog
 from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome
@@ -24,16 +25,16 @@ def main(folder, out, seed, label, model, steps, palindromes):
     group = ranks.join(label)
     replica, batches = ranks.replica_of(label, group, model, ranks.images(folder))
     watchdog = Watchdog(LaunchFiles(Path(out)), group.placement.rank, _STALL_SECONDS)
-    bare = partial(train, replica, batches)
+    bare = partial(train, replica, batches, classify)
 
-    reference = Side(*ranks.replica_of("none", group, model, ranks.images(folder)))
+    reference = Side(*ranks.replica_of("none", group, model, ranks.images(folder)), classify)
 
     def turns(steps, **sides):
         """Train block by block, as a rank does: clock, progress records, watchdog."""
         arm = parse_arm(label)
         config = RunConfig(arms=(arm,), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
         job = SimpleNamespace(config=config, arm=arm, number=int(seed))
-        sides = {"training": Side(replica, batches), **sides}
+        sides = {"training": Side(replica, batches, classify), **sides}
         trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=0.001, trained=lambda: None)
         return list(trainer.blocks())
 

@@ -63,10 +63,10 @@ def _slow_sync(module, job, placement, seconds):
 
 def _slow_computing(module, job, placement, seconds):
     """Slow down the last rank's computing: arm, reference and control."""
-    from compare.worker import loop as train
+    from compare.worker import models
 
     if placement.rank == placement.world_size - 1:
-        train.loss_function = _Delay(seconds).before(train.loss_function)
+        models.loss_function = _Delay(seconds).before(models.loss_function)
 
 
 def _no_reference(module, job, placement, seconds):

@@ -41,16 +41,16 @@ def _compete(module):
 
 
 def _straggle(module):
-    forward = module.LocalReplica.forward
+    learn = module.LocalReplica.learn
 
-    def slowly(self, inputs):
+    def slowly(self, *arguments):
         if self.shard[0] == 1:
             until = time.perf_counter() + _STRAGGLING_SECONDS
             while time.perf_counter() < until:
                 pass
-        return forward(self, inputs)
+        return learn(self, *arguments)
 
-    module.LocalReplica.forward = slowly
+    module.LocalReplica.learn = slowly
 
 
 _CAUSES = {

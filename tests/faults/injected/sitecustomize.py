@@ -148,14 +148,14 @@ def _spoil_rank(module, fault):
     if fault["kind"] == "hang in a collective":
         _remember_groups(module.backends)
 
-    class Spoiled(module.Batches):
+    class Spoiled(module.PixelBatches):
         def __iter__(self):
             for step, batch in enumerate(super().__iter__()):
                 if step == fault["step"]:
                     strike()
                 yield batch
 
-    module.Batches = Spoiled
+    module.PixelBatches = Spoiled
 
 
 def _spoil_port(cluster, fault):

@@ -13,7 +13,7 @@ from backends import BACKENDS
 from backends.base import BackendError, Placement
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.ddp import DDPReplica
-from compare.worker.workload import build_model
+from compare.worker.models import build_model
 
 BATCH = torch.zeros(4, 784), torch.zeros(4, dtype=torch.int64)
 

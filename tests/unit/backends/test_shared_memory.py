@@ -33,6 +33,7 @@ from backends.strategies.shared_memory.layout import RESULTS, Layout
 from backends.strategies.shared_memory.sum import SharedSum
 from compare.analysis.summary import summarise
 from compare.worker.loop import train
+from compare.worker.models import classify
 from tests.unit.factories import a_launch, a_rank, a_run
 
 CPU = torch.device("cpu")
@@ -429,7 +430,7 @@ def _trained(group, name):
         (torch.randn(8, 20, generator=generator), torch.randint(4, (8,), generator=generator))
         for _ in range(20)
     )
-    train(replica, batches, 0 if name == "untrained" else 20)
+    train(replica, batches, classify, 0 if name == "untrained" else 20)
     return sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 
@@ -465,7 +466,7 @@ def _missing(group):
 def _traces(group):
     replica = AveragingReplica(nn.Linear(5, 3), _Descent, group, _options(mode="shared_memory"))
     named = [path.name for path in Path("/dev/shm").iterdir() if "ringside-gradients" in path.name]  # noqa: S108 -- looked into
-    train(replica, [(torch.ones(2, 5), torch.zeros(2, dtype=torch.int64))], 1)
+    train(replica, [(torch.ones(2, 5), torch.zeros(2, dtype=torch.int64))], classify, 1)
     attestation = replica.attest()
     mapped = memory.mapped_bytes("ringside-gradients-")
     del replica

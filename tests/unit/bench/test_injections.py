@@ -20,10 +20,9 @@ from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import AveragingReplica
 from backends.strategies.local import LocalReplica
 from compare.worker import blocks as turns
-from compare.worker import loop as train
-from compare.worker import rank
-from compare.worker.batches import Batches
+from compare.worker import models, rank
 from compare.worker.blocks import BlockTrainer, make_reference
+from compare.worker.mnist import MnistTask
 from tests.unit.factories import a_config
 
 E2E = Path(__file__).resolve().parents[2] / "e2e"
@@ -51,7 +50,7 @@ def injected(monkeypatch):
     # monkeypatch restores what the module replaces.
     for owner, name in (
         *((turns.BlockTrainer, "timed_block"), (LocalReplica, "sync"), (AveragingReplica, "sync")),
-        *((train, "loss_function"), (rank, "make_reference"), (rank, "BlockTrainer")),
+        *((models, "loss_function"), (rank, "make_reference"), (rank, "BlockTrainer")),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     return module
@@ -63,8 +62,8 @@ def a_job(label="manual"):
 
 
 def a_side(config):
-    batches = Batches(torch.zeros(640, 784), torch.zeros(640, dtype=torch.int64), (0, 1), config)
-    return make_reference(LocalReplica, config, iter(batches), GROUP, 1)
+    task = MnistTask(config, None, torch.zeros(640, 784), torch.zeros(640, dtype=torch.int64))
+    return make_reference(LocalReplica, task, iter(task.batches((0, 1))), GROUP, 1)
 
 
 def is_delayed(injected, act):
@@ -76,7 +75,7 @@ def is_delayed(injected, act):
 @pytest.mark.parametrize("change", ["slow sync", "slow computing"])
 def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, change):
     job, found = a_job(), {"training": [], "reference": []}
-    place = {"slow sync": (AveragingReplica, "sync"), "slow computing": (train, "loss_function")}[change]
+    place = {"slow sync": (AveragingReplica, "sync"), "slow computing": (models, "loss_function")}[change]
     monkeypatch.setattr(*place, lambda *_: torch.zeros((), requires_grad=True))
     injected._CHANGES[change](rank, job, SimpleNamespace(rank=0, world_size=1), 0.5)
     delayed = getattr(*place)
@@ -90,7 +89,7 @@ def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, 
     sides = {mode: a_side(job.config) for mode in found}
     for mode, side in sides.items():
         side.replica.__class__ = type(mode, (Watched,), {"mode": mode})
-    monkeypatch.setattr(train, "loss_function", torch.nn.functional.cross_entropy)
+    monkeypatch.setattr(models, "loss_function", torch.nn.functional.cross_entropy)
     trainer = BlockTrainer(job, sides, GROUP, WATCHDOG, step_seconds=0.001, trained=lambda: None)
     blocks = list(trainer.blocks())
 
@@ -131,13 +130,13 @@ def test_slowed_all_reduce_takes_longer(monkeypatch, cause, seconds):
 
 def test_straggler_is_the_second_rank_under_every_strategy(monkeypatch):
     slowed, seen = load("slowed", monkeypatch), []
-    monkeypatch.setattr(LocalReplica, "forward", lambda _, inputs: inputs)
+    monkeypatch.setattr(LocalReplica, "learn", lambda _, batch: batch)
     monkeypatch.setattr(slowed, "_STRAGGLING_SECONDS", 0.0)
     monkeypatch.setattr(slowed, "time", SimpleNamespace(perf_counter=lambda: seen.append("look") or 0.0))
     module, change = slowed._CAUSES["straggler"]
     change(sys.modules[module])
     for shard in ((0, 2), (1, 2)):
-        assert AveragingReplica.forward(SimpleNamespace(shard=shard), "inputs") == "inputs"
+        assert AveragingReplica.learn(SimpleNamespace(shard=shard), "batch") == "batch"
         assert bool(seen) is (shard[0] == 1)
 
 

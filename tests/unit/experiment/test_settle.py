@@ -21,6 +21,7 @@ from compare.experiment import settle
 from compare.experiment.run import new_run
 from compare.schema import environment, store
 from compare.schema.arms import Arm, parse_arms
+from compare.schema.config import RunConfig
 from compare.schema.hosts import Host
 from compare.schema.store import create_directory
 from tests.unit.factories import DIGITS, a_cluster, a_config, a_survey
@@ -375,3 +376,29 @@ def test_a_folder_is_claimed_by_the_first_run(tmp_path):
     create_directory(tmp_path / "run")
     with pytest.raises(OutputError, match="not empty"):
         create_directory(tmp_path / "run")
+
+
+@pytest.fixture
+def workload(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    return f"{tmp_path}/train.py:make"
+
+
+def choose_own(written, optimizer=None, learning_rate=None, **length):
+    return settle.choose_own(written, optimizer=optimizer, learning_rate=learning_rate, length=length)
+
+
+def test_choose_own_takes_the_place_of_a_model(workload):
+    assert choose_own(None) is None
+    assert choose_own(workload).config == {"model": "train.py:make", "steps": settle.OWN_STEPS}
+    assert choose_own(workload, steps=7, epochs=1).config == {"model": "train.py:make"}
+    assert RunConfig(arms=(Arm("ddp"),), **choose_own(workload).config).is_own
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"optimizer": "sgd"}, "--optimizer"), ({"learning_rate": 0.1}, "--lr"), ({"epochs": 2}, "--epochs")],
+)
+def test_choose_own_refuses_flags_that_contradict_it(workload, given, says):
+    with pytest.raises(UsageError, match=f"{says} and --workload contradict each other"):
+        choose_own(workload, **given)

@@ -199,19 +199,19 @@ LINES = [
     ),
     pytest.param(
         launched({"none": [4.0], "mpi": []}, passed("mpi", a_pass(steps=5, differences=[3e-15]))),
-        ["Parity with a single process, after 5 float64 steps: every arm within 3e-15."],
+        ["Parity with a single process, in each of 5 float64 steps: every arm within 3e-15."],
         [],
         id="parity of every arm",
     ),
     pytest.param(
         one_round("ddp", "manual", "mpi"),
-        ["after 20 float64 steps: every arm that synchronises within 2e-16."],
+        ["in each of 20 float64 steps: every arm that synchronises within 2e-16."],
         [],
         id="parity without the control",
     ),
     pytest.param(
         one_round("ddp", "mpi"),
-        ["after 20 float64 steps: ddp, mpi within 2e-16."],
+        ["in each of 20 float64 steps: ddp, mpi within 2e-16."],
         [],
         id="parity of some arms",
     ),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from compare.worker.attest import _attest_optimizer
-from compare.worker.workload import build_model, optimizer_maker
+from compare.worker.models import build_model, optimizer_maker
 from tests.unit.factories import a_config
 
 

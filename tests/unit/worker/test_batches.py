@@ -1,4 +1,4 @@
-"""Batches of all shards, and the pixels in them."""
+"""PixelBatches of all shards, and the pixels in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.base import BackendError
 from compare.schema.workload import PIXELS
-from compare.worker.batches import Batches, as_tensors, normalise
+from compare.worker.batches import PixelBatches, as_tensors, normalise
 from tests.unit.factories import a_config
 
 untimed = settings(deadline=None, max_examples=30)
@@ -35,7 +35,7 @@ def walk(count, shard, batch_size, steps, seed=0, accumulate=1, ranks=None):
     """
     ranks = ranks or shard[1]
     config = a_config(ranks=ranks, batch_size_per_rank=batch_size, seed=seed, accumulate=accumulate)
-    batches = Batches(*a_training_set(count), shard, config)
+    batches = PixelBatches(*a_training_set(count), shard, config)
     seen = []
     for inputs, targets in islice(batches, steps):
         assert inputs.shape == (batch_size * ranks // shard[1], PIXELS)
@@ -80,7 +80,7 @@ def test_batches_of_ranks_that_share_a_shard_are_larger(groups, members, batch, 
 def test_batches_refuse_shards_that_do_not_divide_the_batch():
     config = a_config(ranks=3, batch_size_per_rank=5)
     with pytest.raises(BackendError, match="2 shards do not divide a global batch of 3 × 5 samples"):
-        Batches(*a_training_set(60), (0, 2), config)
+        PixelBatches(*a_training_set(60), (0, 2), config)
 
 
 @untimed
@@ -144,7 +144,7 @@ def test_batches_order_of_an_epoch_differs_from_the_next_seeds():
 
 def test_batches_reuse_one_buffer():
     config = a_config(ranks=1, batch_size_per_rank=10)
-    batches = islice(Batches(*a_training_set(60), (0, 1), config), 20)
+    batches = islice(PixelBatches(*a_training_set(60), (0, 1), config), 20)
     assert len({inputs.data_ptr() for inputs, _ in batches}) == 1
 
 
@@ -152,13 +152,15 @@ def test_batches_reuse_one_buffer():
 def test_batches_accept_every_seed_of_a_config(seed):
     # In a long run the seed of an epoch grows beyond that of the run.
     config = a_config(ranks=1, batch_size_per_rank=30, seed=seed)
-    batches = Batches(*a_training_set(60), (0, 1), config)
+    batches = PixelBatches(*a_training_set(60), (0, 1), config)
     assert len(batches._shard_of(10**6)) == 2
 
 
 def test_batches_attest_their_buffers():
     images = torch.zeros((640, 784), dtype=torch.float64)
-    batches = Batches(images, torch.zeros(640, dtype=torch.int64), (1, 2), a_config(batch_size_per_rank=32))
+    batches = PixelBatches(
+        images, torch.zeros(640, dtype=torch.int64), (1, 2), a_config(batch_size_per_rank=32)
+    )
     inputs, _ = next(iter(batches))
     assert batches.attest() == {
         "samples": len(inputs),
@@ -208,7 +210,7 @@ def test_batches_of_pixels_are_normalised_and_the_pixels_stay_bytes():
     pixels = torch.arange(60, dtype=torch.uint8)[:, None].expand(60, PIXELS).contiguous()
     labels = torch.arange(60)
     config = a_config(ranks=1, batch_size_per_rank=20)
-    for inputs, targets in islice(Batches(pixels, labels, (0, 1), config), 6):
+    for inputs, targets in islice(PixelBatches(pixels, labels, (0, 1), config), 6):
         assert torch.equal(inputs, normalise(pixels[targets]))
     assert torch.equal(pixels[:, 0], torch.arange(60, dtype=torch.uint8))
 
@@ -220,7 +222,9 @@ def test_batches_of_pixels_have_the_order_of_other_images(batch_size):
     pixels[:, 0], pixels[:, 1] = labels % 256, labels // 256
     config = a_config(batch_size_per_rank=batch_size)
     two_epochs = 2 * (1030 // (2 * batch_size))
-    theirs = islice(Batches(images, labels, (1, 2), config), two_epochs)
-    for (inputs, targets), (_, same) in zip(Batches(pixels, labels, (1, 2), config), theirs, strict=False):
+    theirs = islice(PixelBatches(images, labels, (1, 2), config), two_epochs)
+    for (inputs, targets), (_, same) in zip(
+        PixelBatches(pixels, labels, (1, 2), config), theirs, strict=False
+    ):
         assert torch.equal(targets, same)
         assert torch.equal(inputs, normalise(pixels[targets]))

@@ -14,7 +14,6 @@ from backends.base import BackendError, Replica
 from backends.strategies.local import LocalReplica
 from compare.schema.turns import LEAST_STEPS, Turn
 from compare.worker import clock as clock_module
-from compare.worker.batches import Batches
 from compare.worker.blocks import (
     BLOCK_STEPS,
     REFERENCE_BLOCKS,
@@ -25,6 +24,8 @@ from compare.worker.blocks import (
     split_into_blocks,
     untimed_steps,
 )
+from compare.worker.mnist import MnistTask
+from compare.worker.models import classify
 from compare.worker.rank import _warm_up
 from compare.worker.watchdog import Watchdog
 from tests.unit.factories import a_config
@@ -173,13 +174,11 @@ class Log:
     passes_per_step = 1
     cycle = 1
     learn = Replica.learn
+    module = staticmethod(lambda inputs: torch.zeros((len(inputs), 10)))
 
     def __init__(self, at_once=1000, clock=None, step_seconds=0.0):
         self.at_once, self.clock, self.step_seconds = at_once, clock, step_seconds
         self.told, self.expected = [], []
-
-    def forward(self, inputs):
-        return torch.zeros((len(inputs), 10))
 
     def backward(self, loss):
         pass
@@ -229,7 +228,7 @@ def take(job, sides, log, group=GROUP, step_seconds=1.0):
 def test_blocks_times_whole_multiples_of_the_cycle(steps, cycle):
     job, log = a_job("single", steps=steps), Log()
     log.cycle = cycle
-    blocks = take(job, {"training": Side(log, batches())}, log)
+    blocks = take(job, {"training": Side(log, batches(), classify)}, log)
     assert all(block.steps % cycle == 0 for block in blocks)
     trained = log.told.count("step")
     assert trained % cycle == 0
@@ -240,7 +239,7 @@ def test_blocks_refuses_a_cycle_longer_than_the_timed_steps():
     job, log = a_job("single", steps=11), Log()
     log.cycle = 8
     with pytest.raises(BackendError, match="cycle of 8 steps, but only 7 steps are timed"):
-        take(job, {"training": Side(log, batches())}, log)
+        take(job, {"training": Side(log, batches(), classify)}, log)
 
 
 @pytest.fixture
@@ -257,7 +256,7 @@ def clock(monkeypatch):
 def test_blocks_records_progress_within_the_stall(at_once, clock):
     log = Log(at_once, clock, step_seconds=2.0)
     job = a_job("ddp")
-    blocks = take(job, {"training": Side(log, batches())}, log, step_seconds=2.0)
+    blocks = take(job, {"training": Side(log, batches(), classify)}, log, step_seconds=2.0)
     counted = 100 - job.config.untimed_steps
     assert log.told.count("step") == counted, "every step is trained once"
     assert sum(block.steps for block in blocks) == counted - len(blocks), "all but the first of every block"
@@ -272,7 +271,7 @@ def test_blocks_updates_the_step_time_by_every_block(known, clock):
     """Without a warm-up only the slow first step is known."""
     log = Log(clock=clock, step_seconds=2.5)
     log.steps_at_once = Watchdog(None, None, stall_seconds=15.0).steps_at_once
-    _, second, *_ = take(a_job("ddp"), {"training": Side(log, batches())}, log, step_seconds=known)
+    _, second, *_ = take(a_job("ddp"), {"training": Side(log, batches(), classify)}, log, step_seconds=known)
     later = log.steps_between_notes()[-second.steps :]
     assert max(later) == 2, "three times two steps of 2.5 s are 15 s"
     assert log.expected[-1] == 2.5
@@ -280,7 +279,7 @@ def test_blocks_updates_the_step_time_by_every_block(known, clock):
 
 def test_blocks_phased_block_in_pieces_has_all_phases():
     log = Log(at_once=4)
-    blocks = take(a_job("ddp"), {"training": Side(log, batches())}, log)
+    blocks = take(a_job("ddp"), {"training": Side(log, batches(), classify)}, log)
     (phased,) = [block for block in blocks if block.phases]
     assert {len(times) for times in phased.phases.values()} == {phased.steps}
 
@@ -294,7 +293,7 @@ def a_group(log, waits):
 
 def test_blocks_waits_for_ranks_after_the_reference(clock):
     log, waits = Log(3, clock, step_seconds=1.0), []
-    sides = {"training": Side(log, batches()), "reference": Side(log, batches())}
+    sides = {"training": Side(log, batches(), classify), "reference": Side(log, batches(), classify)}
     job = a_job("ddp")
     blocks = take(job, sides, log, a_group(log, waits))
     steps = [block.steps + 1 for block in blocks]
@@ -311,7 +310,7 @@ def test_blocks_waits_for_ranks_after_the_reference(clock):
 def test_blocks_of_the_control_waits_before_every_block(clock):
     log, waits = Log(clock=clock, step_seconds=1.0), []
     job = a_job("none")
-    blocks = take(job, {"training": Side(log, batches())}, log, a_group(log, waits))
+    blocks = take(job, {"training": Side(log, batches(), classify)}, log, a_group(log, waits))
     assert len(waits) == 1 + len(blocks)
     assert waits[0] == (0, job.config.untimed_steps), "after the warm-up"
 
@@ -319,12 +318,12 @@ def test_blocks_of_the_control_waits_before_every_block(clock):
 def test_blocks_of_one_step_times_it():
     log = Log()
     job = a_job("ddp", steps=3, warmup_steps=1)
-    assert [block.steps for block in take(job, {"training": Side(log, batches())}, log)] == [1, 1]
+    assert [block.steps for block in take(job, {"training": Side(log, batches(), classify)}, log)] == [1, 1]
 
 
 def test_warm_up_records_progress_within_the_stall():
     log = Log(at_once=3)
-    _warm_up(Side(log, batches()), 12, GROUP.device, log, 5.0)
+    _warm_up(Side(log, batches(), classify), 12, GROUP.device, log, 5.0)
     assert log.steps_between_notes() == [3, 3, 3, 2]
     assert log.expected[0] == 5.0, "at first, by the first step"
     assert max(log.expected[1:]) < 1.0, "then by the last piece"
@@ -333,7 +332,8 @@ def test_warm_up_records_progress_within_the_stall():
 def test_make_reference_has_the_passes_of_the_arm():
     config = a_config("ddp", ranks=1, accumulate=3, batch_size_per_rank=4, model="mlp:784-8-10")
     images, labels = torch.randn(240, 784), torch.randint(10, (240,))
-    side = make_reference(LocalReplica, config, iter(Batches(images, labels, (0, 1), config)), GROUP, 1)
+    task = MnistTask(config, None, images, labels)
+    side = make_reference(LocalReplica, task, iter(task.batches((0, 1))), GROUP, 1)
     assert side.replica.passes_per_step == 3
 
 
@@ -341,7 +341,7 @@ def test_make_reference_has_the_passes_of_the_arm():
 
 
 def a_trainer(job, log, trained, group=GROUP, **sides):
-    sides = {"training": Side(log, batches()), **sides}
+    sides = {"training": Side(log, batches(), classify), **sides}
     return BlockTrainer(
         job, sides, group, log, step_seconds=1.0, trained=lambda: trained.append(log.told.count("step"))
     )
@@ -397,7 +397,7 @@ def test_turn_of_slow_steps_times_five_of_them(cycle):
 
 def test_turn_has_reference_blocks_of_the_same_length():
     log, reference = Log(), Log()
-    trainer = a_trainer(a_job("ddp", steps=5000), log, [], reference=Side(reference, batches()))
+    trainer = a_trainer(a_job("ddp", steps=5000), log, [], reference=Side(reference, batches(), classify))
     blocks = [*trainer.turn(Turn(number=2, untimed_steps=3, timed_steps=600))]
     referred = [block for block in blocks if block.mode == "reference"]
     assert 1 <= len(referred) <= 4

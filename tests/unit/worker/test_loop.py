@@ -10,7 +10,7 @@ from torch import nn
 from backends.base import Replica
 from compare.schema.workload import PIXELS
 from compare.worker.loop import evaluate, train
-from compare.worker.workload import build_model, loss_function
+from compare.worker.models import build_model, classify, loss_function
 
 
 class Spy:
@@ -23,7 +23,7 @@ class Spy:
         self.asked = []
         self.losses = []
 
-    def forward(self, inputs):
+    def module(self, inputs):
         self.asked.append("forward")
         return torch.zeros(len(inputs), 10)
 
@@ -43,7 +43,7 @@ class Spy:
 def test_train_calls_and_reports_the_four_parts_in_order(passes, steps, left):
     replica, told = Spy(passes_per_step=passes), []
     batches = iter([(torch.zeros(2, PIXELS), torch.tensor([0, 1]))] * (passes * steps + left))
-    train(replica, batches, steps, told.append)
+    train(replica, batches, classify, steps, told.append)
     assert replica.asked == [*["forward", "backward"] * passes, "sync", "step"] * steps
     assert told == replica.asked
     assert replica.losses == pytest.approx([np.log(10) / passes] * passes * steps)

@@ -17,6 +17,12 @@ from compare.schema.workload import CLASSES, layer_widths
 loss_function = nn.functional.cross_entropy
 
 
+def classify(model: Callable[..., torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return the loss of a classifier on inputs and targets."""
+    inputs, targets = batch
+    return loss_function(model(inputs), targets)
+
+
 def build_model(name: str, *, dropout: bool = True) -> nn.Module:
     """Build a model that maps (batch, 784) pixels to (batch, 10) logits.
 
@@ -46,12 +52,12 @@ def build_model(name: str, *, dropout: bool = True) -> nn.Module:
 def optimizer_maker(config: RunConfig) -> Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]:
     """Return a function that makes the run's optimizer, without hooks."""
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    make: Callable[..., torch.optim.Optimizer] = _without_hooks(kinds[config.optimizer])
+    make: Callable[..., torch.optim.Optimizer] = without_hooks(kinds[config.optimizer])
     return lambda parameters: make(parameters, lr=config.learning_rate)
 
 
 @cache
-def _without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """Derive a class with torch's own ``step``, without its wrapper.
 
     torch wraps the ``step`` of an optimizer class for hooks and for a profiler's label. The wrapper takes

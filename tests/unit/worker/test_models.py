@@ -9,8 +9,8 @@ from torch import nn
 from backends.base import BackendError
 from compare.schema.config import OPTIMIZERS
 from compare.schema.workload import MODELS, PIXELS
-from compare.worker import workload
-from compare.worker.workload import build_model, loss_function, optimizer_maker
+from compare.worker import models
+from compare.worker.models import build_model, loss_function, optimizer_maker
 from tests.unit.factories import a_config
 
 
@@ -97,7 +97,7 @@ def test_optimizer_maker_has_no_wrapper_and_refuses_hooks(before):
     model = nn.Linear(2, 1)
     if before:  # which makes torch wrap the step of its class
         torch.optim.SGD(model.parameters(), lr=0.5)
-        workload._without_hooks.cache_clear()
+        models.without_hooks.cache_clear()
     optimizer = optimizer_maker(a_config(optimizer="sgd"))(model.parameters())
     model(torch.ones(2)).sum().backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

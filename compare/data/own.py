@@ -1,0 +1,86 @@
+"""Find the folder of a workload of the user's own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from compare.data.catalogue import DatasetSource
+from compare.errors import UsageError
+
+MOST_BYTES = 50_000_000
+"""Largest folder that is copied to other hosts."""
+_WRITTEN = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_][A-Za-z0-9_]*)")
+
+
+def own_source(written: str) -> DatasetSource:
+    """Read ``path.py:factory``, and identify the folder of the file.
+
+    Raises:
+        UsageError: it has another form, or there is no such file.
+    """
+    matched = _WRITTEN.fullmatch(written)
+    if not matched:
+        raise UsageError(
+            f"--workload cannot be {written}.", remedy="Name a file and a function in it: train.py:make."
+        )
+    file = Path(matched["file"]).absolute()
+    if not file.is_file():
+        raise UsageError(
+            f"--workload names {file}, which is no file.", remedy="Name your Python file: path/train.py:make."
+        )
+    return DatasetSource(
+        name="own",
+        requested="own",
+        directory=str(file.parent),
+        workload=f"{file.name}:{matched['factory']}",
+        sha256=code_digest(file.parent),
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files of a workload's folder, by their relative paths.
+
+    Hidden files and compiled ones do not belong to it, nor do results of runs.
+
+    Raises:
+        UsageError: the folder is larger than ``MOST_BYTES``.
+    """
+    found: dict[str, bytes] = {}
+    size = 0
+    for path in _files(folder):
+        size += path.stat().st_size
+        if size > MOST_BYTES:
+            raise UsageError(
+                f"The folder of the workload, {folder}, is larger than {MOST_BYTES / 1e6:.0f} MB.",
+                remedy="Keep the file in a folder of its own, and its data elsewhere on every host.",
+            )
+        found[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found
+
+
+def digest(contents: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 over names and bytes."""
+    total = hashlib.sha256()
+    for name, content in sorted(contents.items()):
+        total.update(f"{name}\0{len(content)}\0".encode() + content)
+    return total.hexdigest()
+
+
+def code_digest(folder: Path) -> str:
+    """Return the SHA-256 over the Python files of a workload's folder.
+
+    Other files may change in a run, such as logs.
+    """
+    code = (path for path in _files(folder) if path.suffix == ".py")
+    return digest({path.relative_to(folder).as_posix(): path.read_bytes() for path in code})
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        left_out = any(part.startswith(".") or part in {"__pycache__", "runs"} for part in parts)
+        if not left_out and path.is_file():
+            yield path

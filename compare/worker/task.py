@@ -1,0 +1,75 @@
+"""Define what a rank trains, apart from how gradients become their mean."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from backends.base import Batch, Facts, Loss
+    from compare.schema.config import RunConfig
+    from compare.schema.results import Evaluation, PassKind
+    from compare.worker.loop import BeforeStep
+
+PROOF_SAMPLES = 8
+"""Samples of a proof's step, and at least one for each rank.
+
+A gradient of few samples shows every fault that one of many shows, and costs the reference little.
+"""
+PROOF_RATE = 0.01
+"""Learning rate of the gates, which train by plain SGD."""
+PROOF_DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
+
+
+class Batches(Protocol):
+    """Endless batches of one shard."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin anew."""
+
+    def attest(self) -> Facts:
+        """Return samples, dtype and shard of a batch, and the training samples."""
+
+
+class Task(ABC):
+    """A model, its data, loss, optimizer and test."""
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """Return a new model on the device, from the seed's start."""
+
+    @property
+    @abstractmethod
+    def loss(self) -> Loss:
+        """Return the loss of a model on a batch, a scalar."""
+
+    @abstractmethod
+    def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        """Make the optimizer of some of the model's parameters."""
+
+    def before_step(self) -> BeforeStep | None:
+        """Return what to do between the average and the step.
+
+        It counts the steps of one replica.
+        """
+        return None
+
+    @abstractmethod
+    def batches(self, shard: tuple[int, int]) -> Batches:
+        """Return the batches of a shard: (index, count)."""
+
+    @abstractmethod
+    def test(self, model: nn.Module, shard: tuple[int, int], on_batch: Callable[[], None]) -> Evaluation:
+        """Test a model on a shard; ``on_batch`` is called before every batch."""
+
+    @abstractmethod
+    def for_proof(self, kind: PassKind) -> Task:
+        """Return the same task, as a pass of the proof trains it."""

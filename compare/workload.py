@@ -1,0 +1,57 @@
+"""Define what a file of your own hands over.
+
+``compare run --workload train.py:make`` calls ``make()`` in every rank, after the seed is set. It returns a
+``Workload``. No command imports your file; the ranks alone do. README shows an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+__all__ = ["Workload", "WorkloadError"]
+
+
+class WorkloadError(RuntimeError):
+    """A workload that cannot be trained, with what to change in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model with its data, loss and optimizer.
+
+    A batch is what ``collate`` returns: tensors in tuples, lists or dictionaries. It is moved to the device
+    of the rank. Any backend then averages the gradients.
+    """
+
+    model: nn.Module
+    """It may have dropout, buffers, tied weights, and parameters of several dtypes."""
+    data: Sequence[Any] | torch.utils.data.Dataset[Any]
+    """Training samples, with ``len()`` and an index.
+
+    Each epoch is a new permutation. Every rank takes its shard, with ``--batch-size`` samples. Random changes
+    of a sample may use the generators of torch and of ``random``. The ranks set their seeds.
+    """
+    loss: Callable[[Callable[..., Any], Any], torch.Tensor]
+    """Map the model and a batch to the mean loss, a scalar.
+
+    Call the model that is handed over, not your own: it may be DDP's wrapper.
+    """
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+    """Make the optimizer of some of the parameters."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Make a batch of samples; by default, as torch does."""
+    test_data: Sequence[Any] | torch.utils.data.Dataset[Any] | None = None
+    """Samples of the test; by default, the first 1000 training samples."""
+    metric: Callable[[Callable[..., Any], Any], float | torch.Tensor] | None = None
+    """Map the model and a batch to a mean, such as accuracy."""
+    before_step: Callable[[list[nn.Parameter]], object] | None = None
+    """Change the averaged gradients before the optimizer's step: clip them, for example."""
+    schedule: Callable[[int], float] | None = None
+    """Map the steps so far to a factor of the learning rates."""

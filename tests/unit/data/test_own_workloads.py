@@ -1,0 +1,53 @@
+"""The folder of a workload of the user's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare import data
+from compare.data import own
+from compare.errors import UsageError
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("def make(): ...")
+    return file
+
+
+def test_own_source_names_folder_file_and_function(file):
+    source = data.own_source(f"{file}:make")
+    assert (source.name, source.directory, source.workload) == ("own", str(file.parent), "train.py:make")
+
+
+@pytest.mark.parametrize("written", ["train.py", "train:make", "train.py:", "train.py:a-b", "no.py:make"])
+def test_own_source_refuses_what_names_no_function_of_a_file(file, monkeypatch, written):
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(UsageError, match="--workload"):
+        data.own_source(written)
+
+
+def test_contents_are_the_users_files_and_the_hash_is_over_code(file):
+    folder, before = file.parent, data.code_digest(file.parent)
+    for name in ("__pycache__/train.pyc", ".git/config", "runs/1/results.json", "words.txt"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    assert data.code_digest(folder) == before
+    assert sorted(data.contents(folder)) == ["train.py", "words.txt"]
+    (folder / "models").mkdir()
+    (folder / "models" / "net.py").write_text("")
+    assert data.code_digest(folder) != before
+
+
+def test_digest_is_over_names_and_bytes():
+    digests = {data.digest(one) for one in ({"a": b"b"}, {"ab": b""}, {"a": b"", "b": b""}, {})}
+    assert len(digests) == 4
+    assert data.digest({"a": b"1", "b": b"2"}) == data.digest({"b": b"2", "a": b"1"})
+
+
+def test_a_large_folder_is_not_sent(file, monkeypatch):
+    monkeypatch.setattr(own, "MOST_BYTES", 10)
+    with pytest.raises(UsageError, match="larger than 0 MB"):
+        data.contents(file.parent)

@@ -1,0 +1,179 @@
+"""A workload of the user's own, on one rank."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from backends.base import BackendError
+from compare import data
+from compare.worker.batches import PixelBatches
+from compare.worker.own import OwnTask, load_workload, move, tensors_of
+from compare.workload import Workload, WorkloadError
+from tests.unit.factories import a_config
+
+CPU = torch.device("cpu")
+RIGHT = """
+from torch import nn
+import torch
+from compare.workload import Workload
+def make():
+    data = [(torch.ones(2), torch.ones(1))] * 8
+    return Workload(model=nn.Linear(2, 1), data=data, loss=None, optimizer=None)
+"""
+
+
+def a_workload(**changes):
+    inputs = torch.arange(40.0).view(20, 2)
+    return Workload(
+        **{
+            "model": nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 1)),
+            "data": torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)),
+            "loss": lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+            "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        }
+        | changes
+    )
+
+
+def a_task(config=None, **changes):
+    workload = a_workload(**changes)
+    config = config or a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_steps=1)
+    return OwnTask(config, workload, workload.model, CPU)
+
+
+def test_batches_take_the_samples_that_the_built_in_models_would():
+    config = a_config("ddp", ranks=2, batch_size_per_rank=3, accumulate=2, steps=9, warmup_steps=1)
+    images, labels = torch.randn(40, 784, dtype=torch.float64), torch.arange(40)
+    theirs = PixelBatches(images, labels, (1, 2), config)
+    task = a_task(config, data=torch.utils.data.TensorDataset(images, labels))
+    for ours, (inputs, targets) in islice(zip(task.batches((1, 2)), theirs, strict=False), 20):
+        assert torch.equal(ours[0], inputs)
+        assert torch.equal(ours[1], targets)
+
+
+def test_batches_of_shards_that_do_not_divide_are_refused():
+    with pytest.raises(BackendError, match="3 shards do not divide"):
+        a_task().batches((0, 3))
+
+
+def test_batches_attest_without_a_change_of_the_generators():
+    batches, before = a_task().batches((1, 2)), torch.get_rng_state()
+    attested = batches.attest()
+    assert attested == {"samples": 2, "dtype": "torch.float32", "shard": [1, 2], "training_samples": 20}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_models_start_alike_and_never_from_a_trained_one():
+    task = a_task()
+    first = task.build_model()
+    with torch.no_grad():
+        first[0].weight.fill_(7)
+    assert not torch.equal(task.build_model()[0].weight, first[0].weight)
+
+
+def test_schedule_sets_the_rates_and_clipping_comes_before_the_step():
+    clipped = []
+    task = a_task(schedule=lambda step: 1 / (step + 1), before_step=clipped.append)
+    model, before_step = task.build_model(), task.before_step()
+    optimizer = task.make_optimizer(model.parameters())
+    rates = []
+    for _ in range(3):
+        before_step(model, [optimizer])
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.5, 0.25, 0.5 / 3])
+    assert clipped == [[], [], []], "no parameter has a gradient yet"
+    assert a_task().before_step() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "rate"), [("float64", torch.float64, 0.01), ("as run", torch.float32, 0.5)]
+)
+def test_gates_train_by_plain_sgd_and_the_curve_as_the_user_does(kind, dtype, rate):
+    task = a_task(schedule=lambda _: 0.0).for_proof(kind)
+    model = task.build_model()
+    assert model[0].weight.dtype == dtype
+    assert next(iter(task.batches((0, 1))))[0].dtype == dtype
+    assert task.make_optimizer(model.parameters()).param_groups[0]["lr"] == rate
+    assert (task.before_step() is None) == (kind != "as run")
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_every_sample_is_tested_once(shards):
+    metric = lambda model, batch: batch[1].mean()  # noqa: E731 -- a table's cell
+    inputs = torch.arange(14.0).view(7, 2)
+    held = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    task = a_task(test_data=held, metric=metric)
+    model = task.build_model()
+    parts = [task.test(model, (index, shards), lambda: None) for index in range(shards)]
+    assert sum(part.samples for part in parts) == 7
+    assert sum(part.correct for part in parts) == pytest.approx(float(inputs.sum()))
+    expected = nn.functional.mse_loss(model.eval()(inputs), inputs.sum(1, keepdim=True))
+    assert sum(part.loss_sum for part in parts) / 7 == pytest.approx(expected.item(), rel=1e-5)
+    assert a_task().test(a_task().build_model(), (0, 1), lambda: None).correct is None
+
+
+class Pair(NamedTuple):
+    inputs: torch.Tensor
+    names: list[str]
+
+
+def test_batches_of_any_shape_are_moved():
+    batch = {
+        "a": torch.ones(2),
+        "b": [torch.ones(2, dtype=torch.int64), (torch.zeros(1),)],
+        "c": Pair(torch.ones(1), ["x"]),
+    }
+    moved = move(batch, CPU, torch.float64)
+    assert [tensor.dtype for tensor in tensors_of(moved)] == [
+        torch.float64,
+        torch.int64,
+        torch.float64,
+        torch.float64,
+    ]
+    assert isinstance(moved["c"], Pair)
+    assert moved["c"].names == ["x"]
+
+
+def test_factory_of_a_file_is_called(tmp_path):
+    (tmp_path / "right.py").write_text(RIGHT)
+    assert isinstance(load_workload(data.own_source(f"{tmp_path}/right.py:make")), Workload)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def make(): return 3", "returned int: return a compare.workload.Workload"),
+        ("make = 3", "has no function make"),
+        ("", "has no function make"),
+    ],
+)
+def test_wrong_factory_is_refused(tmp_path, code, says):
+    (tmp_path / "wrong.py").write_text(code)
+    with pytest.raises(WorkloadError, match=says):
+        load_workload(data.own_source(f"{tmp_path}/wrong.py:make"))
+
+
+def test_folder_that_was_changed_is_refused(tmp_path):
+    (tmp_path / "right.py").write_text(RIGHT)
+    source = data.own_source(f"{tmp_path}/right.py:make")
+    (tmp_path / "right.py").write_text(RIGHT + "\n")
+    (tmp_path / "log").write_text("what a run leaves is no part of it")
+    with pytest.raises(WorkloadError, match="was a file changed meanwhile"):
+        load_workload(source)
+
+
+def test_too_few_samples_are_refused(tmp_path):
+    (tmp_path / "right.py").write_text(RIGHT)
+    config = a_config("ddp", ranks=2, batch_size_per_rank=5, steps=9, warmup_steps=1)
+    with pytest.raises(WorkloadError, match="has 8 training samples, but a step of all ranks takes 10"):
+        OwnTask.load(config, data.own_source(f"{tmp_path}/right.py:make"), CPU)
+
+
+def test_data_without_a_length_is_refused():
+    with pytest.raises(WorkloadError, match=r"has no len\(\) or no index"):
+        next(iter(a_task(data=iter([])).batches((0, 1))))
