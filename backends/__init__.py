@@ -91,6 +91,8 @@ class Backend:
     ``same at period 1``: only with the options ``while_proven``. ``another``: never; its accuracy and loss
     have to be read beside its speed.
     """
+    zeros_for_unused: bool = False
+    """Whether parameters without a gradient get zeros, which weight decay then moves."""
     shards: Literal["nothing", "optimizer state", "parameters"] = "nothing"
     """What is divided among the ranks.
 
@@ -146,6 +148,12 @@ BACKENDS: dict[str, Backend] = {
                     accumulates=False,
                 ),
                 Option(
+                    "find_unused_parameters",
+                    "switch",
+                    default=False,
+                    summary="allow parameters that take no part in the loss",
+                ),
+                Option(
                     "comm_hook",
                     "choice",
                     "none",
@@ -184,8 +192,12 @@ BACKENDS: dict[str, Backend] = {
                     "mode",
                     "choice",
                     "flat",
-                    "one call per parameter, one for all, during backward, or in memory that one host shares",
-                    ("per_parameter", "flat", "overlap", "shared_memory"),
+                    "one call per parameter, one for all, during backward, in memory of one host, or an "
+                    "all-reduce's own collectives",
+                    (
+                        *("per_parameter", "flat", "overlap", "shared_memory"),
+                        *("ring", "reduce_broadcast", "reduce_scatter", "all_gather"),
+                    ),
                 ),
                 _BUCKET_MB,
                 _PROCESS_GROUP,
@@ -201,6 +213,7 @@ BACKENDS: dict[str, Backend] = {
             libraries=("horovod",),
             install="compare install horovod",
             runs_while_waiting=True,
+            zeros_for_unused=True,
             options=(
                 Option(
                     "controller",
@@ -273,6 +286,17 @@ BACKENDS: dict[str, Backend] = {
             ),
             only_named=True,
             shards="optimizer state",
+        ),
+        Backend(
+            name="fsdp",
+            summary="fully_shard (FSDP2): parameters, gradients and optimizer state in shards",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.fsdp:FSDPReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(_PROCESS_GROUP,),
+            only_named=True,
+            shards="parameters",
         ),
         Backend(
             name="single",

@@ -67,6 +67,8 @@ class Group(ABC):
     """The processes that train together, and the collectives between them."""
 
     name: ClassVar[str]
+    refuses: ClassVar[frozenset[str]] = frozenset()
+    """Dtypes that the library cannot add up."""
 
     def __init__(self, placement: Placement, device: torch.device) -> None:
         self.placement = placement
@@ -152,6 +154,8 @@ class Replica(ABC):
     """Passes whose gradients add up before the average; set by ``accumulate``."""
     cycle: int = 1
     """Steps in a cycle of communication; timed blocks are multiples of it."""
+    needs_every_gradient: bool = False
+    """Whether every parameter must take part in the loss on every rank."""
     broadcasts_buffers: bool = False
     """Whether each step starts from the buffers of the first shard."""
 
@@ -224,7 +228,7 @@ class Replica(ABC):
         return {
             "parameter_bytes": sum(p.numel() * p.element_size() for p in self.model.parameters()),
             "optimizer_state_bytes": sum(
-                value.numel() * value.element_size() for value in state if hasattr(value, "element_size")
+                value.numel() * value.element_size() for value in state if getattr(value, "ndim", 0)
             ),
         }
 

@@ -41,6 +41,7 @@ class HorovodGroup(Group):
     """Horovod's global process set."""
 
     name: ClassVar[str] = "horovod"
+    refuses: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16"})
 
     @classmethod
     def join(

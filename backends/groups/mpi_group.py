@@ -30,6 +30,7 @@ class MPIGroup(Group):
     """MPI's world, checked against the launcher's rank and size."""
 
     name: ClassVar[str] = "mpi"
+    refuses: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16", "torch.float16"})
 
     @classmethod
     def join(

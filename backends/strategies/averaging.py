@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from backends.base import BackendError, Collectives
-from backends.strategies.local import LocalReplica, start_of
+from backends.strategies.local import LocalReplica, require_carried, start_of
 from backends.strategies.shared_memory.sum import SharedSum
 
 if TYPE_CHECKING:
@@ -29,14 +29,17 @@ MIB = 1 << 20
 class AveragingReplica(LocalReplica):
     """A replica that averages gradients over the group, as ``mode`` chooses."""
 
+    needs_every_gradient = True
+
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
+        require_carried(model, group)
         for tensor in start_of(model).values():
             group.broadcast_(tensor)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.mode = str(options["mode"])
-        self.reducer = REDUCERS[self.mode](parameters, group, options)
+        self.reducer = _reducer(self.mode)(parameters, group, options)
         self._share: torch.Tensor | None = None
         super().__init__(model, make_optimizer, group, options)
 
@@ -83,16 +86,16 @@ class Reducer(ABC):
         """Sum, over the ranks, the gradients since the last call."""
 
     @abstractmethod
+    def messages(self) -> list[torch.Tensor]:
+        """Return tensors like those that one step reduces, one a call."""
+
     def message_bytes(self) -> list[int]:
         """Return the size of each all-reduce of one step."""
+        return [message.numel() * message.element_size() for message in self.messages()]
 
     def alone(self) -> Callable[[], None]:
         """Return a function that runs one step's all-reduces on separate buffers."""
-        first = self.parameters[0]
-        buffers = [
-            torch.zeros(size // first.element_size(), dtype=first.dtype, device=first.device)
-            for size in self.message_bytes()
-        ]
+        buffers = [torch.zeros_like(message) for message in self.messages()]
 
         def run() -> None:
             for buffer in buffers:
@@ -118,23 +121,24 @@ class PerParameterReducer(Reducer):
         for gradient in _gradients(self.parameters):
             self.group.all_reduce_(gradient)
 
-    def message_bytes(self) -> list[int]:
-        return [p.numel() * p.element_size() for p in self.parameters]
+    def messages(self) -> list[torch.Tensor]:
+        return list(self.parameters)
 
 
 class FlatReducer(Reducer):
-    """One blocking all-reduce for all gradients, through one persistent buffer."""
+    """One blocking all-reduce for each dtype, through persistent buffers."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
-        self.bucket = Bucket(parameters)
+        self.buckets = [Bucket(its) for its in by_dtype(parameters)]
 
     def reduce(self) -> None:
-        self.bucket.collect()
-        self.group.all_reduce_(self.bucket.flat)
+        for bucket in self.buckets:
+            bucket.collect()
+            self.group.all_reduce_(bucket.flat)
 
-    def message_bytes(self) -> list[int]:
-        return [self.bucket.nbytes]
+    def messages(self) -> list[torch.Tensor]:
+        return [bucket.flat for bucket in self.buckets]
 
 
 class OverlapReducer(Reducer):
@@ -165,11 +169,11 @@ class OverlapReducer(Reducer):
             work.wait()
         self.started.clear()
 
-    def message_bytes(self) -> list[int]:
-        return [bucket.nbytes for bucket in self.buckets]
+    def messages(self) -> list[torch.Tensor]:
+        return [bucket.flat for bucket in self.buckets]
 
     def alone(self) -> Callable[[], None]:
-        buffers = [torch.zeros_like(bucket.flat) for bucket in self.buckets]
+        buffers = [torch.zeros_like(message) for message in self.messages()]
 
         def run() -> None:
             for work in [self.group.all_reduce_start_(buffer) for buffer in buffers]:
@@ -204,8 +208,8 @@ class SharedMemoryReducer(Reducer):
         for parameter, view in zip(self.parameters, self.shared.views, strict=True):
             parameter.grad = view
 
-    def message_bytes(self) -> list[int]:
-        return [self.shared.nbytes]
+    def messages(self) -> list[torch.Tensor]:
+        return [torch.empty(self.shared.nbytes, dtype=torch.uint8, device="meta")]
 
     def alone(self) -> Callable[[], None]:
         gradients = [torch.zeros_like(p) for p in self.parameters]
@@ -219,22 +223,21 @@ class Bucket:
     """One persistent buffer for the gradients of some parameters, end to end.
 
     Collecting costs one pass over memory. Nothing is copied back: the parameters use the buffer's views as
-    their gradients, until the step forgets them.
+    their gradients, until the step forgets them. ``padded`` is the whole buffer, whose length is a
+    ``multiple``; ``flat`` is the part with gradients.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], *, multiple: int = 1) -> None:
         self.parameters = parameters
         self.waiting = len(parameters)
         first = parameters[0]
         lengths = [p.numel() for p in parameters]
-        self.flat = torch.zeros(sum(lengths), dtype=first.dtype, device=first.device)
+        length = sum(lengths)
+        padded = -(-length // multiple) * multiple
+        self.padded = torch.zeros(padded, dtype=first.dtype, device=first.device)
+        self.flat = self.padded[:length]
         pieces = self.flat.split(lengths)
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that travel when the bucket is reduced."""
-        return self.flat.numel() * self.flat.element_size()
 
     def collect(self) -> None:
         """Copy the gradients in, and use the buffer's views as gradients."""
@@ -251,6 +254,14 @@ REDUCERS: dict[str, type[Reducer]] = {
 }
 
 
+def _reducer(mode: str) -> type[Reducer]:
+    if mode in REDUCERS:
+        return REDUCERS[mode]
+    from backends.strategies.primitives import PrimitiveReducer  # over torch.distributed alone
+
+    return PrimitiveReducer
+
+
 def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if len(gradients) < len(parameters):
@@ -262,16 +273,24 @@ def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     return gradients
 
 
+def by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Group parameters by their dtype, in order."""
+    groups: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.dtype, []).append(parameter)
+    return list(groups.values())
+
+
 def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
     """Group parameters, in order, into buckets of at most ``cap_bytes``.
 
-    A larger parameter has its own bucket.
+    A larger parameter has its own bucket. So have neighbours of another dtype.
     """
     filled: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
         nbytes = parameter.numel() * parameter.element_size()
-        if not filled or size + nbytes > cap_bytes:
+        if not filled or size + nbytes > cap_bytes or parameter.dtype != filled[-1][0].dtype:
             filled.append([])
             size = 0
         filled[-1].append(parameter)

@@ -42,7 +42,9 @@ class DDPReplica(LocalReplica):
             bucket_cap_mb=None if options["bucket_cap_mb"] == DEFAULT_CAP_MB else options["bucket_cap_mb"],
             gradient_as_bucket_view=bool(options["gradient_as_bucket_view"]),
             static_graph=bool(options["static_graph"]),
+            find_unused_parameters=bool(options["find_unused_parameters"]),
         )
+        self.needs_every_gradient = not options["find_unused_parameters"]
         self._static_graph = bool(options["static_graph"])
         self._passes_done = 0
         self._power = _register_hook(self.wrapped, options)
@@ -80,6 +82,7 @@ class DDPReplica(LocalReplica):
             "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
             # The logger has it only if it is set.
             "static_graph": bool(seen.get("static_graph")),
+            "find_unused_parameters": bool(seen["find_unused_parameters"]),
             "comm_hook": _HOOKS.get(hook, hook),
             **(_attest_power(self._power) if self._power else {}),
         }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from backends.base import Collectives, Replica
+from backends.base import BackendError, Collectives, Replica
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,6 +23,20 @@ def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
         name: held.view(torch.uint8) if held.dtype == torch.bool else held for name, held in state.items()
     }
+
+
+def require_carried(model: nn.Module, group: Group) -> None:
+    """Require that the group can add up gradients of every parameter.
+
+    Raises:
+        BackendError: names the first whose dtype the library refuses.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and str(parameter.dtype) in group.refuses:
+            raise BackendError(
+                f"{group.name} cannot add up {parameter.dtype}, the dtype of {name}. Leave this arm out, or "
+                "use float32 parameters."
+            )
 
 
 class LocalReplica(Replica):

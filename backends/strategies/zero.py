@@ -30,7 +30,7 @@ class ZeroReplica(DDPReplica):
                 parameters_as_bucket_view=bool(options["parameters_as_bucket_view"]),
             )
 
-        ddp: Options = {"static_graph": False, "comm_hook": "none"}
+        ddp: Options = {"static_graph": False, "find_unused_parameters": False, "comm_hook": "none"}
         super().__init__(model, make_sharded, group, {**options, **ddp})
         self.sharded: ZeroRedundancyOptimizer = self.optimizer  # type: ignore[assignment]  # made above
         self.optimizer = self.sharded.optim

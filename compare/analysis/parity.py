@@ -168,6 +168,11 @@ def diagnose(passes: list[tuple[int, ParityPass]], limit: float) -> str:
     Each pass comes with its rank. ``limit`` is the relative difference that is allowed.
     """
     wrong = [(rank, taken) for rank, taken in passes if not _is_within(taken.differences[0], limit)]
+    if not wrong and any(None in taken.differences for _, taken in passes):
+        return (
+            "The first update is right on every rank, and then the training diverges. SGD with a learning "
+            "rate of 0.01 is too much for this model. Scale its inputs, its targets or its loss."
+        )
     if not wrong:
         return (
             "The first update is right on every rank, and later ones are wrong. "

@@ -31,7 +31,8 @@ Backends = Annotated[
         "--backend",
         help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
         "`compare backends` lists them with their options.",
-        show_default="all available but zero and single; manual:mode=shared_memory, too, on one host's CPUs",
+        show_default="all available but zero, fsdp and single; "
+        "manual:mode=shared_memory, too, on one host's CPUs",
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]

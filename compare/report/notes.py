@@ -69,6 +69,7 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
             for arm in analysis.summary.arms
             if arm.test_loss is None
         ),
+        *_unused(run),
         *(
             f"{launch.arm}, round {launch.round}: launched twice, because {launch.restarted_because}."
             for launch in run.launches
@@ -83,6 +84,17 @@ def describe_condition(condition: Condition) -> str:
     """Write a condition's value in every arm, and what that means."""
     values = "; ".join(f"{arm} {value}" for arm, value in condition.values.items())
     return f"{condition.item} ({values}): {condition.why}."
+
+
+def _unused(run: Run) -> list[str]:
+    """Name parameters without a gradient, and arms that move them."""
+    passes = [taken for launch in run.launches for taken in launch.ranks[0].parity]
+    names = next((taken.unused for taken in passes if taken.unused), [])
+    if not names:
+        return []
+    moving = [arm.label for arm in run.config.arms if arm.zeros_for_unused]
+    moved = f" {', '.join(moving)} gives them zero gradients, so weight decay moves them." if moving else ""
+    return [f"Parameters that take no part in the loss: {', '.join(names)}.{moved}"]
 
 
 def _incomplete(run: Run) -> list[str]:

@@ -128,6 +128,15 @@ class Arm(msgspec.Struct, frozen=True):
         return BACKENDS[self.backend].shards == "parameters"
 
     @property
+    def zeros_for_unused(self) -> bool:
+        """Return whether parameters without a gradient get zeros."""
+        chosen = BACKENDS[self.backend]
+        own = all(
+            self.options[option.name] == option.default for option in chosen.options if option.strategies
+        )
+        return chosen.zeros_for_unused and own
+
+    @property
     def exact(self) -> bool:
         """Return whether averaged gradients are the exact mean, except for rounding."""
         return self.gradient_tolerance == 0

@@ -108,6 +108,8 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
 
     None on other ranks than 0, too.
     """
+    unused: list[str] = []
+    """Parameters that take no part in the loss of any shard."""
     differences: list[float | None]
     """Relative difference of the parameters from the single process's after each step.
 

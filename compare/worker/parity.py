@@ -26,14 +26,14 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from backends.base import MakeOptimizer, Replica
+from backends.base import BackendError, MakeOptimizer, Replica
 from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
 from compare.schema.results import ParityPass, PassKind
@@ -47,6 +47,8 @@ _LARGE = 4_000_000
 
 Twenty steps of 20 million parameters take about 10 s, and 40 s over a slow network.
 """
+_LEAST_STEPS = 3
+"""Steps that are compared, even if the single process itself diverges."""
 _FEW_STEPS = 5
 """Steps of a brief pass with a large model.
 
@@ -83,6 +85,7 @@ def prove(
         optimizer=task.config.optimizer,
         learning_rate=task.config.learning_rate,
         hash=outcome.hash,
+        unused=outcome.unused,
         share_of_first_update=_finite(outcome.first_update.share),
         error_of_first_update=_finite(outcome.first_update.error),
         error_of_whole_update=_finite(outcome.error_of_all),
@@ -150,6 +153,7 @@ class _Reference:
         self._own = 0 if drifts else replica.shard[0]
         self._broadcasts = replica.broadcasts_buffers
         self._start: list[torch.Tensor] = []
+        self._used_by: dict[str, set[int]] = {}
         self._apart = [torch.zeros_like(p) for p in model.parameters()]
 
     @torch.no_grad()
@@ -173,13 +177,47 @@ class _Reference:
             with torch.no_grad():
                 for own, kept in zip(self.model.buffers(), self._buffers[index], strict=True):
                     own.copy_(kept)
-            for batch in islice(batches, passes):
-                loss = self._task.loss(self.model, batch)
-                (loss / (passes * len(self._shards))).backward()
+            with self._noting_use(index) if step == 0 else nullcontext():
+                for batch in islice(batches, passes):
+                    loss = self._task.loss(self.model, batch)
+                    (loss / (passes * len(self._shards))).backward()
             self._buffers[index] = _buffers_of(self.model)
         if self._before_step:
             self._before_step(self.model, [self._optimizer])
         self._optimizer.step()
+
+    @contextmanager
+    def _noting_use(self, shard: int) -> Iterator[None]:
+        """Note which parameters get a gradient from a shard."""
+        with ExitStack() as noting:
+            for name, parameter in self.model.named_parameters():
+                if parameter.requires_grad:
+                    used = self._used_by.setdefault(name, set())
+                    hook = parameter.register_post_accumulate_grad_hook(lambda _, used=used: used.add(shard))
+                    noting.callback(hook.remove)
+            yield
+
+    def unused(self, shards: int) -> list[str]:
+        """Name the parameters that got a gradient from so many shards."""
+        return [name for name, used in self._used_by.items() if len(used) == shards]
+
+    def require_every_gradient(self) -> None:
+        """Require that every parameter got a gradient from every shard.
+
+        Raises:
+            BackendError: names those that did not.
+        """
+        count = len(self._shards)
+        for where, names in (
+            ("on any rank", self.unused(0)),
+            ("on some ranks", [name for few in range(1, count) for name in self.unused(few)]),
+        ):
+            if names:
+                raise BackendError(
+                    f"these parameters take no part in the loss {where}: {', '.join(names)}. This arm cannot "
+                    "average them. Leave them out of the model, set requires_grad to False, or use "
+                    "ddp:find_unused_parameters=true."
+                )
 
     @torch.no_grad()
     def compare_update(self, found: nn.Module) -> _Update:
@@ -191,6 +229,10 @@ class _Reference:
             apart += float(torch.dot(wrong, wrong))
             whole += float(torch.dot(right, right))
         return _Update(along / whole, math.sqrt(apart / whole)) if whole else _Update(math.nan, math.nan)
+
+    def is_finite(self) -> bool:
+        """Return whether all parameters are numbers."""
+        return all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
 
     @torch.no_grad()
     def add_error(self, found: nn.Module) -> None:
@@ -225,6 +267,7 @@ class _Outcome(NamedTuple):
     error_of_all: float
     """Of all steps together; NaN on ranks that do not lead."""
     differences: list[float]
+    unused: list[str]
 
 
 def _follow(
@@ -251,19 +294,25 @@ def _follow(
         begun = time.monotonic()
         if leads or step == 0:
             reference.anchor(whole)
+            reference.step(step)
+        if step == 0 and replica.needs_every_gradient:
+            reference.require_every_gradient()
         seed_step(task.config, step, replica.shard[0])
         own.train(1)
         whole = replica.whole()
         if leads or step == 0:
-            reference.step(step)
-            differences.append(relative_difference(whole, reference.model))
+            if len(differences) < _LEAST_STEPS or reference.is_finite():
+                differences.append(relative_difference(whole, reference.model))
             reference.add_error(whole)
         if step == 0:
             first_update = reference.compare_update(whole)
         seconds = time.monotonic() - begun
     if leads:
         error_of_all = reference.error_of_all(whole)
-    return _Outcome(steps, hash_parameters(whole), first_update, error_of_all, differences)
+    hashed, unused = hash_parameters(whole), reference.unused(0)
+    # The training of the gate diverges with some models: then the steps before that prove the arm.
+    taken = len(differences) if leads else steps
+    return _Outcome(taken, hashed, first_update, error_of_all, differences, unused)
 
 
 def _finite(number: float) -> float | None:

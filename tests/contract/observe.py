@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import backends
 from backends.base import BackendError
@@ -301,7 +302,9 @@ def _held_by_one_process(config: Callable[..., RunConfig]) -> dict[str, int]:
     reference = _Reference(0, optimizer_maker(task.config))
     reference.gradients(task.first((0, 1)))
     reference.step()
-    state = [tensor for held in reference.optimizer.state.values() for tensor in held.values()]
+    state = [
+        tensor for held in reference.optimizer.state.values() for tensor in held.values() if tensor.dim()
+    ]
     return {
         "parameter_bytes": _bytes_of(reference.model.parameters()),
         "optimizer_state_bytes": _bytes_of(state),
@@ -391,8 +394,12 @@ def _config(arm, world, *, optimizer="sgd", learning_rate=0.1, accumulate=1):
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:
-    """Copy the gradients; a missing one is zero, which fails every comparison."""
-    return [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
+    """Copy the gradients; a missing one is zero, which fails every comparison.
+
+    Every rank gathers those that are held in shards.
+    """
+    held = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return [(g.full_tensor() if isinstance(g, DTensor) else g).detach().clone() for g in held]
 
 
 def _mean(all_gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:

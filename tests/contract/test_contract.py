@@ -13,10 +13,15 @@ from tests.contract.plan import ARMS, GROUPS, LAUNCH_OF, LAUNCHES, NOT_VARIED, W
 EXACT = {label: parse_arm(label) for label in ARMS if parse_arm(label).exact}
 
 
+def marks_of(world):
+    """Keep three ranks for `make test-faults`."""
+    return [pytest.mark.faults, pytest.mark.rest] if world > 2 else []
+
+
 def cases(names, synchronises, promised, exempt):
     """List names, world sizes and promises, those of one launch together."""
     return [
-        pytest.param(promise, name, world, id=f"{promise.__name__}-{name}-{world}")
+        pytest.param(promise, name, world, id=f"{promise.__name__}-{name}-{world}", marks=marks_of(world))
         for world in WORLDS
         for name in names
         for promise in (promised if synchronises(name) else exempt)
@@ -47,7 +52,7 @@ def test_replica_keeps_the_promise(launched, promise, arm, world):
     promise(launched(LAUNCH_OF[arm], world).replicas(arm))
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [pytest.param(world, marks=marks_of(world)) for world in WORLDS])
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_launch_exits_with_0_after_every_rank_left(launched, launch, world):
     outcome = launched(launch, world)

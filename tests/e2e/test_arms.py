@@ -34,7 +34,7 @@ def a_run(*, arms, flags=()):
 
 ran = a_run(arms=ARMS, flags=("--no-control", "--accumulate", 2))
 """Arms written as sweeps, with two passes a step."""
-declared = a_run(arms="ddp,zero,single", flags=("--strict", "--threads", 1, "--optimizer", "adam"))
+declared = a_run(arms="ddp,zero,fsdp,single", flags=("--strict", "--threads", 1, "--optimizer", "adam"))
 """Arms that declare something else, beside DDP and the control."""
 
 
@@ -110,12 +110,16 @@ def test_single_trains_what_the_other_arms_train(declared):
     assert of["single"].test_loss == pytest.approx(of["ddp"].test_loss, rel=1e-3)
 
 
-def test_zero_ends_with_the_parameters_of_ddp_and_a_part_of_the_state(declared):
+def test_zero_and_fsdp_end_with_the_parameters_of_ddp_and_hold_parts(declared):
     run, printed = declared
-    hashes = {rank.final_hash for label in ("ddp", "zero") for rank in ranks_of(run, label)}
+    hashes = {rank.final_hash for label in ("ddp", "zero", "fsdp") for rank in ranks_of(run, label)}
     assert len(hashes) == 1
+    parts = [rank.attestation["held"] for rank in ranks_of(run, "fsdp")]
     held = {label: [rank.attestation["held"] for rank in ranks_of(run, label)] for label in ("ddp", "zero")}
     whole = held["ddp"][0]["optimizer_state_bytes"]
     assert [own["optimizer_state_bytes"] for own in held["ddp"]] == [whole] * 2
     assert sum(own["optimizer_state_bytes"] for own in held["zero"]) == whole
+    for part, of_all in (("parameter_bytes", whole // 2), ("optimizer_state_bytes", whole)):
+        assert sum(own[part] for own in parts) == of_all, "Adam keeps two numbers for each parameter"
+        assert max(own[part] for own in parts) == pytest.approx(of_all / 2, rel=0.02)
     assert "bytes held" in printed

@@ -141,21 +141,37 @@ def _spoil_rank(module, fault):
         module.backends.load = lambda *_: strike()
         return
     if fault["kind"] == "hang before rendezvous":
-        load = module.data.load_split
-        module.data.load_split = lambda *which: strike() or load(*which)
+        from compare import data
+
+        load = data.load_split
+        data.load_split = lambda *which: strike() or load(*which)
         return
 
     if fault["kind"] == "hang in a collective":
         _remember_groups(module.backends)
 
-    class Spoiled(module.PixelBatches):
-        def __iter__(self):
-            for step, batch in enumerate(super().__iter__()):
-                if step == fault["step"]:
-                    strike()
-                yield batch
+    load_task = module._load_task
 
-    module.PixelBatches = Spoiled
+    def load_spoiled(*arguments):
+        task = load_task(*arguments)
+        batches = task.batches  # those of the proof are another task's
+        task.batches = lambda shard: _Spoiled(batches(shard), fault["step"], strike)
+        return task
+
+    module._load_task = load_spoiled
+
+
+class _Spoiled:
+    """Batches that strike at a step."""
+
+    def __init__(self, batches, step, strike):
+        self.attest, self._batches, self._step, self._strike = batches.attest, batches, step, strike
+
+    def __iter__(self):
+        for step, batch in enumerate(self._batches):
+            if step == self._step:
+                self._strike()
+            yield batch
 
 
 def _spoil_port(cluster, fault):

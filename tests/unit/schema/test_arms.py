@@ -293,7 +293,10 @@ def test_parse_arm_answers_a_wrong_name_with_the_right_ones(text, suggested, lis
     ("text", "right"),
     [
         ("ddp:process_group=mpi", "auto or nccl or gloo"),
-        ("manual:mode=fast", "per_parameter or flat or overlap or shared_memory"),
+        (
+            "manual:mode=fast",
+            " or ".join(BACKENDS["manual"].options[0].choices),
+        ),
         ("mpi:mode=shared_memory", "per_parameter or flat or overlap"),
         ("horovod:controller=nccl", "gloo or mpi"),
         ("ddp:static_graph=maybe", "true or false"),

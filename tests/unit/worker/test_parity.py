@@ -14,8 +14,8 @@ from compare.analysis.parity import LIMITS, check_gates
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
+from compare.worker import mnist, rank
 from compare.worker import parity as proving
-from compare.worker import rank
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import hash_parameters, prove, relative_difference
 from tests.unit.factories import a_rank
@@ -31,7 +31,7 @@ class Replica:
     learn = seam.Replica.learn
     whole = seam.Replica.whole
     module = seam.Replica.module
-    broadcasts_buffers = False
+    broadcasts_buffers = needs_every_gradient = False
 
     def accumulate(self, passes):
         self.passes_per_step = passes
@@ -171,9 +171,72 @@ def test_prove_lossy_arm_passes_and_a_wrong_one_fails(data, monkeypatch, alone, 
     assert gate_of(ForgetsGradients) == "failed"
 
 
+class HasMore(nn.Module):
+    """A model with dropout, BatchNorm and a layer that takes no part."""
+
+    def __init__(self, extra=False):
+        super().__init__()
+        self.path = nn.Sequential(nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 10))
+        if extra:
+            self.extra = nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        return self.path(inputs)
+
+
+def test_prove_models_with_dropout_and_batchnorm(data, monkeypatch):
+    monkeypatch.setattr(mnist, "build_model", lambda _: HasMore())
+    taken = proof(data)
+    assert max(taken.differences) == 0
+    assert taken.unused == []
+
+
+class NeedsEveryGradient(Replica):
+    needs_every_gradient = True
+
+
+def test_prove_names_parameters_outside_the_loss(data, monkeypatch):
+    monkeypatch.setattr(mnist, "build_model", lambda _: HasMore(extra=True))
+    assert proof(data).unused == ["extra.weight", "extra.bias"]
+    with pytest.raises(seam.BackendError, match=r"on any rank: extra\.weight, extra\.bias"):
+        proof(data, NeedsEveryGradient)
+
+
+def test_prove_names_parameters_that_some_ranks_do_not_use(data, monkeypatch):
+    class Chooses(HasMore):
+        def forward(self, inputs):
+            return super().forward(inputs) + (self.extra.weight.sum() if inputs[0, 0] > threshold else 0)
+
+    class OfTwo(NeedsEveryGradient):
+        shard = (0, 2)
+
+    task = a_task(data, ranks=2)
+    first = [float(next(iter(task.for_proof("float64").batches((index, 2))))[0][0, 0]) for index in (0, 1)]
+    threshold = sum(first) / 2
+    monkeypatch.setattr(mnist, "build_model", lambda _: Chooses(extra=True))
+    with pytest.raises(seam.BackendError, match=r"on any rank: extra\.bias"):
+        proof(data, OfTwo, ranks=2)
+    monkeypatch.setattr(mnist, "build_model", lambda _: without_bias(Chooses(extra=True)))
+    with pytest.raises(seam.BackendError, match=r"on some ranks: extra\.weight"):
+        proof(data, OfTwo, ranks=2)
+
+
+def without_bias(model):
+    model.extra.bias = None
+    return model
+
+
+def test_prove_ends_where_the_single_process_diverges(data):
+    """What was right until then is proven."""
+    huge = (data[0] * 1e30, data[1])
+    taken = proof(huge)
+    assert 3 <= taken.steps == len(taken.differences) < STEPS
+    assert max(taken.differences[:2]) <= LIMITS["float64"]
+
+
 def test_prove_nan_is_none(data):
     taken = proof(data, Diverges)
-    assert taken.differences == [None] * STEPS
+    assert taken.differences == [None] * 3, "then the single process, too, has no numbers"
     assert taken.share_of_first_update is None
     assert taken.error_of_first_update is None
     assert taken.error_of_whole_update is None

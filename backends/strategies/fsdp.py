@@ -1,0 +1,99 @@
+"""Train through torch's ``fully_shard``, which shards all that a rank holds."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from backends.base import BackendError
+from backends.strategies.local import LocalReplica, start_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options
+
+
+class FSDPReplica(LocalReplica):
+    """A replica whose parameters are gathered for each pass, layer by layer."""
+
+    phases = ("forward", "backward", "step")
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        if len({parameter.dtype for parameter in model.parameters()}) > 1:
+            raise BackendError("fsdp: torch shards parameters of one dtype only. Leave this arm out.")
+        for tensor in start_of(model).values():
+            group.broadcast_(tensor)
+        self._plain = _copy(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+        self._units = _shard(model)
+        self._passes_done = 0
+        super().__init__(model, make_optimizer, group, options)
+
+    def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
+        if self.passes_per_step > 1:  # only the last pass of a step communicates its gradients
+            last = (self._passes_done + 1) % self.passes_per_step == 0
+            self._units[-1].set_requires_gradient_sync(last)
+        super().learn(batch, loss, on_phase)
+        self._passes_done += 1
+
+    @torch.no_grad()
+    def whole(self) -> nn.Module:
+        held = [*self.model.parameters(), *self.model.buffers()]
+        plain = [*self._plain.parameters(), *self._plain.buffers()]
+        full = {
+            id(own): (other.full_tensor() if isinstance(other, DTensor) else other).detach().clone()
+            for own, other in zip(plain, held, strict=True)
+        }
+        return _copy(self._plain, lambda tensor: full[id(tensor)])
+
+    def held_bytes(self) -> Facts:
+        state = (value for held in self.optimizer.state.values() for value in held.values())
+        return {
+            "parameter_bytes": _local_bytes(self.model.parameters()),
+            "optimizer_state_bytes": _local_bytes(
+                v for v in state if isinstance(v, torch.Tensor) and v.dim()
+            ),
+        }
+
+    def attest(self) -> Facts:
+        return {
+            "reduce_op": "mean",
+            "passes_per_step": self.passes_per_step,
+            "units": len(self._units),
+        }
+
+    def collectives(self) -> Collectives | None:
+        return None  # it gathers parameters as well, so no one bandwidth tells its cost
+
+
+def _copy(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """Copy a model with other tensors; tied ones stay tied."""
+    memo: dict[int, torch.Tensor] = {id(buffer): replace(buffer) for buffer in model.buffers()}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(replace(parameter), parameter.requires_grad)
+    return copy.deepcopy(model, memo)
+
+
+def _shard(model: nn.Module) -> list[FSDPModule]:
+    """Shard each layer that shares no parameter with another, then the rest."""
+    layers = [layer for layer in model.children() if any(True for _ in layer.parameters())]
+    uses = [id(parameter) for layer in layers for parameter in layer.parameters()]
+    direct = {id(parameter) for parameter in model.parameters(recurse=False)}
+    units = []
+    for layer in layers:
+        own = {id(parameter) for parameter in layer.parameters()}
+        if not own & direct and all(uses.count(one) == 1 for one in own) and len(layers) > 1:
+            units.append(fully_shard(layer))
+    return [*units, fully_shard(model)]
+
+
+def _local_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)

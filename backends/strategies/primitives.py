@@ -1,0 +1,114 @@
+"""Sum gradients by the collectives that an all-reduce is made of.
+
+Every form ends with the same sum on all ranks. They differ in how often they send, and how much. For N ranks
+and S bytes, a rank sends:
+
+- ``ring``: 2 (N - 1) messages of S / N, to its neighbour alone
+- ``reduce_broadcast``: to a root and back, as trees do
+- ``reduce_scatter``: S (N - 1) / N twice; each rank sums its part, then all gather the parts
+- ``all_gather``: S to every other rank, and each sums all by itself
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from backends.strategies.averaging import Bucket, Reducer, by_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from backends.base import Facts, Group, Options
+
+
+def ring(tensor: torch.Tensor, rank: int, world: int) -> None:
+    """Sum a flat tensor in place, by messages to the right neighbour.
+
+    First each part travels once around the ring, and every rank adds its own. Then the sums travel around.
+    """
+    parts = tensor.tensor_split(world)
+    incoming = torch.empty_like(parts[0])  # no part is larger
+    for step in range(world - 1):
+        own = parts[(rank - step - 1) % world]
+        received = incoming[: own.numel()]
+        _pass_on(parts[(rank - step) % world], received, rank, world)
+        own += received
+    for step in range(world - 1):
+        _pass_on(parts[(rank + 1 - step) % world], parts[(rank - step) % world], rank, world)
+
+
+def _pass_on(sent: torch.Tensor, received: torch.Tensor, rank: int, world: int) -> None:
+    """Send to the right neighbour, and receive from the left one meanwhile."""
+    right, left = (rank + 1) % world, (rank - 1) % world
+    both = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, received, left)]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+
+
+def reduce_broadcast(tensor: torch.Tensor, rank: int, world: int) -> None:
+    """Sum on rank 0, which sends the sum to all."""
+    del rank, world
+    dist.reduce(tensor, dst=0)
+    dist.broadcast(tensor, src=0)
+
+
+def reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> None:
+    """Sum one of the equal parts on each rank, and gather all."""
+    del rank
+    own = torch.empty_like(tensor[: tensor.numel() // world])
+    dist.reduce_scatter_tensor(own, tensor)
+    dist.all_gather_into_tensor(tensor, own)
+
+
+def all_gather(tensor: torch.Tensor, rank: int, world: int) -> None:
+    """Gather the tensors of all ranks, and sum them on each."""
+    del rank
+    gathered = tensor.new_empty(world * tensor.numel())
+    dist.all_gather_into_tensor(gathered, tensor)
+    torch.sum(gathered.view(world, -1), 0, out=tensor)
+
+
+FORMS: dict[str, Callable[[torch.Tensor, int, int], None]] = {
+    "ring": ring,
+    "reduce_broadcast": reduce_broadcast,
+    "reduce_scatter": reduce_scatter,
+    "all_gather": all_gather,
+}
+
+
+class PrimitiveReducer(Reducer):
+    """One sum of all gradients by one of the forms."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
+        super().__init__(parameters, group, options)
+        self.sum = FORMS[str(options["mode"])]
+        self.buckets = [Bucket(its, multiple=group.world_size) for its in by_dtype(parameters)]
+
+    def reduce(self) -> None:
+        for bucket in self.buckets:
+            bucket.collect()
+            self._sum(bucket.padded)
+
+    def messages(self) -> list[torch.Tensor]:
+        return [bucket.flat for bucket in self.buckets]
+
+    def alone(self) -> Callable[[], None]:
+        buffers = [torch.zeros_like(bucket.padded) for bucket in self.buckets]
+
+        def run() -> None:
+            for buffer in buffers:
+                self._sum(buffer)
+
+        return run
+
+    def attest(self) -> Facts:
+        return {"form": self.sum.__name__}
+
+    def _sum(self, tensor: torch.Tensor) -> None:
+        if self.group.world_size > 1:
+            self.sum(tensor, self.group.rank, self.group.world_size)
