@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from compare.schema.store import read_run
+from tests.comparing import ROOT
 from tests.lab.comparing import ARMS, RUN, compare, left
 from tests.lab.hosts import why_no_rate_limit
 
@@ -56,6 +57,21 @@ def test_run_on_hosts_starts_one_process_on_the_first_host(make_lab, mnist_dir):
     (single,) = ranks["single"]
     assert single.attestation["threads"] == 2
     assert single.attestation["batch"]["samples"] == run.config.global_batch_size
+    assert left(lab) == []
+
+
+def test_run_on_hosts_copies_the_workloads_folder_once(make_lab, mnist_dir):
+    lab = make_lab(2)
+    lab.login.run(["cp", "-r", str(ROOT / "examples"), "/tmp/mine"])  # noqa: S108 -- the private one of the login
+    own = ("--workload", "/tmp/mine/resnet.py:make", "--backend", "ddp")  # noqa: S108
+    for times in (1, 0):
+        done = compare(lab, "n1,n2", mnist_dir, *own)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("Copying own") == times
+        run = read_run(lab.folder / "run")
+        assert run.dataset.workload == "resnet.py:make"
+        assert len({rank.final_hash for rank in run.launches[0].ranks}) == 1
+        shutil.rmtree(lab.folder / "run")
     assert left(lab) == []
 
 
