@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from compare.errors import UsageError
 
 MOST_BYTES = 50_000_000
 """Largest folder that is copied to other hosts."""
+_LEFT_OUT = {"__pycache__", "runs", "node_modules"}
 _WRITTEN = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -79,8 +81,10 @@ def code_digest(folder: Path) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        left_out = any(part.startswith(".") or part in {"__pycache__", "runs"} for part in parts)
-        if not left_out and path.is_file():
-            yield path
+    """Yield the user's files, without those of virtual environments."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _LEFT_OUT)
+        if "pyvenv.cfg" in names:
+            folders.clear()
+            continue
+        yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))

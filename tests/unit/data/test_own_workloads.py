@@ -30,10 +30,17 @@ def test_own_source_refuses_what_names_no_function_of_a_file(file, monkeypatch, 
 
 def test_contents_are_the_users_files_and_the_hash_is_over_code(file):
     folder, before = file.parent, data.code_digest(file.parent)
-    for name in ("__pycache__/train.pyc", ".git/config", "runs/1/results.json", "words.txt"):
+    for name in (
+        "__pycache__/train.pyc",
+        ".git/config",
+        "runs/1/results.json",
+        "venv/pyvenv.cfg",
+        "words.txt",
+    ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
+    (folder / "venv" / "lib.py").write_text("")
     assert data.code_digest(folder) == before
     assert sorted(data.contents(folder)) == ["train.py", "words.txt"]
     (folder / "models").mkdir()
