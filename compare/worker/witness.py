@@ -35,6 +35,12 @@ _SAME_MOMENT_SECONDS = 0.03
 
 A launcher needs longer to notice another rank's failure and to end this one.
 """
+_FORWARD_SECONDS = 0.3
+"""Time from a signal to its forwarding.
+
+torchrun signals the whole group, so the rank may write its stacks already. A second signal would cut them
+short.
+"""
 _RECORD_BYTES = 512
 """Room for an exit record, reserved while the disk has some."""
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -70,7 +76,8 @@ class _Witness:
         self._ended_by = ""
         self._stopped_until = -math.inf
         self._kill_at: float | None = None
-        self._sent: set[signal.Signals] = set()
+        self._to_forward: list[tuple[float, signal.Signals]] = []
+        self._forwarded: set[signal.Signals] = set()
 
     def run(self) -> NoReturn:
         """Wait until the rank exits, record how, and exit alike."""
@@ -99,6 +106,7 @@ class _Witness:
                 self._send(number)
             if not self._ended_by and self._lease.has_expired():
                 self._end("lease", signal.SIGTERM)
+            self._forward()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 os.kill(self._pid, signal.SIGKILL)
                 self._kill_at = math.inf  # a rank in uninterruptible sleep exits when it can
@@ -106,7 +114,8 @@ class _Witness:
     def _timeout_seconds(self) -> float:
         if self._kill_at is None:
             return _CHECK_SECONDS
-        return max(0.0, min(_CHECK_SECONDS, self._kill_at - time.monotonic()))
+        awaited = min([self._kill_at, *(at for at, _ in self._to_forward)])
+        return max(0.0, min(_CHECK_SECONDS, awaited - time.monotonic()))
 
     def _status(self) -> int | None:
         """Return the wait status of a rank that has exited, else None.
@@ -122,14 +131,21 @@ class _Witness:
             self._stopped_until = math.inf if os.WIFSTOPPED(status) else time.monotonic()
 
     def _end(self, ended_by: str, number: signal.Signals) -> None:
-        """Forward a signal once: the next would cut short the rank's stacks."""
+        """Forward a signal soon, and once."""
         self._ended_by = self._ended_by or ended_by
         if self._kill_at is None:
             self._kill_at = time.monotonic() + KILL_SECONDS
-        if number not in self._sent:
-            self._sent.add(number)
-            self._send(number)
+        if number not in self._forwarded:
+            self._forwarded.add(number)
+            self._to_forward.append((time.monotonic() + _FORWARD_SECONDS, number))
         self._send(signal.SIGCONT)  # a stopped process receives nothing else
+
+    def _forward(self) -> None:
+        """Send the signals whose time has come."""
+        while self._to_forward and time.monotonic() >= self._to_forward[0][0]:
+            _, number = self._to_forward.pop(0)
+            self._send(number)
+            self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

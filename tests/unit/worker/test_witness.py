@@ -125,13 +125,31 @@ def test_witness_forwards_a_signal_that_ends_once(start, tmp_path):
     """A second one would cut short the rank's stacks."""
     count = (
         "signal.signal(signal.SIGTERM, lambda *_: (files.directory / 'received').open('a').write('x'));"
-        " time.sleep(0.5); time.sleep(0.5); os._exit(0)"
+        " time.sleep(0.5); time.sleep(0.7); os._exit(0)"
     )
     started = start(count)
     for _ in range(2):
         started.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        time.sleep(0.4)
     started.record()
+    assert (tmp_path / "received").read_text() == "x"
+
+
+def test_rank_that_a_launcher_signals_too_receives_no_second_signal(start, tmp_path):
+    """torchrun signals the whole group."""
+    leave = (
+        "def leave(*_):\n"
+        "    (files.directory / 'received').open('a').write('x')\n"
+        "    time.sleep(0.1)\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "time.sleep(60)"
+    )
+    started = start(leave)
+    time.sleep(0.1)
+    for process in (started.process, started.rank):
+        process.send_signal(signal.SIGTERM)
+    assert started.record()[1]["ended_by"] == "signal"
     assert (tmp_path / "received").read_text() == "x"
 
 
