@@ -44,12 +44,40 @@ def normalise(pixels: torch.Tensor, out: torch.Tensor | None = None) -> torch.Te
     return torch.add(_SHIFT, out.copy_(pixels), alpha=_SCALE, out=out)
 
 
-class PixelBatches:
-    """Endless batches of one shard of the training set.
+class ShardOrder:
+    """The order of one shard's samples.
 
     Each epoch is a new permutation with the same seed on every rank. Shard i of n takes the i-th of the n
     equal parts of every global batch. So the shards together are the batches of a single process. If a
     step has several passes, a part is split once more, in the same order.
+    """
+
+    def __init__(self, shard: tuple[int, int], config: RunConfig, samples: int) -> None:
+        self.shard = shard
+        """(index, count)."""
+        # Ranks that share a shard train on one larger part, so this may be more than a rank's batch.
+        self.size, rest = divmod(config.ranks * config.batch_size_per_rank, shard[1])
+        """Samples of one pass."""
+        if rest:
+            raise BackendError(
+                f"{shard[1]} shards do not divide a global batch of {config.ranks} × "
+                f"{config.batch_size_per_rank} samples: choose another --batch-size"
+            )
+        self._passes, self._seed, self._samples = config.accumulate, config.seed, samples
+
+    def of_epoch(self, epoch: int) -> torch.Tensor:
+        """Return this shard's indices, shape (passes per epoch, batch size)."""
+        index, count = self.shard
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order = torch.randperm(self._samples, generator=generator)
+        part = self._passes * self.size
+        steps = len(order) // (part * count)
+        cut = order[: steps * count * part].view(steps, count, part)
+        return cut[:, index].contiguous().view(steps * self._passes, self.size)
+
+
+class PixelBatches:
+    """Endless batches of one shard of the training set.
 
     Pixels are fetched for several batches at once, and normalised batch by batch. Images of another dtype
     stay as they are. The next step overwrites the inputs, because a persistent buffer needs no allocation.
@@ -66,19 +94,10 @@ class PixelBatches:
     ) -> None:
         self._images, self._labels = images, labels
         self._dtype = dtype
-        self._index, self._count = shard
-        # Ranks that share a shard train on one larger part, so this may be more than a rank's batch.
-        self._size, rest = divmod(config.ranks * config.batch_size_per_rank, self._count)
-        if rest:
-            raise BackendError(
-                f"{self._count} shards do not divide a global batch of {config.ranks} × "
-                f"{config.batch_size_per_rank} samples: choose another --batch-size"
-            )
-        self._passes = config.accumulate
-        self._seed = config.seed
+        self._order = ShardOrder(shard, config, len(images))
         raw, on_cpu = images.dtype == torch.uint8, images.device.type == "cpu"
-        at_once = max(1, _BYTES_FETCHED_AT_ONCE // (self._size * PIXELS)) if raw and on_cpu else 1
-        shape = (at_once, self._size, PIXELS)
+        at_once = max(1, _BYTES_FETCHED_AT_ONCE // (self._order.size * PIXELS)) if raw and on_cpu else 1
+        shape = (at_once, self._order.size, PIXELS)
         self._fetched = torch.empty(shape, dtype=images.dtype, device=images.device)
         self._inputs = torch.empty_like(self._fetched[0], dtype=torch.float32) if raw else self._fetched[0]
 
@@ -87,7 +106,7 @@ class PixelBatches:
         return {
             "samples": len(self._inputs),
             "dtype": str(self._inputs.dtype),
-            "shard": [self._index, self._count],
+            "shard": list(self._order.shard),
             "training_samples": len(self._images),
         }
 
@@ -96,7 +115,7 @@ class PixelBatches:
         fetched = self._fetched.unbind()
         raw = self._fetched.dtype == torch.uint8
         while True:
-            parts = self._shard_of(epoch)
+            parts = self._order.of_epoch(epoch).to(self._images.device)
             # The labels of a whole epoch fit in memory in their order.
             targets = iter(self._labels[parts])
             for indices in self._cut(parts):
@@ -122,13 +141,3 @@ class PixelBatches:
             return iter(parts)
         indices, at_once = parts.numpy(), len(self._fetched)
         return (indices[begin : begin + at_once] for begin in range(0, len(indices), at_once))
-
-    def _shard_of(self, epoch: int) -> torch.Tensor:
-        """Return this shard's indices, shape (passes per epoch, batch size)."""
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self._images), generator=generator)
-        part = self._passes * self._size
-        steps = len(order) // (part * self._count)
-        cut = order[: steps * self._count * part].view(steps, self._count, part)
-        mine = cut[:, self._index].contiguous().view(steps * self._passes, self._size)
-        return mine.to(self._images.device)

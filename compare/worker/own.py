@@ -7,6 +7,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator, Sized
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from backends.base import BackendError
 from compare.data.own import code_digest
 from compare.schema.results import Evaluation
+from compare.worker.batches import ShardOrder
 from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, Task
 from compare.workload import Workload, WorkloadError
 
@@ -173,11 +174,7 @@ class OwnTask(Task):
 
 
 class SampleBatches:
-    """Endless batches of one shard of a data set, sample by sample.
-
-    Each epoch is a new permutation with the same seed on every rank, as for the built-in models. Shard i of
-    n takes the i-th of the n equal parts of every global batch.
-    """
+    """Endless batches of one shard of a data set, sample by sample."""
 
     def __init__(
         self,
@@ -189,14 +186,7 @@ class SampleBatches:
     ) -> None:
         self._data = workload.data
         self._collate = workload.collate or default_collate
-        self._index, self._count = shard
-        self._size, rest = divmod(config.ranks * config.batch_size_per_rank, self._count)
-        if rest:
-            raise BackendError(
-                f"{self._count} shards do not divide a global batch of {config.ranks} × "
-                f"{config.batch_size_per_rank} samples: choose another --batch-size"
-            )
-        self._passes, self._seed = config.accumulate, config.seed
+        self._order = ShardOrder(shard, config, len(_sized(workload.data)))
         self._device, self._dtype = device, dtype
 
     def attest(self) -> Facts:
@@ -204,9 +194,9 @@ class SampleBatches:
         with torch.random.fork_rng([]):
             batch = self._collate([self._data[0]])
         return {
-            "samples": self._size,
+            "samples": self._order.size,
             "dtype": ", ".join(sorted({str(t.dtype) for t in tensors_of(batch)})),
-            "shard": [self._index, self._count],
+            "shard": list(self._order.shard),
             "training_samples": len(_sized(self._data)),
         }
 
@@ -222,14 +212,8 @@ class SampleBatches:
 
     def _indices(self) -> Iterator[list[int]]:
         """Yield the indices of each batch, without end."""
-        samples, part, epoch = len(_sized(self._data)), self._passes * self._size, 0
-        steps = samples // (part * self._count)
-        while True:
-            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-            order = torch.randperm(samples, generator=generator)[: steps * self._count * part]
-            mine = order.view(steps, self._count, part)[:, self._index].reshape(-1, self._size)
-            yield from mine.tolist()
-            epoch += 1
+        for epoch in count():
+            yield from self._order.of_epoch(epoch).tolist()
 
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:

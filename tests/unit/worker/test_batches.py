@@ -153,7 +153,7 @@ def test_batches_accept_every_seed_of_a_config(seed):
     # In a long run the seed of an epoch grows beyond that of the run.
     config = a_config(ranks=1, batch_size_per_rank=30, seed=seed)
     batches = PixelBatches(*a_training_set(60), (0, 1), config)
-    assert len(batches._shard_of(10**6)) == 2
+    assert len(batches._order.of_epoch(10**6)) == 2
 
 
 def test_batches_attest_their_buffers():
