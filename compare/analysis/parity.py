@@ -128,7 +128,11 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     if not arm.exact and figure is not None and same and right_at_first:
         return _check_end_of_lossy(arm, passes[0], name)
     if arm.exact and figure is not None and figure <= limit and same:
-        return Gate(name=name, outcome="passed", figure=figure, limit=limit)
+        steps = passes[0].steps
+        what = (
+            f"Proven by {steps} steps: the single process diverges after them." if passes[0].diverged else ""
+        )
+        return Gate(name=name, outcome="passed", figure=figure, limit=limit, what=what)
     allowed = f"{limit:g}" if arm.exact else f"{_ROUNDED:g} of the first update, for rounding"
     return _failed(
         name,

@@ -95,6 +95,8 @@ def _notes(verification: Verification) -> Iterator[str]:
             "float64, float32: largest relative difference of a step from that of a single process, in 20 "
             f"steps of plain SGD. Allowed: {allowed}."
         )
+    for arm in verification.arms:
+        yield from (f"{arm.arm}, {g.name}: {g.what}" for g in arm.gates if g.outcome == "passed" and g.what)
     yield (
         f"step 1 to {_SHOWN_STEPS[-1]}: distance from one process on the combined batch, with the run's "
         "optimizer. It is no gate: rounding grows, and dropout and BatchNorm differ."

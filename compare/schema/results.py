@@ -108,6 +108,8 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
 
     None on other ranks than 0, too.
     """
+    diverged: bool = False
+    """Whether the single process diverged, after the steps that are compared."""
     unused: list[str] = []
     """Parameters that take no part in the loss of any shard."""
     differences: list[float | None]

@@ -86,6 +86,7 @@ def prove(
         learning_rate=task.config.learning_rate,
         hash=outcome.hash,
         unused=outcome.unused,
+        diverged=outcome.diverged,
         share_of_first_update=_finite(outcome.first_update.share),
         error_of_first_update=_finite(outcome.first_update.error),
         error_of_whole_update=_finite(outcome.error_of_all),
@@ -154,7 +155,7 @@ class _Reference:
         self._broadcasts = replica.broadcasts_buffers
         self._start: list[torch.Tensor] = []
         self._used_by: dict[str, set[int]] = {}
-        self._apart = [torch.zeros_like(p) for p in model.parameters()]
+        self._apart: list[torch.Tensor] = []
 
     @torch.no_grad()
     def anchor(self, found: nn.Module) -> None:
@@ -234,9 +235,14 @@ class _Reference:
         """Return whether all parameters are numbers."""
         return all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
 
+    def drop_start(self) -> None:
+        """Free the start; no update can be compared after it."""
+        self._start.clear()
+
     @torch.no_grad()
     def add_error(self, found: nn.Module) -> None:
         """Add another model's distance after this step to that of all steps."""
+        self._apart = self._apart or [torch.zeros_like(p) for p in self.model.parameters()]
         for total, f, e in zip(self._apart, found.parameters(), self.model.parameters(), strict=True):
             total.add_(f).sub_(e)
 
@@ -268,6 +274,7 @@ class _Outcome(NamedTuple):
     """Of all steps together; NaN on ranks that do not lead."""
     differences: list[float]
     unused: list[str]
+    diverged: bool
 
 
 def _follow(
@@ -288,6 +295,7 @@ def _follow(
     own = Side(replica, iter(task.batches(replica.shard)), task.loss, task.before_step())
     whole = replica.whole()
     differences: list[float] = []
+    diverged = False
     first_update, error_of_all, seconds = _Update(math.nan, math.nan), math.nan, 0.0
     for step in range(steps):
         note(seconds)
@@ -301,18 +309,25 @@ def _follow(
         own.train(1)
         whole = replica.whole()
         if leads or step == 0:
-            if len(differences) < _LEAST_STEPS or reference.is_finite():
-                differences.append(relative_difference(whole, reference.model))
+            difference = relative_difference(whole, reference.model)
+            diverged = diverged or (
+                math.isnan(difference) and len(differences) >= _LEAST_STEPS and not reference.is_finite()
+            )
+            if not diverged:
+                differences.append(difference)
+        if leads:
             reference.add_error(whole)
         if step == 0:
             first_update = reference.compare_update(whole)
+            if not leads:
+                reference.drop_start()
         seconds = time.monotonic() - begun
     if leads:
         error_of_all = reference.error_of_all(whole)
     hashed, unused = hash_parameters(whole), reference.unused(0)
     # The training of the gate diverges with some models: then the steps before that prove the arm.
     taken = len(differences) if leads else steps
-    return _Outcome(taken, hashed, first_update, error_of_all, differences, unused)
+    return _Outcome(taken, hashed, first_update, error_of_all, differences, unused, diverged=diverged)
 
 
 def _finite(number: float) -> float | None:
