@@ -110,8 +110,9 @@ class Shared:
         ),
     ] = None
     model: Annotated[
-        str, typer.Option(help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.")
-    ] = "mlp"
+        str | None,
+        typer.Option(show_default="mlp", help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10."),
+    ] = None
     workload: Annotated[
         str | None,
         typer.Option(
@@ -135,7 +136,7 @@ class Shared:
     threads: Annotated[
         int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")
     ] = None
-    dataset: Annotated[str, typer.Option(help="auto, mnist or digits.")] = "auto"
+    dataset: Annotated[str | None, typer.Option(show_default="auto", help="auto, mnist or digits.")] = None
     data_dir: DataDir = None
     output: Annotated[Path | None, output_option()] = None
     export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None
@@ -191,8 +192,8 @@ def read_request(
     from compare.schema.store import require_writable
 
     arms = read_arms(shared.backend)
-    dataset = choose_dataset(shared.dataset)
-    own = choose_own(shared.workload, optimizer=shared.optimizer, learning_rate=shared.lr, length=config)
+    dataset = choose_dataset(shared.dataset or "auto")
+    own = choose_own(shared.workload, _replaced_by_a_workload(shared), length=config)
     hosts = choose_hosts(
         shared.hostfile,
         shared.num_proc,
@@ -219,7 +220,7 @@ def read_request(
         learning_rate=shared.lr,
         threads_per_rank=shared.threads,
         config={
-            "model": shared.model,
+            "model": shared.model or "mlp",
             "batch_size_per_rank": shared.batch_size,
             "accumulate": shared.accumulate,
             "seed": shared.seed,
@@ -230,6 +231,17 @@ def read_request(
             **(own.config if own else {}),
         },
     )
+
+
+def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:
+    """Return the flags that a workload of the user's own makes meaningless."""
+    return {
+        "--model": shared.model,
+        "--dataset": shared.dataset,
+        "--data-dir": shared.data_dir,
+        "--optimizer": shared.optimizer,
+        "--lr": shared.lr,
+    }
 
 
 def read_arms(backend: list[str] | None) -> tuple[Arm, ...]:

@@ -267,11 +267,12 @@ class OwnChoice(NamedTuple):
 
 
 def choose_own(
-    written: str | None, *, optimizer: str | None, learning_rate: float | None, length: Mapping[str, Any]
+    written: str | None, replaced: Mapping[str, object], *, length: Mapping[str, Any]
 ) -> OwnChoice | None:
     """Read ``--workload``; None where it is left out.
 
-    ``length`` has the ``epochs`` and ``steps`` of the command.
+    ``replaced`` has the values of the flags whose place it takes, and ``length`` the ``epochs`` and ``steps``
+    of the command.
 
     Raises:
         UsageError: it names no file, or another flag contradicts it.
@@ -279,11 +280,11 @@ def choose_own(
     if written is None:
         return None
     source = data.own_source(written)
-    for flag, value in (("--optimizer", optimizer), ("--lr", learning_rate)):
+    for flag, value in replaced.items():
         if value is not None:
             raise UsageError(
                 f"{flag} and --workload contradict each other.",
-                found=f"{source.workload} makes the optimizer.",
+                found=f"{source.workload} makes model, data and optimizer.",
                 remedy=f"Leave out {flag}, and set it in your file.",
             )
     if length.get("epochs", 1) != 1:

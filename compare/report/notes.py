@@ -312,8 +312,9 @@ def _who(run: Run, summary: Summary, proven: list[str]) -> str:
 
 def _near(differences: list[float | None]) -> str:
     numbers = [difference for difference in differences if difference is not None]
-    complete = len(numbers) == len(differences) and numbers
-    return f"within {max(numbers):.0e}" if complete else "without a number"
+    if len(numbers) < len(differences) or not numbers:
+        return "without a number"
+    return f"within {max(numbers):.0e}" if max(numbers) > 0 else "exactly"
 
 
 def _away(difference: float | None) -> str:

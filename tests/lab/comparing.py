@@ -12,8 +12,9 @@ RUN = "/run/lab/run"
 
 def arguments(hosts, mnist_dir, *more, steps=30):
     """Return the command line of a run on ``hosts``, as for -H."""
+    data = [] if "--workload" in more else ["--data-dir", mnist_dir, "--dataset", "mnist"]
     return [
-        *(sys.executable, "-m", "compare", "run", "-H", hosts, "--data-dir", mnist_dir, "--dataset", "mnist"),
+        *(sys.executable, "-m", "compare", "run", "-H", hosts, *data),
         *("--output", RUN),
         *("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", steps, "--warmup", 5),
         *("--interleave", "launches"),

@@ -384,8 +384,8 @@ def workload(tmp_path):
     return f"{tmp_path}/train.py:make"
 
 
-def choose_own(written, optimizer=None, learning_rate=None, **length):
-    return settle.choose_own(written, optimizer=optimizer, learning_rate=learning_rate, length=length)
+def choose_own(written, replaced=None, **length):
+    return settle.choose_own(written, replaced or {"--model": None}, length=length)
 
 
 def test_choose_own_takes_the_place_of_a_model(workload):
@@ -397,7 +397,11 @@ def test_choose_own_takes_the_place_of_a_model(workload):
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"optimizer": "sgd"}, "--optimizer"), ({"learning_rate": 0.1}, "--lr"), ({"epochs": 2}, "--epochs")],
+    [
+        ({"replaced": {"--model": None, "--optimizer": "sgd"}}, "--optimizer"),
+        ({"replaced": {"--data-dir": "/data"}}, "--data-dir"),
+        ({"epochs": 2}, "--epochs"),
+    ],
 )
 def test_choose_own_refuses_flags_that_contradict_it(workload, given, says):
     with pytest.raises(UsageError, match=f"{says} and --workload contradict each other"):

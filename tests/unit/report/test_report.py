@@ -13,7 +13,7 @@ from rich.console import Console
 
 from compare.analysis import Analysis, analyse
 from compare.analysis.summary import ArmSummary, Detail, Summary
-from compare.report import RENDERERS, render
+from compare.report import RENDERERS, notes, render
 from compare.report.table import RunTable
 from compare.schema.results import Failure, Run
 from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
@@ -61,6 +61,14 @@ def ended(arm, final_hash):
 def passed(arm, *passes):
     """Return a launch whose rank 0 took these parity passes."""
     return a_launch(arm, ranks=[a_rank(0, parity=list(passes)), a_rank(1, parity=[])])
+
+
+@pytest.mark.parametrize(
+    ("differences", "words"),
+    [([0.0, 0.0], "exactly"), ([0.0, 2e-16], "within 2e-16"), ([0.0, None], "without a number")],
+)
+def test_nearness_of_several_arms_is_that_of_the_farthest(differences, words):
+    assert notes._near(differences) == words
 
 
 # ---- every format ----
