@@ -1,10 +1,11 @@
 """Find, download and verify MNIST, or its stand-in of the same size."""
 
 from compare.data.catalogue import DatasetChoice, DatasetName, DatasetSource
+from compare.data.delivery import files_of, is_in, key_of
 from compare.data.files import FileStatus, files_in, holds, status
 from compare.data.idx import load_split
 from compare.data.mnist import fetch_mnist
-from compare.data.own import code_digest, contents, digest, own_source
+from compare.data.own import code_digest, own_source
 from compare.data.source import default_root, resolve
 
 __all__ = [
@@ -13,12 +14,13 @@ __all__ = [
     "DatasetSource",
     "FileStatus",
     "code_digest",
-    "contents",
     "default_root",
-    "digest",
     "fetch_mnist",
     "files_in",
+    "files_of",
     "holds",
+    "is_in",
+    "key_of",
     "load_split",
     "own_source",
     "resolve",

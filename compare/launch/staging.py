@@ -1,11 +1,10 @@
 """Stage the data set: find it on every host, or copy it.
 
-``python -m compare.launch.staging DATASET DIRECTORY`` prints where a host has the data set.
+``python -m compare.launch.staging DATASET DIRECTORY KEY`` prints where a host has the data set.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from compare import data
-from compare.data import DatasetName, DatasetSource, catalogue
+from compare.data import DatasetName, DatasetSource
 from compare.errors import HostError
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import put, python_command, require_success, run_everywhere
@@ -55,9 +54,7 @@ def _stage(
     if not lacking:
         return [its.directory for its in held]
     whom = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
-    folder = Path(source.directory)
-    own = source.name == "own"
-    files = data.contents(folder) if own else {path.name: path.read_bytes() for path in data.files_in(folder)}
+    files = data.files_of(source)
     say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {whom}")
     for cache in sorted({its.cache for its in held if not its.directory}):
         here = [h for h, its in zip(hosts, held, strict=True) if not its.directory and its.cache == cache]
@@ -75,8 +72,7 @@ def _stage(
 
 
 def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier) -> list[Held]:
-    sha256 = data.digest(data.contents(Path(source.directory))) if source.name == "own" else ""
-    ask = python_command(python, "compare.launch.staging", source.name, source.directory, sha256)
+    ask = python_command(python, "compare.launch.staging", source.name, source.directory, data.key_of(source))
     answers = run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=_LOOK_SECONDS)
     require_success(answers, carrier)
     return [_read(answer) for answer in answers]
@@ -95,20 +91,10 @@ def _read(answer: Answer) -> Held:
         ) from None
 
 
-def main(dataset: DatasetName, directory: str, sha256: str = "") -> Held:
+def main(dataset: DatasetName, directory: str, key: str) -> Held:
     """Find a data set or an own workload on this machine."""
-    if dataset == "own":
-        sums = sha256
-    else:
-        sums = hashlib.sha256("".join(catalogue.SHA256[dataset].values()).encode()).hexdigest()
-    cache = data.default_root() / "delivered" / f"{dataset}-{sums[:12]}"
-
-    def is_there(folder: Path) -> bool:
-        if dataset == "own":
-            return folder.is_dir() and data.digest(data.contents(folder)) == sha256
-        return data.holds(dataset, folder)
-
-    held = next((str(p) for p in (Path(directory), cache) if is_there(p)), "")
+    cache = data.default_root() / "delivered" / f"{dataset}-{key[:12]}"
+    held = next((str(p) for p in (Path(directory), cache) if data.is_in(p, dataset, key)), "")
     return Held(held, str(cache))
 
 

@@ -94,7 +94,8 @@ def _swept(name: str, folders: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     finally:
-        os.write(write, b".")
+        with suppress(BrokenPipeError):  # somebody killed the sweeper
+            os.write(write, b".")
         os.close(write)
         os.waitpid(sweeper, 0)
 

@@ -42,19 +42,19 @@ def test_contents_are_the_users_files_and_the_hash_is_over_code(file):
         path.write_text("x")
     (folder / "venv" / "lib.py").write_text("")
     assert data.code_digest(folder) == before
-    assert sorted(data.contents(folder)) == ["train.py", "words.txt"]
+    assert sorted(own.contents(folder)) == ["train.py", "words.txt"]
     (folder / "models").mkdir()
     (folder / "models" / "net.py").write_text("")
     assert data.code_digest(folder) != before
 
 
 def test_digest_is_over_names_and_bytes():
-    digests = {data.digest(one) for one in ({"a": b"b"}, {"ab": b""}, {"a": b"", "b": b""}, {})}
+    digests = {own.digest(one) for one in ({"a": b"b"}, {"ab": b""}, {"a": b"", "b": b""}, {})}
     assert len(digests) == 4
-    assert data.digest({"a": b"1", "b": b"2"}) == data.digest({"b": b"2", "a": b"1"})
+    assert own.digest({"a": b"1", "b": b"2"}) == own.digest({"b": b"2", "a": b"1"})
 
 
 def test_a_large_folder_is_not_sent(file, monkeypatch):
     monkeypatch.setattr(own, "MOST_BYTES", 10)
     with pytest.raises(UsageError, match="larger than 0 MB"):
-        data.contents(file.parent)
+        own.contents(file.parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -49,16 +48,15 @@ def test_stage_this_machine_takes_the_data_set_where_it_is(digits, at_this_host)
 
 def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, at_this_host, tmp_path):
     # Elsewhere it lies in another folder than here: made out by asking for one that there is not.
-    ours = os.path.realpath(digits.directory)
-    held = staging.main("digits", "/no/such/folder")
+    key = data.key_of(digits)
+    held = staging.main("digits", "/no/such/folder", key)
     assert held.directory == ""
     assert held.cache.startswith(str(tmp_path / "cache"))
-    files = {path.name: path.read_bytes() for path in data.files_in(Path(ours))}
-    staging.put(at_this_host, held.cache, files, carrier=Ssh(), timeout_seconds=60)
-    assert staging.main("digits", "/no/such/folder").directory == held.cache
+    staging.put(at_this_host, held.cache, data.files_of(digits), carrier=Ssh(), timeout_seconds=60)
+    assert staging.main("digits", "/no/such/folder", key).directory == held.cache
     damaged = next(path for path in data.files_in(Path(held.cache)))
     damaged.write_bytes(b"nonsense")
-    assert staging.main("digits", "/no/such/folder").directory == ""
+    assert staging.main("digits", "/no/such/folder", key).directory == ""
 
 
 def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
