@@ -26,6 +26,7 @@ def renderable(survey: Survey) -> RenderableType:
 
 def _options() -> Table:
     grid = Table.grid(padding=(0, 2))
+    grid.add_column(overflow="fold")  # every choice is read, however many there are
     for backend in BACKENDS.values():
         for option in backend.options:
             grid.add_row(Text(_example(backend, option)), Text(option.summary, style="dim"))
