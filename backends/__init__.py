@@ -83,6 +83,8 @@ class Backend:
     """Whether threads of its library run while its ranks wait outside it."""
     only_named: bool = False
     """Whether it runs only when it is named."""
+    own_step: bool = False
+    """Whether it trains by a step of the user's own."""
     one_process: bool = False
     """Whether it always runs as one process with the global batch."""
     training: Literal["same", "same at period 1", "another"] = "same"
@@ -109,6 +111,15 @@ _BUCKET_VIEW = Option(
 )
 _BUCKET_MB = Option(
     "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
+)
+_CONTROLLER = Option(
+    "controller",
+    "choice",
+    "gloo",
+    "who negotiates and carries tensors",
+    ("gloo", "mpi"),
+    offered_in="controllers",
+    rebuild="pip install 'ringside[mpi]' && compare install horovod --force",
 )
 # Half precision keeps 11 bits, bfloat16 8. There is one rounding of the input and one for each addition.
 _FP16 = 2.0**-8
@@ -215,15 +226,7 @@ BACKENDS: dict[str, Backend] = {
             runs_while_waiting=True,
             zeros_for_unused=True,
             options=(
-                Option(
-                    "controller",
-                    "choice",
-                    "gloo",
-                    "who negotiates and carries tensors",
-                    ("gloo", "mpi"),
-                    offered_in="controllers",
-                    rebuild="pip install 'ringside[mpi]' && compare install horovod --force",
-                ),
+                _CONTROLLER,
                 Option(
                     "mode",
                     "choice",
@@ -297,6 +300,42 @@ BACKENDS: dict[str, Backend] = {
             options=(_PROCESS_GROUP,),
             only_named=True,
             shards="parameters",
+        ),
+        Backend(
+            name="own_torch",
+            summary="the distributed step of your own Workload, over torch.distributed",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.own:OwnReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(_PROCESS_GROUP,),
+            only_named=True,
+            own_step=True,
+        ),
+        Backend(
+            name="own_horovod",
+            summary="the distributed step of your own Workload, over Horovod",
+            group="backends.groups.horovod_group:HorovodGroup",
+            strategy="backends.strategies.own:OwnReplica",
+            launcher="horovodrun",
+            libraries=("horovod",),
+            install="compare install horovod",
+            options=(_CONTROLLER,),
+            only_named=True,
+            runs_while_waiting=True,
+            own_step=True,
+        ),
+        Backend(
+            name="own_mpi",
+            summary="the distributed step of your own Workload, over mpi4py",
+            group="backends.groups.mpi_group:MPIGroup",
+            strategy="backends.strategies.own:OwnReplica",
+            launcher="mpirun",
+            libraries=("mpi4py",),
+            install="pip install 'ringside[mpi]'",
+            only_named=True,
+            cuda=False,
+            own_step=True,
         ),
         Backend(
             name="single",

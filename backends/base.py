@@ -25,6 +25,11 @@ Batch: TypeAlias = "Any"
 """Tensors of the samples of one pass, in tuples, lists or dictionaries."""
 Loss: TypeAlias = "Callable[[Callable[..., Any], Batch], torch.Tensor]"
 """Map a model and a batch to the mean loss, a scalar."""
+MakeStep: TypeAlias = "Callable[[nn.Module, MakeOptimizer], Callable[[Batch], object]]"
+"""Make a user's own step of a model.
+
+It makes its optimizer by the second argument.
+"""
 OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
@@ -158,6 +163,8 @@ class Replica(ABC):
     """Whether every parameter must take part in the loss on every rank."""
     broadcasts_buffers: bool = False
     """Whether each step starts from the buffers of the first shard."""
+    takes_whole_step: bool = False
+    """Whether ``learn`` is the user's own step, with clipping, schedule and optimizer."""
 
     @abstractmethod
     def __init__(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,3 +55,18 @@ class Workload:
     """Change the averaged gradients before the optimizer's step: clip them, for example."""
     schedule: Callable[[int], float] | None = None
     """Map the steps so far to a factor of the learning rates."""
+    loader: Callable[[int, int, int], Iterable[Any]] | None = None
+    """Make your own loader of a shard: rank, ranks and batch size.
+
+    It yields an epoch's batches each time. The proof checks that each rank has samples of its own. A smaller
+    last batch is left out.
+    """
+    own_step: Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[Any], object]] | None = (
+        None
+    )
+    """Make your own distributed step, for ``own_torch``, ``own_horovod`` or ``own_mpi``.
+
+    It gets the model on its device, and ``make_optimizer(parameters)``. Wrap the model, and return
+    ``step(batch)``: forward, backward, synchronisation, clipping, schedule and optimizer. The library has
+    joined its group already. ``loss``, ``before_step`` and ``schedule`` say what one process trains.
+    """

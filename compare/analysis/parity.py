@@ -6,28 +6,31 @@ Three gates:
 - ``float64``: each of twenty steps ends where that of a single process ends; in every launch
 - ``float32``: likewise; for ``compare verify``
 
-The limits leave room for rounding alone. Right strategies were found at 4e-16 and 3e-7.
+- ``samples``: ranks train on samples of their own; where the loader is the user's
+
+The limits leave room for rounding alone (``schema/parity.py``).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
+from compare.analysis.wrong_steps import diagnose
 from compare.errors import ParityError
 from compare.schema.arms import Arm
 from compare.schema.job import PASSES, Proof
-from compare.schema.results import Gate, ParityPass, PassKind, RankResult
+from compare.schema.parity import EPSILON, ParityPass, PassKind
+from compare.schema.results import Gate, RankResult
 
-LIMITS: dict[PassKind, float] = {"float64": 1e-12, "float32": 1e-6}
-"""Largest relative difference from a single process; ``as run`` has no limit."""
 IN_SHARDS = "held in shards; proven by the reference alone"
 """Reason why the hashes of an arm's ranks may differ."""
 ANOTHER_TRAINING = "another training by declaration"
 """Reason why an arm need not train what a single process trains."""
+_SHARD = "Use torch's DistributedSampler with num_replicas and rank."
 _WORTHLESS = "the speed of this arm means nothing."
-_Name: TypeAlias = Literal["ranks", "float64", "float32"]
-_CLOSE = 0.01
-"""Largest distance of an update's share from one with a meaning."""
+_Name: TypeAlias = Literal["ranks", "samples", "float64", "float32"]
 _ROUNDED = 0.05
 """Largest error of the first update of an arm that rounds.
 
@@ -47,8 +50,12 @@ def check_gates(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") -> li
 
     The control must only start from one model and train: its ranks never synchronise.
     """
-    kinds = [kind for kind in PASSES[proof] if kind in LIMITS]
-    return [*(_check_pass(arm, ranks, kind) for kind in kinds), _check_ranks(arm, ranks)]
+    kinds = [kind for kind in PASSES[proof] if kind in EPSILON]
+    return [
+        *_check_samples(arm, ranks),
+        *(_check_pass(arm, ranks, kind) for kind in kinds),
+        _check_ranks(arm, ranks),
+    ]
 
 
 def check_launch(arm: Arm, ranks: list[RankResult]) -> None:
@@ -105,6 +112,35 @@ def _different(arm: Arm, ranks: list[RankResult], when: Literal["initial_hash", 
     )
 
 
+# ---- the samples ----
+
+
+def _check_samples(arm: Arm, ranks: list[RankResult]) -> Iterator[Gate]:
+    """Check that an own loader gives every rank samples of its own."""
+    passes = {r.rank: taken for r in ranks if (taken := pass_of(r, "float64")) and taken.first_batches}
+    if 0 not in passes or len(passes[0].first_batches) < len(ranks):
+        return
+    expected = passes[0].first_batches
+    what = f"{arm.label}: the ranks do not share the samples as one process would see them."
+    batch = ranks[0].attestation["batch"]
+    whole, there = batch.get("samples_of_an_epoch"), batch["training_samples"]
+    other = [rank for rank, taken in passes.items() if taken.first_batches[rank] != expected[rank]]
+    same = [(expected.index(one), rank) for rank, one in enumerate(expected) if one in expected[:rank]]
+    if other:
+        found = (
+            f"loader({other[0]}, {len(ranks)}, …) yields other samples on rank {other[0]} than on rank 0. "
+            "Its order must depend on its arguments and on torch's seed alone."
+        )
+    elif same:
+        found = f"Ranks {same[0][0]} and {same[0][1]} begin with the same batch. {_SHARD}"
+    elif whole is not None and len(ranks) > 1 and whole * len(ranks) > there + batch["samples"] * len(ranks):
+        found = f"An epoch of every rank has {whole} samples, of {there} in all. {_SHARD}"
+    else:
+        yield Gate(name="samples", outcome="passed")
+        return
+    yield Gate(name="samples", outcome="failed", what=what, found=found, remedy="Fix your loader.")
+
+
 # ---- a pass beside a single process ----
 
 
@@ -112,14 +148,13 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     name: _Name = "float64" if kind == "float64" else "float32"
     if not arm.synchronises:
         return Gate(name=name, outcome="exempt")
-    limit = LIMITS[kind]
     passes = {r.rank: taken for r in ranks if (taken := pass_of(r, kind))}
     if len(passes) < len(ranks):
         missing = next(r for r in ranks if r.rank not in passes)
         what = f"{arm.label}: rank {missing.rank} on {missing.host} has no {kind} pass."
         found = "Without it, the training of this arm is not proven."
-        return _failed(name, what, found, "every rank must take the parity steps.", limit=limit)
-    figure = _worst(passes[0].differences)
+        return _failed(name, what, found, "every rank must take the parity steps.")
+    figure, limit = _worst(passes[0])
     if arm.another_training:
         return Gate(name=name, outcome="exempt", figure=figure, what=ANOTHER_TRAINING)
     same = len({taken.hash for taken in passes.values()}) == 1
@@ -127,18 +162,18 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     right_at_first = all(_is_within(taken.error_of_first_update, _ROUNDED) for taken in passes.values())
     if not arm.exact and figure is not None and same and right_at_first:
         return _check_end_of_lossy(arm, passes[0], name)
-    if arm.exact and figure is not None and figure <= limit and same:
+    if arm.exact and same and all(taken.is_exact for taken in passes.values()):
         steps = passes[0].steps
         what = (
             f"Proven by {steps} steps: the single process diverges after them." if passes[0].diverged else ""
         )
         return Gate(name=name, outcome="passed", figure=figure, limit=limit, what=what)
-    allowed = f"{limit:g}" if arm.exact else f"{_ROUNDED:g} of the first update, for rounding"
+    allowed = f"{limit:.0e}, for rounding" if arm.exact else f"{_ROUNDED:g} of the first update, for rounding"
     return _failed(
         name,
         f"{arm.label} does not train what a single process trains on the same samples.",
         f"Largest relative difference of rank 0 in {passes[0].steps} {kind} steps: {_size(figure)}. "
-        f"Allowed: {allowed}. " + diagnose(list(passes.items()), limit),
+        f"Allowed: {allowed}. " + diagnose(list(passes.items())),
         _WORTHLESS,
         figure=figure,
         limit=limit,
@@ -150,7 +185,7 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: _Name) -> Gate:
 
     The first update is right. The difference is reported, and must only be smaller than without any training.
     """
-    figure, error = _worst(first.differences), first.error_of_whole_update
+    figure, error = _worst(first)[0], first.error_of_whole_update
     if _is_within(error, _AS_FAR_AS_UNTRAINED):
         return Gate(name=name, outcome="exempt", figure=figure)
     size = "no number" if error is None else f"{error:.2g} times the size of that update"
@@ -166,64 +201,17 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: _Name) -> Gate:
     )
 
 
-def diagnose(passes: list[tuple[int, ParityPass]], limit: float) -> str:
-    """Describe what the first updates of a failed pass show.
+def _worst(taken: ParityPass) -> tuple[float | None, float]:
+    """Return the difference that is furthest beyond its limit, and that limit.
 
-    Each pass comes with its rank. ``limit`` is the relative difference that is allowed.
+    The difference is None if it is not a number.
     """
-    wrong = [(rank, taken) for rank, taken in passes if not _is_within(taken.differences[0], limit)]
-    if not wrong and any(None in taken.differences for _, taken in passes):
-        return (
-            "The first update is right on every rank, and then the training diverges. SGD with a learning "
-            "rate of 0.01 is too much for this model. Scale its inputs, its targets or its loss."
-        )
-    if not wrong:
-        return (
-            "The first update is right on every rank, and later ones are wrong. "
-            "Something is left over from the step before."
-        )
-    if len(wrong) < len(passes):
-        return f"{_named(wrong)}, and right on the others: gradients do not reach every rank in full."
-    meaning = _meaning_of([taken.share_of_first_update for _, taken in passes])
-    if meaning:
-        return meaning
-    if len({taken.hash for _, taken in passes}) == 1:
-        return (
-            "The ranks agree with each other, on gradients of other samples. Check that their shards are the "
-            "parts of every global batch."
-        )
-    return f"{_named(wrong)}: gradients are not averaged over the ranks."
-
-
-def _meaning_of(shares: list[float | None]) -> str:
-    """Describe what the shares of the right update mean, if known."""
-    count = len(shares)
-
-    def are(value: float) -> bool:
-        return all(share is not None and abs(share - value) < _CLOSE for share in shares)
-
-    if are(0):
-        return "No rank's parameters change: the step does not reach them."
-    if count > 1 and are(count):
-        return f"Every rank's first update is {count} times the right one: a sum in place of the mean."
-    if count > 1 and are(1 / count):
-        return f"Every rank's first update is the right one divided by {count}: the mean is divided twice."
-    return ""
-
-
-def _worst(differences: list[float | None]) -> float | None:
-    """Return the largest; None if one is no number."""
-    known = [difference for difference in differences if difference is not None]
-    return max(known) if len(known) == len(differences) else None
+    compared = list(zip(taken.differences, taken.limits, strict=True))
+    return max(compared, key=lambda pair: math.inf if pair[0] is None else pair[0] / pair[1])
 
 
 def _is_within(difference: float | None, limit: float) -> bool:
     return difference is not None and difference <= limit
-
-
-def _named(wrong: list[tuple[int, ParityPass]]) -> str:
-    each = [f"rank {rank} (by {_size(taken.differences[0])})" for rank, taken in wrong]
-    return f"The first update is wrong on {', '.join(each)}"
 
 
 def _size(difference: float | None) -> str:

@@ -22,7 +22,7 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.estimate import Estimate
 from compare.analysis.noise import is_too_noisy
-from compare.analysis.parity import LIMITS, pass_of
+from compare.analysis.parity import pass_of
 from compare.analysis.power import Power, find_power
 from compare.analysis.ranking import fastest_arm, noise_floor, verdicts
 from compare.analysis.step_times import (
@@ -291,8 +291,8 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
     ends = [taken.differences[-1] if taken.differences else None for taken in passes]
     numbers = [end for end in ends if end is not None]
     worst = max(numbers) if len(numbers) == len(ends) else None
-    near = worst is not None and worst <= LIMITS["float64"]
-    outcome: Literal["passed", "failed", "exempt"] = "passed" if near else "failed"
+    exact = all(taken.is_exact for taken in passes)
+    outcome: Literal["passed", "failed", "exempt"] = "passed" if exact else "failed"
     return Parity(
         outcome=outcome if arm.exact and not arm.another_training else "exempt",
         steps=min(taken.steps for taken in passes),

@@ -103,6 +103,11 @@ class Arm(msgspec.Struct, frozen=True):
         return BACKENDS[self.backend].one_process
 
     @property
+    def own_step(self) -> bool:
+        """Return whether the arm trains by a step of the user's own."""
+        return BACKENDS[self.backend].own_step
+
+    @property
     def communicates(self) -> bool:
         """Return whether the ranks of this arm exchange gradients or parameters."""
         return self.synchronises and not self.one_process

@@ -108,7 +108,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"a batch so that {self.ranks} ranks with {self._batches()} need at most {TRAIN_COUNT} "
                 "samples",
             )
-        self._require_arms_that_accumulate()
+        self._require_arms_that_fit()
         if self.total_steps <= self.untimed_steps:
             raise UsageError(
                 "No training step is left to time.",
@@ -131,8 +131,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _batches(self) -> str:
         return "one each" if self.accumulate == 1 else f"{self.accumulate} each"
 
-    def _require_arms_that_accumulate(self) -> None:
+    def _require_arms_that_fit(self) -> None:
         for arm in self.arms:
+            if arm.own_step and not self.is_own:
+                raise UsageError(
+                    f"{arm.label} trains by a step of your own.",
+                    remedy="Hand it over: --workload train.py:make, whose Workload has own_step.",
+                )
+            if self.accumulate > 1 and arm.own_step:
+                raise UsageError(
+                    f"{arm.label} cannot take --accumulate {self.accumulate}.",
+                    found="Its step is your own, and takes one batch.",
+                    remedy="Leave out --accumulate, and accumulate inside your step.",
+                )
             if self.accumulate > 1 and arm.never_accumulates:
                 raise UsageError(
                     f"{arm.label} cannot accumulate gradients.",

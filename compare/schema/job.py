@@ -11,7 +11,7 @@ from compare.data.catalogue import DatasetSource
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.results import PassKind
+from compare.schema.parity import PassKind
 
 Stage = Literal[
     "start",

@@ -16,6 +16,7 @@ from compare.errors import LaunchError, ParityError, StalledError
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Network
+from compare.schema.parity import ParityPass
 
 SCHEMA_VERSION = 3
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
@@ -79,46 +80,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
     message_bytes: int
     ns: Annotated[list[Positive], msgspec.Meta(min_length=1)]
-
-
-PassKind: TypeAlias = Literal["float64", "float32", "as run"]
-
-
-class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
-    """A short training, each step compared with that of one process."""
-
-    kind: PassKind
-    """Plain SGD in float64 or float32; ``as run``: the run's optimizer, float32."""
-    steps: int
-    samples_per_rank: int
-    """Samples of one step."""
-    optimizer: str
-    learning_rate: float
-    hash: str
-    """SHA-256 over the parameters' bytes after the last step."""
-    share_of_first_update: float | None
-    """This rank's share of the single process's first update: 1 is right."""
-    error_of_first_update: float | None = None
-    """Relative distance of this rank's first update from the single process's.
-
-    By Euclidean norms over all parameters. None if it is not a number, and in results without this field.
-    """
-    error_of_whole_update: float | None = None
-    """The same for all steps together; no training would be 1.
-
-    None on other ranks than 0, too.
-    """
-    diverged: bool = False
-    """Whether the single process diverged, after the steps that are compared."""
-    unused: list[str] = []
-    """Parameters that take no part in the loss of any shard."""
-    differences: list[float | None]
-    """Relative difference of the parameters from the single process's after each step.
-
-    Both start each step from this rank's parameters. Other ranks than 0 have only the first. None if it is
-    not a number.
-    """
-    seconds: float
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,7 +198,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """One gate of an arm; a failure has an error's three parts."""
 
-    name: Literal["ranks", "float64", "float32"]
+    name: Literal["ranks", "samples", "float64", "float32"]
     outcome: Literal["passed", "failed", "exempt"]
     figure: float | None = None
     """The relative difference; None for ``ranks``, or if not a number."""

@@ -134,6 +134,14 @@ class Side(NamedTuple):
 Sides: TypeAlias = dict[Mode, Side]
 
 
+def make_side(replica: Replica, task: Task, batches: Iterator[Batch]) -> Side:
+    """Join a replica with what it trains.
+
+    A step of the user's own clips and schedules by itself.
+    """
+    return Side(replica, batches, task.loss, None if replica.takes_whole_step else task.before_step())
+
+
 def make_reference(
     make_replica: type[Replica], task: Task, batches: Iterator[Batch], group: Group, steps: int
 ) -> Side:
@@ -145,7 +153,7 @@ def make_reference(
     with _same_randomness(group.device):
         replica = make_replica(task.build_model(), task.make_optimizer, group, {})
         replica.accumulate(task.config.accumulate)
-        side = Side(replica, batches, task.loss, task.before_step())
+        side = make_side(replica, task, batches)
         side.train(steps)
     read_clock(group.device)
     return side

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backends.base import Loss
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
-    from compare.schema.results import PassKind
+    from compare.schema.parity import PassKind
 
 
 class MnistTask(Task):

@@ -7,7 +7,8 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator, Sized
-from itertools import count
+from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,14 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from compare.data.own import code_digest
 from compare.schema.results import Evaluation
 from compare.worker.batches import ShardOrder
-from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, Task
+from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, Task, tensors_of
 from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
-    from backends.base import Batch, Facts, Loss
+    from backends.base import Batch, Facts, Loss, MakeStep
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
-    from compare.schema.results import PassKind
+    from compare.schema.parity import PassKind
     from compare.worker.loop import BeforeStep
 
 _TESTED = 1000
@@ -117,7 +118,9 @@ class OwnTask(Task):
         return self._workload.loss
 
     def before_step(self) -> BeforeStep | None:
-        change, schedule = self._workload.before_step, None if self._plain else self._workload.schedule
+        change, schedule = self._workload.before_step, self._workload.schedule
+        if self._plain and not self._workload.own_step:  # a step of the user's own follows the schedule
+            schedule = None
         if change is None and schedule is None:
             return None
         steps = 0
@@ -136,7 +139,17 @@ class OwnTask(Task):
 
         return prepare
 
-    def batches(self, shard: tuple[int, int]) -> SampleBatches:
+    @property
+    def has_own_loader(self) -> bool:  # type: ignore[override]
+        return self._workload.loader is not None
+
+    @property
+    def make_step(self) -> MakeStep:
+        return self._workload.own_step or super().make_step
+
+    def batches(self, shard: tuple[int, int]) -> SampleBatches | LoaderBatches:
+        if self._workload.loader:
+            return LoaderBatches(self._workload, shard, self.config, self.device, self._dtype)
         return SampleBatches(self._workload, shard, self.config, self.device, self._dtype)
 
     @torch.no_grad()
@@ -216,6 +229,77 @@ class SampleBatches:
             yield from self._order.of_epoch(epoch).tolist()
 
 
+class LoaderBatches:
+    """Endless batches of one shard, from the user's own loader."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        shard: tuple[int, int],
+        config: RunConfig,
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> None:
+        assert workload.loader  # noqa: S101 -- the task chose this class by it
+        self._size = config.ranks * config.batch_size_per_rank // shard[1]
+        with _seeded(config.seed):
+            self._loader = workload.loader(*shard, self._size)
+        self._samples = len(_sized(workload.data))
+        self._shard, self._seed = shard, config.seed
+        self._device, self._dtype = device, dtype
+
+    def attest(self) -> Facts:
+        """Return the facts of a batch, and the samples of an epoch."""
+        batch = self._first(0)[0]
+        whole = len(self._loader) * self._size if isinstance(self._loader, Sized) else None
+        return {
+            "samples": self._size,
+            "dtype": ", ".join(sorted({str(t.dtype) for t in tensors_of(batch)})),
+            "shard": list(self._shard),
+            "training_samples": self._samples,
+            "samples_of_an_epoch": whole,
+        }
+
+    def __iter__(self) -> Iterator[Batch]:
+        for epoch in count():
+            first, rest = self._first(epoch)
+            for batch in chain([first], rest):
+                if self._is_whole(batch):
+                    yield move(batch, self._device, self._dtype)
+
+    def _first(self, epoch: int) -> tuple[Batch, Iterator[Batch]]:
+        """Seed and begin an epoch, and fetch its first batch.
+
+        Raises:
+            WorkloadError: the loader yields no batch of the size that it was asked for.
+        """
+        sampler = getattr(self._loader, "sampler", None)
+        if sampler is not None and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        with _seeded(self._seed * 1_000_003 + epoch):
+            batches = iter(self._loader)
+            first = next(batches, None)
+        if first is None or not self._is_whole(first):
+            raise WorkloadError(
+                f"the loader of shard {self._shard} does not begin with {self._size} samples. "
+                "Yield batches of that size, its third argument, and begin each epoch anew."
+            )
+        return first, batches
+
+    def _is_whole(self, batch: Batch) -> bool:
+        """Return whether a batch has the size of the run."""
+        sizes = [len(tensor) for tensor in tensors_of(batch) if tensor.dim()]
+        return not sizes or sizes[0] == self._size
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed torch's generator, which orders the samples, and restore it."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        yield
+
+
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     """Move a batch to a device; its floats become ``dtype``."""
     if isinstance(batch, torch.Tensor):
@@ -227,18 +311,6 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(move(part, device, dtype) for part in batch)
     return batch
-
-
-def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a batch."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, dict):
-        for part in batch.values():
-            yield from tensors_of(part)
-    elif isinstance(batch, (tuple, list)):
-        for part in batch:
-            yield from tensors_of(part)
 
 
 def _sized(data: Any) -> Sized:

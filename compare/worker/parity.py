@@ -26,19 +26,20 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import islice
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from backends.base import BackendError, MakeOptimizer, Replica
-from compare.schema.config import RunConfig
+from backends.base import Batch, MakeOptimizer, Replica
 from compare.schema.job import STEPS
-from compare.schema.results import ParityPass, PassKind
-from compare.worker.blocks import Side
+from compare.schema.parity import ParityPass, PassKind, WrongStep, rounding_limit
+from compare.worker.blocks import make_side
+from compare.worker.reference import Reference, Update, bytes_of, hash_batch, largest_difference, seed_step
 from compare.worker.task import Task
+from compare.workload import WorkloadError
 
 MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
 
@@ -77,20 +78,26 @@ def prove(
     begun = time.monotonic()
     task = task.for_proof(kind)
     with _restored(task.device):
-        outcome = _follow(make_replica, task, note, leads=leads, brief=brief, drifts=kind == "as run")
+        outcome = _follow(make_replica, task, kind, note, leads=leads, brief=brief)
+    steps = outcome.steps
     return ParityPass(
         kind=kind,
-        steps=outcome.steps,
+        steps=outcome.taken,
+        shards=steps.shards,
         samples_per_rank=task.config.batch_size_per_rank,
         optimizer=task.config.optimizer,
         learning_rate=task.config.learning_rate,
         hash=outcome.hash,
         unused=outcome.unused,
-        diverged=outcome.diverged,
-        share_of_first_update=_finite(outcome.first_update.share),
-        error_of_first_update=_finite(outcome.first_update.error),
+        diverged=steps.diverged,
+        share_of_first_update=_finite(steps.first.share),
+        error_of_first_update=_finite(steps.first.error),
         error_of_whole_update=_finite(outcome.error_of_all),
-        differences=[_finite(difference) for difference in outcome.differences],
+        differences=[_finite(difference) for difference in steps.differences],
+        updates=[_finite(update) for update in steps.updates],
+        wrong=steps.wrong,
+        optimizer_steps=outcome.optimizer_steps,
+        first_batches=outcome.first_batches,
         seconds=time.monotonic() - begun,
     )
 
@@ -102,202 +109,75 @@ def hash_parameters(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        # NumPy has no bfloat16.
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(bytes_of(parameter).data)
     return digest.hexdigest()
 
 
-def relative_difference(found: nn.Module, expected: nn.Module) -> float:
-    """Return the largest relative difference within a parameter, over all parameters.
+class _Steps:
+    """The steps of an arm beside those of the reference."""
 
-    It is relative to the largest number in the parameter. It is NaN if either model holds a NaN.
-    """
-    worst = 0.0
-    with torch.no_grad():
-        for f, e in zip(found.parameters(), expected.parameters(), strict=True):
-            # A parameter of zeros is compared with the other's size, so nothing is divided by zero.
-            size = max(float(e.abs().max()), float(f.abs().max())) or 1.0
-            difference = float((f - e).abs().max()) / size
-            worst = difference if math.isnan(difference) else max(worst, difference)
-            if math.isnan(worst):
-                break
-    return worst
+    def __init__(self, kind: PassKind, shards: int) -> None:
+        self.differences: list[float] = []
+        self.updates: list[float] = []
+        self.wrong: WrongStep | None = None
+        self.diverged = False
+        self.first = Update(math.nan, math.nan)
+        self._kind = kind
+        self.shards = shards
 
-
-class _Update(NamedTuple):
-    """An update of all parameters, compared with the right one."""
-
-    share: float
-    """Component along the right update.
-
-    1 is right, 0 is none, the number of ranks is a sum.
-    """
-    error: float
-    """Distance from the right update, over its size."""
-
-
-class _Reference:
-    """The same training in a single process, shard by shard.
-
-    Where it ``drifts``, it is on the combined batch, and never starts again from the arm's parameters.
-    """
-
-    def __init__(self, model: nn.Module, task: Task, replica: Replica, *, drifts: bool) -> None:
-        self.model = model
-        self._task = task
-        self._drifts = drifts
-        self._optimizer = task.make_optimizer(model.parameters())
-        self._before_step = task.before_step()
-        count = 1 if drifts else replica.shard[1]
-        self._shards = [iter(task.batches((index, count))) for index in range(count)]
-        self._buffers = [_buffers_of(model) for _ in range(count)]
-        self._own = 0 if drifts else replica.shard[0]
-        self._broadcasts = replica.broadcasts_buffers
-        self._start: list[torch.Tensor] = []
-        self._used_by: dict[str, set[int]] = {}
-        self._apart: list[torch.Tensor] = []
-
-    @torch.no_grad()
-    def anchor(self, found: nn.Module) -> None:
-        """Start the next step from the parameters of another model."""
-        if self._drifts and self._start:
+    def compare(self, step: int, found: nn.Module, reference: Reference) -> None:
+        """Compare a step of both; explain the first that rounding does not."""
+        difference, update = largest_difference(found, reference.model), reference.update()
+        # The training of the gate diverges with some models: then the steps before that prove the arm.
+        self.diverged = self.diverged or (
+            math.isnan(difference.size)
+            and len(self.differences) >= _LEAST_STEPS
+            and not reference.is_finite()
+        )
+        if self.diverged:
             return
-        for own, other in zip(self.model.parameters(), found.parameters(), strict=True):
-            own.copy_(other)
-        self._start = self._start or [p.detach().clone() for p in self.model.parameters()]
-        self._buffers[self._own] = _buffers_of(found)
-        if self._broadcasts:
-            self._buffers = [self._buffers[0]] * len(self._shards)
-
-    def step(self, step: int) -> None:
-        """Take a step by the mean of all shards' gradients."""
-        passes = self._task.config.accumulate
-        self._optimizer.zero_grad()
-        for index, batches in enumerate(self._shards):
-            seed_step(self._task.config, step, index)
-            with torch.no_grad():
-                for own, kept in zip(self.model.buffers(), self._buffers[index], strict=True):
-                    own.copy_(kept)
-            with self._noting_use(index) if step == 0 else nullcontext():
-                for batch in islice(batches, passes):
-                    loss = self._task.loss(self.model, batch)
-                    (loss / (passes * len(self._shards))).backward()
-            self._buffers[index] = _buffers_of(self.model)
-        if self._before_step:
-            self._before_step(self.model, [self._optimizer])
-        self._optimizer.step()
-
-    @contextmanager
-    def _noting_use(self, shard: int) -> Iterator[None]:
-        """Note which parameters get a gradient from a shard."""
-        with ExitStack() as noting:
-            for name, parameter in self.model.named_parameters():
-                if parameter.requires_grad:
-                    used = self._used_by.setdefault(name, set())
-                    hook = parameter.register_post_accumulate_grad_hook(lambda _, used=used: used.add(shard))
-                    noting.callback(hook.remove)
-            yield
-
-    def unused(self, shards: int) -> list[str]:
-        """Name the parameters that got a gradient from so many shards."""
-        return [name for name, used in self._used_by.items() if len(used) == shards]
-
-    def require_every_gradient(self) -> None:
-        """Require that every parameter got a gradient from every shard.
-
-        Raises:
-            BackendError: names those that did not.
-        """
-        count = len(self._shards)
-        for where, names in (
-            ("on any rank", self.unused(0)),
-            ("on some ranks", [name for few in range(1, count) for name in self.unused(few)]),
-        ):
-            if names:
-                raise BackendError(
-                    f"these parameters take no part in the loss {where}: {', '.join(names)}. This arm cannot "
-                    "average them. Leave them out of the model, set requires_grad to False, or use "
-                    "ddp:find_unused_parameters=true."
-                )
-
-    @torch.no_grad()
-    def compare_update(self, found: nn.Module) -> _Update:
-        """Compare the first update of another model."""
-        along, apart, whole = 0.0, 0.0, 0.0
-        for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
-            right, wrong = (e - s).flatten(), (f - e).flatten()
-            along += float(torch.dot((f - s).flatten(), right))
-            apart += float(torch.dot(wrong, wrong))
-            whole += float(torch.dot(right, right))
-        return _Update(along / whole, math.sqrt(apart / whole)) if whole else _Update(math.nan, math.nan)
-
-    def is_finite(self) -> bool:
-        """Return whether all parameters are numbers."""
-        return all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
-
-    def drop_start(self) -> None:
-        """Free the start; no update can be compared after it."""
-        self._start.clear()
-
-    @torch.no_grad()
-    def add_error(self, found: nn.Module) -> None:
-        """Add another model's distance after this step to that of all steps."""
-        self._apart = self._apart or [torch.zeros_like(p) for p in self.model.parameters()]
-        for total, f, e in zip(self._apart, found.parameters(), self.model.parameters(), strict=True):
-            total.add_(f).sub_(e)
-
-    @torch.no_grad()
-    def error_of_all(self, found: nn.Module) -> float:
-        """Return the distance from all right updates together, over their size."""
-        apart = sum(float(torch.dot(a.flatten(), a.flatten())) for a in self._apart)
-        right = [f - s - a for f, s, a in zip(found.parameters(), self._start, self._apart, strict=True)]
-        whole = sum(float(torch.dot(r.flatten(), r.flatten())) for r in right)
-        return math.sqrt(apart / whole) if whole else math.nan
-
-
-def seed_step(config: RunConfig, step: int, shard: int) -> None:
-    """Set the random generators for a shard's part of a step."""
-    seed = (config.seed * 1_000_003 + step) * 1_009 + shard
-    torch.manual_seed(seed)
-    random.seed(seed)
-
-
-def _buffers_of(model: nn.Module) -> list[torch.Tensor]:
-    return [buffer.detach().clone() for buffer in model.buffers()]
+        self.differences.append(difference.size)
+        self.updates.append(update)
+        if step == 0:
+            self.first = reference.compare_update(found)
+        if self._kind == "as run" or self.wrong:
+            return
+        if not difference.size <= rounding_limit(self._kind, update, self.shards):
+            self.wrong = reference.explain(found, step, difference)
 
 
 class _Outcome(NamedTuple):
-    steps: int
+    steps: _Steps
+    taken: int
     hash: str
-    first_update: _Update
     error_of_all: float
-    """Of all steps together; NaN on ranks that do not lead."""
-    differences: list[float]
+    """Of all steps together; NaN on ranks that do not compare all."""
     unused: list[str]
-    diverged: bool
+    optimizer_steps: list[int]
+    first_batches: list[str]
 
 
 def _follow(
     make_replica: MakeReplica,
     task: Task,
+    kind: PassKind,
     note: Callable[[float], None],
     *,
     leads: bool,
     brief: bool,
-    drifts: bool,
 ) -> _Outcome:
     model = task.build_model()
-    steps = _FEW_STEPS if brief and sum(p.numel() for p in model.parameters()) > _LARGE else STEPS
+    count = _FEW_STEPS if brief and sum(p.numel() for p in model.parameters()) > _LARGE else STEPS
     copied = copy.deepcopy(model)
     replica = make_replica(model, task.make_optimizer)
     replica.accumulate(task.config.accumulate)
-    reference = _Reference(copied, task, replica, drifts=drifts)
-    own = Side(replica, iter(task.batches(replica.shard)), task.loss, task.before_step())
+    reference = Reference(copied, task, replica, drifts=kind == "as run")
+    # Each rank can go wrong by itself in a step that is the user's own.
+    leads = leads or replica.takes_whole_step
+    own = make_side(replica, task, _first_noted(task, replica, reference))
     whole = replica.whole()
-    differences: list[float] = []
-    diverged = False
-    first_update, error_of_all, seconds = _Update(math.nan, math.nan), math.nan, 0.0
-    for step in range(steps):
+    steps, optimizer_steps, seconds = _Steps(kind, replica.shard[1]), [], 0.0
+    for step in range(count):
         note(seconds)
         begun = time.monotonic()
         if leads or step == 0:
@@ -306,28 +186,65 @@ def _follow(
         if step == 0 and replica.needs_every_gradient:
             reference.require_every_gradient()
         seed_step(task.config, step, replica.shard[0])
-        own.train(1)
+        with _counted_steps() as counted:
+            own.train(1)
+        optimizer_steps.append(len(counted))
         whole = replica.whole()
-        if leads or step == 0:
-            difference = relative_difference(whole, reference.model)
-            diverged = diverged or (
-                math.isnan(difference) and len(differences) >= _LEAST_STEPS and not reference.is_finite()
-            )
-            if not diverged:
-                differences.append(difference)
         if leads:
             reference.add_error(whole)
-        if step == 0:
-            first_update = reference.compare_update(whole)
-            if not leads:
-                reference.drop_start()
+        if leads or step == 0:
+            steps.compare(step, whole, reference)
+        if not leads:
+            reference.drop_start()
         seconds = time.monotonic() - begun
-    if leads:
-        error_of_all = reference.error_of_all(whole)
-    hashed, unused = hash_parameters(whole), reference.unused(0)
-    # The training of the gate diverges with some models: then the steps before that prove the arm.
-    taken = len(differences) if leads else steps
-    return _Outcome(taken, hashed, first_update, error_of_all, differences, unused, diverged=diverged)
+    return _Outcome(
+        steps,
+        len(steps.differences) if leads else count,
+        hash_parameters(whole),
+        reference.error_of_all(whole) if leads else math.nan,
+        reference.unused(0),
+        optimizer_steps if replica.takes_whole_step else [],
+        reference.first_batches if task.has_own_loader else [],
+    )
+
+
+def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator[Batch]:
+    """Yield the batches of the arm, whose first must be the reference's.
+
+    Raises:
+        WorkloadError: the user's loader yields other samples when it is called again.
+    """
+    for number, batch in enumerate(task.batches(replica.shard)):
+        if number == 0 and task.has_own_loader and reference.shard_count == replica.shard[1]:
+            expected = reference.first_batches[replica.shard[0]]
+            if hash_batch(batch) != expected:
+                raise WorkloadError(
+                    "the loader yields other samples when it is called again. Its order must depend on its "
+                    "arguments and on torch's seed alone."
+                )
+        yield batch
+
+
+@contextmanager
+def _counted_steps() -> Iterator[list[None]]:
+    """Count the optimizer's steps; Horovod's optimizer calls another's."""
+    counted: list[None] = []
+    depth = 0
+
+    def enter(*_: object) -> None:
+        nonlocal depth
+        depth += 1
+
+    def leave(*_: object) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth == 0:
+            counted.append(None)
+
+    hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)
+    yield counted
+    for hook in hooks:
+        hook.remove()
 
 
 def _finite(number: float) -> float | None:

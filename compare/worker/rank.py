@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,19 @@ import backends
 from backends.base import BackendError, Group, MakeOptimizer, Placement, Replica
 from compare.schema.arms import CONTROL
 from compare.schema.job import PASSES, Job, Stage
-from compare.schema.results import Block, Evaluation, MachineUse, Moments, ParityPass, RankResult, Sweep
+from compare.schema.parity import ParityPass
+from compare.schema.results import Block, Evaluation, MachineUse, Moments, RankResult, Sweep
 from compare.schema.turns import FINISH
 from compare.worker.attest import attest
-from compare.worker.blocks import FIRST_STEPS, BlockTrainer, Side, Sides, make_reference, untimed_steps
+from compare.worker.blocks import (
+    FIRST_STEPS,
+    BlockTrainer,
+    Side,
+    Sides,
+    make_reference,
+    make_side,
+    untimed_steps,
+)
 from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
 from compare.worker.loop import EVALUATION_BATCH
@@ -62,7 +71,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
 
     watchdog.note("warm-up")
     batches = joined.task.batches(replica.shard)
-    own = Side(replica, iter(batches), joined.task.loss, joined.task.before_step())
+    own = make_side(replica, joined.task, iter(batches))
     first_step_seconds = _take_first_step(own, device)
     start_up.mark("first_step_done")
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first_step_seconds, earlier_peak=proof_peak)
@@ -174,7 +183,8 @@ class _StartUp:
 class _Joined(NamedTuple):
     """A rank's parts after it joined the group."""
 
-    make_replica: type[Replica]
+    make_replica: Callable[..., Replica]
+    """Takes a model, what makes its optimizer, the group and options."""
     group: Group
     task: Task
 
@@ -185,10 +195,13 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
     torch.set_num_threads(config.threads_per_rank)
     _require_same_conditions(job)
     device = _device(config.device, placement)
-    make_group, make_replica = backends.load(job.arm.backend, job.arm.options)
+    make_group, strategy = backends.load(job.arm.backend, job.arm.options)
 
     watchdog.note("data")
     task = _load_task(job, device)
+    make_replica: Callable[..., Replica] = strategy
+    if strategy.takes_whole_step:
+        make_replica = partial(make_replica, make_step=task.make_step)
     start_up.mark("data_ready")
 
     watchdog.note("join")

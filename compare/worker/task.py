@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
+from compare.workload import WorkloadError
+
 if TYPE_CHECKING:
-    from backends.base import Batch, Facts, Loss
+    from backends.base import Batch, Facts, Loss, MakeStep
     from compare.schema.config import RunConfig
-    from compare.schema.results import Evaluation, PassKind
+    from compare.schema.parity import PassKind
+    from compare.schema.results import Evaluation
     from compare.worker.loop import BeforeStep
 
 PROOF_SAMPLES = 8
@@ -23,6 +26,18 @@ A gradient of few samples shows every fault that one of many shows, and costs th
 PROOF_RATE = 0.01
 """Learning rate of the gates, which train by plain SGD."""
 PROOF_DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
+
+
+def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
+    """Yield all tensors of a batch."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        for part in batch.values():
+            yield from tensors_of(part)
+    elif isinstance(batch, (tuple, list)):
+        for part in batch:
+            yield from tensors_of(part)
 
 
 class Batches(Protocol):
@@ -54,6 +69,18 @@ class Task(ABC):
     @abstractmethod
     def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
         """Make the optimizer of some of the model's parameters."""
+
+    has_own_loader: bool = False
+    """Whether the user's own code shards the samples."""
+
+    @property
+    def make_step(self) -> MakeStep:
+        """Return the user's own distributed step.
+
+        Raises:
+            WorkloadError: the task has none.
+        """
+        raise WorkloadError("this arm trains by a step of your own: set own_step in your Workload")
 
     def before_step(self) -> BeforeStep | None:
         """Return what to do between the average and the step.

@@ -131,7 +131,11 @@ def _settled(arm: Arm) -> list[str]:
     ]
 
 
-ARMS = [*chain.from_iterable(arms_of(backend) for backend in BACKENDS.values()), *SMALL_BUCKETS, *EARLY]
+ARMS = [
+    *chain.from_iterable(arms_of(backend) for backend in BACKENDS.values() if not backend.own_step),
+    *SMALL_BUCKETS,
+    *EARLY,
+]
 LAUNCHES = launches()
 GROUPS = {meeting.name: meeting for launch in LAUNCHES.values() for meeting in launch.meetings}
 LAUNCH_OF = {

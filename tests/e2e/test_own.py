@@ -88,3 +88,73 @@ def test_an_error_in_the_users_file_has_its_line(tmp_path):
     assert "ValueError: not enough values to unpack (expected 3, got 2)" in done.stderr
     assert re.search(r"wrong\.py:\d+\)", done.stderr)
     assert "Traceback" not in done.stderr
+
+
+PLANTED = ROOT / "tests" / "e2e" / "planted.py"
+CAUSES = {
+    "sums": "a sum in place of the mean",
+    "unsharded": "Ranks 0 and 1 begin with the same batch. Use torch's DistributedSampler",
+    "clips": "they are scaled or clipped before the average",
+    "scales": "It is 1.5 times the right one: the gradients are scaled or clipped",
+    "skips": "wrong from step 4: 2.bias is off by 3.5e-02. The gradient of rank 1 is missing",
+    "steps_twice": "wrong from step 5: 2.weight is off by 5.4e-02. It calls optimizer.step() 2 times",
+}
+
+
+def verify_planted(tmp_path, name, arm):
+    done = compare(
+        *("verify", "--workload", f"{PLANTED}:{name}", "--backend", arm, "--batch-size", 8),
+        *("--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
+    )
+    (found,) = json.loads((tmp_path / "out.json").read_text())["arms"]
+    return done, {gate["name"]: gate for gate in found["gates"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [
+        ("right", "own_torch"),
+        pytest.param("right", "ddp", marks=pytest.mark.faults),
+        pytest.param("horovod", "own_horovod", marks=pytest.mark.faults),
+        pytest.param("mpi", "own_mpi", marks=pytest.mark.faults),
+    ],
+)
+def test_own_right_step_is_proven(tmp_path, requires_backend, name, arm):
+    requires_backend("mpi")
+    requires_backend("horovod")
+    done, gates = verify_planted(tmp_path, name, arm)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {name: gate["outcome"] for name, gate in gates.items()} == dict.fromkeys(
+        ("samples", "float64", "float32", "ranks"), "passed"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "skips" else pytest.param(name, marks=pytest.mark.faults) for name in CAUSES],
+)
+def test_own_wrong_step_is_found_with_its_cause(tmp_path, name):
+    done, gates = verify_planted(tmp_path, name, "own_torch")
+    assert done.returncode == 8, done.stdout + done.stderr
+    failed = gates["samples" if name == "unsharded" else "float64"]
+    assert failed["outcome"] == "failed"
+    assert CAUSES[name] in failed["found"]
+    assert CAUSES[name].split(".")[0] in " ".join(done.stdout.split())
+
+
+def test_own_step_is_timed_beside_other_arms(tmp_path):
+    done = compare(
+        *("run", "--workload", f"{PLANTED}:right", "--backend", "own_torch,ddp", "--batch-size", 8),
+        *("--steps", 40, "--warmup", 5, "--repeats", 1, "--output", tmp_path / "results"),
+    )
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "results")
+    own, ddp = (run.launches[[x.arm for x in run.launches].index(arm)] for arm in ("own_torch", "ddp"))
+    assert own.ranks[0].attestation["replica"]["reduce_op"] == "the user's own"
+    assert own.ranks[0].final_hash == ddp.ranks[0].final_hash
+
+
+def test_own_arm_without_a_step_is_a_usage_error(tmp_path):
+    done = compare("verify", "--backend", "own_torch", "--output", tmp_path / "run")
+    assert done.returncode == 2
+    assert "Hand it over: --workload train.py:make" in done.stderr

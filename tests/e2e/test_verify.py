@@ -19,10 +19,10 @@ ROUNDS_UNSHARDED = "ddp:comm_hook=fp16"
 
 WRONG = {
     SUMS: "2 times the right one: a sum in place of the mean",
-    SKIPS: "The first update is wrong on rank 1 (by",
-    UNSHARDED: "Check that their shards are the parts of every global batch.",
+    SKIPS: "Rank 1 is wrong from step 1",
+    UNSHARDED: "Check that the shards are the parts of every global batch.",
     NEVER_STEPS: "the step does not reach them",
-    ROUNDS_UNSHARDED: "Check that their shards are the parts of every global batch.",
+    ROUNDS_UNSHARDED: "Check that the shards are the parts of every global batch.",
 }
 """The wrong arms, and what is found."""
 
@@ -53,10 +53,10 @@ def broken(tmp_path_factory, mnist_dir, requires_backend):
 @pytest.mark.parametrize("arm", WRONG)
 def test_verify_wrong_strategy_fails_by_far_and_is_diagnosed(broken, arm):
     printed, gates = broken
-    for name, limit in (("float64", 1e-12), ("float32", 1e-6)):
+    for name in ("float64", "float32"):
         gate = gates[arm][name]
         assert gate["outcome"] == "failed"
-        assert gate["figure"] > 100 * limit == 100 * gate["limit"]
+        assert gate["figure"] > 100 * gate["limit"]
     assert f"{arm} does not train what a single process trains" in printed
     assert WRONG[arm] in gates[arm]["float64"]["found"]
     differs_or_stands_still = arm in {SKIPS, NEVER_STEPS}

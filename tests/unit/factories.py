@@ -19,7 +19,8 @@ from compare.launch.engines.local import Local
 from compare.schema.arms import parse_arms
 from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Network, local_host
-from compare.schema.results import Block, Evaluation, Launch, MachineUse, Moments, ParityPass, RankResult, Run
+from compare.schema.parity import ParityPass
+from compare.schema.results import Block, Evaluation, Launch, MachineUse, Moments, RankResult, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

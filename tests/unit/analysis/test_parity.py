@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compare.analysis.parity import LIMITS, check_gates, check_launch
+from compare.analysis.parity import check_gates, check_launch
 from compare.errors import ParityError
 from compare.schema.arms import Arm
+from compare.schema.parity import WrongStep, rounding_limit
 from tests.unit.factories import INITIAL, TRAINED, a_pass, a_rank
 
 OTHER = "5" * 64
@@ -62,11 +63,11 @@ def test_ranks_without_training_fail_and_are_named(arm):
 
 
 def passes(*ranks):
-    """Return ranks with passes: first and last difference, share, hash."""
+    """Return ranks with passes: differences, what the first wrong step shows, hash."""
     found = []
-    for rank, (first, last, share, hash_) in enumerate(ranks):
-        differences = [first] if rank else [first, last]
-        taken = a_pass(hash=hash_, share_of_first_update=share, differences=differences)
+    for rank, (differences, wrong, hash_) in enumerate(ranks):
+        step = WrongStep(**{"step": 1, "parameter": "0.weight", "difference": 0.1} | wrong) if wrong else None
+        taken = a_pass(hash=hash_, differences=differences, wrong=step)
         found.append(a_rank(rank, host=f"host{rank}", parity=[taken]))
     return found
 
@@ -79,39 +80,104 @@ def failed(ranks):
 
 
 def test_pass_within_the_limit_passes():
-    limit = LIMITS["float64"]
-    check_launch(DDP, passes((limit, limit, 1.0, TRAINED), (limit, None, 1.0, TRAINED)))
+    limit = rounding_limit("float64", 0.5, 2)
+    taken = a_pass(differences=[limit], updates=[0.5], shards=2)
+    check_launch(DDP, [a_rank(0, parity=[taken]), a_rank(1, parity=[taken])])
+    beyond = a_pass(differences=[limit], updates=[0.4], shards=2)
+    assert "Allowed: 7e-15, for rounding." in failed([a_rank(0, parity=[beyond])])
 
 
 def test_pass_beyond_the_limit_fails_with_its_figure():
-    found = failed(passes((1e-13, 2e-12, 1.0, TRAINED), (1e-13, None, 1.0, TRAINED)))
-    assert "2.0e-12" in found
-    assert "Allowed: 1e-12." in found
-    assert "no number" in failed(passes((1e-3, None, None, TRAINED), (1e-3, None, None, TRAINED)))
-    failed(passes((1e-16, 1e-16, 1.0, TRAINED), (1e-16, None, 1.0, OTHER)))
-    assert "times the right one" not in failed(passes((1e-2, 0.1, 1.0, TRAINED)))
+    found = failed(passes(([1e-15, 2e-12], {"step": 2}, TRAINED), ([1e-15], None, TRAINED)))
+    assert "float64 steps: 2.0e-12" in found
+    assert "Allowed: 1e-12, for rounding." in found
+    assert "Rank 0 is wrong from step 2: 0.weight is off by 1.0e-01." in found
+    assert "steps: no number" in failed(passes(([1e-15, None], {"difference": None}, TRAINED)))
+    assert "differ at the end" in failed(passes(([1e-16], None, TRAINED), ([1e-16], None, OTHER)))
+
+
+def test_limit_grows_with_the_update_and_the_shards():
+    limits = [rounding_limit("float64", *each) for each in [(0.0, 2), (0.1, 2), (0.1, 4), (1.0, 4)]]
+    assert limits == sorted(set(limits))
+    assert limits[-1] < 1e-12
+    assert rounding_limit("float32", 0.1, 2) == rounding_limit("float64", 0.1, 2) * 2**29
+
+
+WRONG = [0.1, 0.2]
+TWO = {"unexplained": 1e-12}
 
 
 @pytest.mark.parametrize(
     ("meaning", "ranks"),
     [
-        ("3 times the right one: a sum in place of the mean", [(1e-2, 0.1, 3.0, TRAINED)] * 3),
-        ("the right one divided by 2: the mean is divided twice", [(1e-2, 0.1, 0.5, TRAINED)] * 2),
-        ("No rank's parameters change: the step does not reach them", [(1e-2, 0.1, 0.0, TRAINED)] * 2),
-        ("left over from the step before", [(1e-16, 0.1, 1.0, TRAINED)] * 2),
-        ("Check that their shards are the parts of every global batch.", [(1e-2, 0.1, 0.7, TRAINED)] * 2),
-        (
-            "The first update is wrong on rank 1 (by 3.0e-02), and right on the others",
-            [(1e-16, 0.1, 1.0, TRAINED), (3e-2, None, 0.9, OTHER)],
-        ),
-        (
-            "wrong on rank 0 (by 1.0e-02), rank 1 (by no number): gradients are not averaged",
-            [(1e-2, 0.1, 0.7, TRAINED), (None, None, None, OTHER)],
-        ),
+        ("It is 2 times the right one: a sum in place of the mean", [TWO | {"shares": [2, 2]}] * 2),
+        ("divided by 2: the mean is divided twice", [TWO | {"shares": [0.5, 0.5]}] * 2),
+        ("It is 1.5 times the right one", [TWO | {"shares": [1.5, 1.5]}] * 2),
+        ("The parameters do not change", [TWO | {"shares": [0, 0]}] * 2),
+        ("The update before is in it 1 times", [TWO | {"shares": [1, 1], "left_over": 1.0, "step": 2}] * 2),
+        ("The gradient of rank 1 is missing", [TWO | {"shares": [1, 0]}] * 2),
+        ("The gradient of rank 1 is missing", [TWO | {"shares": [1.5, 0, 1.5]}] * 3),
+        ("Every rank trains on the same samples", [TWO | {"shares": [2, 0]}] * 2),
+        ("The shares of the ranks' gradients are 0.7, 1.2", [TWO | {"shares": [0.7, 1.2]}] * 2),
+        ("It is the plain mean: the step leaves out", [TWO | {"shares": [1, 1], "kept": 0.2}] * 2),
+        ("a sum in place of the mean", [TWO | {"shares": [0.4, 0.4], "kept": 0.2}] * 2),
+        ("on gradients of other samples", [{"unexplained": 0.4, "shares": [1, 1]}] * 2),
+        ("Something is left over", [{"unexplained": 0.4, "shares": [1, 1], "step": 2}] * 2),
+        ("Other ranks' first steps are right", [None, {"unexplained": 0.4, "shares": [1, 1]}]),
     ],
 )
 def test_pass_failure_is_diagnosed(meaning, ranks):
-    assert meaning in failed(passes(*ranks))
+    assert meaning in failed(passes(*((WRONG if wrong else [0.0], wrong, TRAINED) for wrong in ranks)))
+
+
+def test_pass_failure_of_ranks_that_disagree_is_diagnosed():
+    alone = [(WRONG, TWO | {"shares": [2, 0]}, TRAINED), (WRONG, TWO | {"shares": [0, 2]}, OTHER)]
+    assert "It applies its own gradient alone" in failed(passes(*alone))
+    unknown = [(WRONG, {"step": 1}, TRAINED), (WRONG, {"step": 1}, OTHER)]
+    assert "Gradients are not averaged over the ranks" in failed(passes(*unknown))
+
+
+def test_own_step_that_steps_twice_is_named_by_its_rank():
+    right = a_pass(optimizer_steps=[1, 1, 1])
+    twice = a_pass(
+        optimizer_steps=[1, 2, 1],
+        differences=WRONG,
+        wrong=WrongStep(step=2, parameter="1.bias", difference=0.2, shares=[2, 2], unexplained=0.0),
+    )
+    found = failed([a_rank(0, parity=[right]), a_rank(1, parity=[twice])])
+    assert "Rank 1 is wrong from step 2: 1.bias is off by 2.0e-01. It calls optimizer.step() 2 times" in found
+
+
+# ---- the samples of an own loader ----
+
+
+@pytest.mark.parametrize(
+    ("batches", "whole", "found"),
+    [
+        ((["a", "b"], ["a", "b"]), 100, ""),
+        ((["a", "b"], ["a", "b"]), 106, ""),
+        (
+            (["a", "a"], ["a", "a"]),
+            100,
+            "Ranks 0 and 1 begin with the same batch. Use",
+        ),
+        ((["a", "b"], ["a", "c"]), 100, "loader(1, 2, …) yields other samples on rank 1 than on rank 0"),
+        ((["a", "b"], ["a", "b"]), 200, "An epoch of every rank has 200 samples, of 200 in all."),
+        ((["a", "b"], ["a", "b"]), None, ""),
+    ],
+)
+def test_samples_of_an_own_loader_are_checked(batches, whole, found):
+    attested = {"batch": {"samples": 8, "training_samples": 200, "samples_of_an_epoch": whole}}
+    ranks = [
+        a_rank(rank, parity=[a_pass(first_batches=first)], attestation=attested)
+        for rank, first in enumerate(batches)
+    ]
+    gate = check_gates(DDP, ranks)[0]
+    assert (gate.name, gate.outcome) == ("samples", "failed" if found else "passed")
+    assert found in gate.found
+
+
+# ---- arms that round ----
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(3e-4, "exempt"), (0.06, "failed"), (None, "failed")])

@@ -83,7 +83,7 @@ def test_an_arm_that_rounds_and_ends_too_far_off_has_failed():
     text = shown(an_arm(), an_arm("ddp:comm_hook=fp16", gates=[gate]))
     assert "3e-01 FAILED" in row(text, "ddp:comm_hook=fp16")
     assert "It ends farther off. 1.2 times." in text
-    assert "Allowed: 1e-12 in float64" in text
+    assert "Rounding allows up to 1e-12 in float64" in text
 
 
 class Silent:

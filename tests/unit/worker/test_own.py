@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import pytest
@@ -177,3 +177,64 @@ def test_too_few_samples_are_refused(tmp_path):
 def test_data_without_a_length_is_refused():
     with pytest.raises(WorkloadError, match=r"has no len\(\) or no index"):
         next(iter(a_task(data=iter([])).batches((0, 1))))
+
+
+# ---- a loader and a step of the user's own ----
+
+
+def loads(rank, ranks, size):
+    inputs = torch.arange(40.0).view(20, 2)
+    data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    sampler = torch.utils.data.DistributedSampler(data, ranks, rank)
+    return torch.utils.data.DataLoader(data, size, sampler=sampler)
+
+
+def shuffles(rank, ranks, size):
+    return torch.utils.data.DataLoader(torch.arange(20.0).view(20, 1), size, shuffle=True)
+
+
+def test_own_loader_gives_each_epoch_anew_and_whole_batches():
+    batches = a_task(loader=loads).batches((1, 2))
+    taken = [inputs[:, 0].tolist() for inputs, _ in islice(batches, 10)]
+    assert all(len(batch) == 2 for batch in taken)
+    first, second = (set(chain.from_iterable(taken[begin:][:5])) for begin in (0, 5))
+    assert first != second, "the sampler gets the epoch"
+    assert len(first) == 10
+    assert batches.attest() == {
+        "samples": 2,
+        "dtype": "torch.float32",
+        "shard": [1, 2],
+        "training_samples": 20,
+        "samples_of_an_epoch": 10,
+    }
+
+
+def test_own_loader_that_shuffles_is_the_same_when_called_again():
+    task, before = a_task(loader=shuffles), torch.get_rng_state()
+    first, again = (torch.cat(list(islice(task.batches((0, 2)), 10))) for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_own_loader_of_another_batch_size_is_refused():
+    task = a_task(loader=lambda rank, ranks, size: shuffles(rank, ranks, 7))
+    with pytest.raises(WorkloadError, match="does not begin with 2 samples"):
+        next(iter(task.batches((0, 2))))
+
+
+def test_own_step_is_needed_by_its_arm():
+    with pytest.raises(WorkloadError, match="set own_step in your Workload"):
+        a_task().make_step  # noqa: B018 -- the property raises
+    assert a_task(own_step=loads).make_step is loads
+
+
+@pytest.mark.parametrize(("own_step", "rates"), [(None, [0.01, 0.01]), (loads, [0.01, 0.005])])
+def test_gates_keep_the_schedule_of_an_own_step_alone(own_step, rates):
+    task = a_task(schedule=lambda step: 1 / (1 + step), own_step=own_step).for_proof("float64")
+    optimizer = task.make_optimizer(iter([nn.Parameter(torch.zeros(1))]))
+    found, prepare = [], task.before_step()
+    for _ in range(2):
+        if prepare:
+            prepare(nn.Linear(1, 1), [optimizer])
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found == rates

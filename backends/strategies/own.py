@@ -1,0 +1,79 @@
+"""Train through the user's own distributed step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backends.base import BackendError
+from backends.strategies.local import LocalReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+    from torch import nn
+
+    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, MakeStep, Options
+
+
+class OwnReplica(LocalReplica):
+    """A replica whose step, with wrapper and synchronisation, is the user's."""
+
+    phases = ("backward",)
+    takes_whole_step = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_optimizer: MakeOptimizer,
+        group: Group,
+        options: Options,
+        *,
+        make_step: MakeStep,
+    ) -> None:
+        """Take the model, and let the user wrap it.
+
+        Raises:
+            BackendError: the user's optimizer is not made by ``make_optimizer``.
+        """
+        del options
+        made: list[torch.optim.Optimizer] = []
+
+        def make(parameters: Iterator[nn.Parameter] | Any) -> torch.optim.Optimizer:
+            made.append(make_optimizer(iter(list(parameters))))
+            return made[-1]
+
+        self.model = model
+        self.shard = (group.rank, group.world_size)
+        self.parameters = list(model.parameters())
+        self._step = make_step(model, make)
+        if not made:
+            raise BackendError(
+                "own_step made no optimizer by its second argument, so the proof cannot choose plain SGD: "
+                "write optimizer = make_optimizer(model.parameters())"
+            )
+        self.optimizer = made[0]
+        self._made = made
+
+    def accumulate(self, passes: int) -> None:
+        if passes > 1:
+            raise BackendError(
+                "a step of your own takes one batch: accumulate inside it, without --accumulate"
+            )
+
+    def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
+        del loss  # the user's step computes its own
+        self._step(batch)
+        on_phase("backward")
+
+    def step(self) -> None:
+        pass
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return self._made
+
+    def attest(self) -> Facts:
+        return {"reduce_op": "the user's own", "passes_per_step": self.passes_per_step}
+
+    def collectives(self) -> Collectives | None:
+        return None

@@ -1,0 +1,122 @@
+"""Name the likely cause of a wrong step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compare.schema.parity import ParityPass, WrongStep
+
+_CLOSE = 1e-3
+"""Largest distance of a share from one with a meaning.
+
+It is also the largest part of an update without an explanation.
+"""
+
+_SHARDS = "Check that the shards are the parts of every global batch."
+_SAME_SAMPLES = f"Every rank trains on the same samples. {_SHARDS}"
+_OTHER_SAMPLES = f"The ranks agree, on gradients of other samples or of another loss. {_SHARDS}"
+
+
+def diagnose(passes: Sequence[tuple[int, ParityPass]]) -> str:
+    """Describe where a failed pass goes wrong first, and the likely cause.
+
+    Each pass comes with its rank.
+    """
+    wrong = [(rank, taken.wrong) for rank, taken in passes if taken.wrong]
+    first = min(wrong, key=lambda found: (found[1].step, found[0]), default=None)
+    miscounted = _miscounted(passes)
+    if miscounted and (first is None or miscounted[1] <= first[1].step):
+        rank, number, count = miscounted
+        where = _where(first) if first and first[1].step == number else f"Step {number} of rank {rank}."
+        return f"{where} It calls optimizer.step() {count} times; one process calls it once."
+    if first is None:
+        return _without_a_wrong_step(passes)
+    rank, step = first
+    agree = len({taken.hash for _, taken in passes}) == 1
+    others_right = step.step == 1 and any(taken.wrong is None for _, taken in passes)
+    cause = _cause(step, agree=agree) or _unexplained(step, agree=agree, others_right=others_right)
+    return f"{_where(first)} {cause}"
+
+
+def _miscounted(passes: Sequence[tuple[int, ParityPass]]) -> tuple[int, int, int] | None:
+    """Return rank, step and calls of the first miscounted step."""
+    found = [
+        (step, rank, count)
+        for rank, taken in passes
+        for step, count in enumerate(taken.optimizer_steps, start=1)
+        if count != 1
+    ]
+    if not found:
+        return None
+    step, rank, count = min(found)
+    return rank, step, count
+
+
+def _where(first: tuple[int, WrongStep]) -> str:
+    rank, wrong = first
+    size = "no number" if wrong.difference is None else f"off by {wrong.difference:.1e}"
+    return f"Rank {rank} is wrong from step {wrong.step}: {wrong.parameter} is {size}."
+
+
+def _without_a_wrong_step(passes: Sequence[tuple[int, ParityPass]]) -> str:
+    if any(None in taken.differences for _, taken in passes):
+        return (
+            "The first update is right on every rank, and then the training diverges. SGD with a learning "
+            "rate of 0.01 is too much for this model. Scale its inputs, its targets or its loss."
+        )
+    return "Every step is right on the ranks that compare it, but their models differ at the end."
+
+
+def _cause(wrong: WrongStep, *, agree: bool) -> str:
+    """Read the shares of an update; empty without a known meaning."""
+    if not wrong.shares or wrong.unexplained is None or wrong.unexplained > _CLOSE:
+        return ""
+    if not _near(wrong.left_over, 0):
+        return f"The update before is in it {wrong.left_over:.2g} times: its gradients are not reset."
+    if not _near(wrong.kept, 1) and _are(wrong.shares, 1):
+        return "It is the plain mean: the step leaves out what the workload's before_step does."
+    shares, count = [share / wrong.kept for share in wrong.shares], len(wrong.shares)
+    return _evenly(shares[0], count) if _are(shares, shares[0]) else _unevenly(shares, agree=agree)
+
+
+def _unevenly(shares: list[float], *, agree: bool) -> str:
+    """Describe an update in which some gradients count more."""
+    count = len(shares)
+    missing = [index for index, share in enumerate(shares) if _near(share, 0)]
+    if len(missing) == count - 1 and _near(max(shares), count):
+        return _SAME_SAMPLES if agree else "It applies its own gradient alone, in place of the mean."
+    if missing:
+        names = ", ".join(map(str, missing))
+        return f"The gradient of rank {names} is missing from the mean: that rank skips, or sends zeros."
+    each = ", ".join(f"{share:.3g}" for share in shares)
+    return (
+        f"The shares of the ranks' gradients are {each}, not 1 each: they are scaled or clipped before the "
+        "average. Clip after it."
+    )
+
+
+def _evenly(share: float, count: int) -> str:
+    """Describe an update that is a multiple of the right one."""
+    if _near(share, 0):
+        return "The parameters do not change: the step does not reach them."
+    if count > 1 and _near(share, count):
+        return f"It is {count} times the right one: a sum in place of the mean."
+    if count > 1 and _near(share * count, 1):
+        return f"It is the right one divided by {count}: the mean is divided twice."
+    return f"It is {share:.3g} times the right one: the gradients are scaled or clipped."
+
+
+def _unexplained(wrong: WrongStep, *, agree: bool, others_right: bool) -> str:
+    if wrong.step > 1:
+        return "Something is left over from the step before, or a rank leaves out a part."
+    if others_right:
+        return "Other ranks' first steps are right: gradients do not reach every rank in full."
+    return _OTHER_SAMPLES if agree else "Gradients are not averaged over the ranks."
+
+
+def _are(shares: Sequence[float], value: float) -> bool:
+    return all(_near(share, value) for share in shares)
+
+
+def _near(found: float, value: float) -> bool:
+    return abs(found - value) < _CLOSE * max(1.0, abs(value))
