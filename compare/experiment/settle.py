@@ -84,7 +84,7 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     device = choose_device(draft.device, cluster.hosts, gpus)
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
-    cluster.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
+    cluster.require_launchers({arm.runtime.launcher for arm in arms})
     baseline = choose_baseline(request.baseline, arms)
     if draft.comparisons is None:
         arms = with_control(arms, control=request.control)
@@ -174,7 +174,7 @@ def choose_arms(
     """
     if named:
         for arm in named:
-            _require_arm(arm, device, survey)
+            _require_arm(arm, device, survey, one_host=one_host)
         return named, {}
     arms, left_out = [], {}
     for name, found in survey.backends.items():
@@ -202,8 +202,14 @@ def choose_arms(
     return tuple(arms), left_out
 
 
-def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
+def _require_arm(arm: Arm, device: str, survey: Survey, *, one_host: bool) -> None:
     survey.require(arm.backend, arm.options)
+    if not one_host and (reason := arm.runtime.one_host_because):
+        raise UnavailableError(
+            f"{arm.label} runs on one host only.",
+            found=f"{reason}.",
+            remedy="Name one host, or leave this arm out.",
+        )
     if device == "cuda" and not BACKENDS[arm.backend].cuda:
         raise UnavailableError(
             f"{arm.label} cannot run on GPUs.",

@@ -33,8 +33,8 @@ LAUNCHERS = {
 }
 # Files of launchers and libraries outside the folders that are made for them.
 TRACES = {
-    Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*"),
-    Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*"),  # noqa: S108 -- only looked at
+    Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*", "mpich*"),
+    Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*", "mpich_*", "ucx_*"),  # noqa: S108 -- only looked at
 }
 TRACES_SECONDS = 10.0
 """Maximum time until a trace is gone."""
