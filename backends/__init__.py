@@ -26,8 +26,8 @@ class Runtime:
     """What must load beside torch, as ``backends.probe`` names it."""
     install: str = ""
     """The command that installs what is missing."""
-    one_host_because: str = ""
-    """Why it runs on one host only, or nothing."""
+    only_here_because: str = ""
+    """Why it runs on this machine only, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ _MPICH = Runtime(
     launcher="mpiexec.hydra",
     libraries=("mpich",),
     install="compare install mpich",
-    one_host_because="Hydra's daemons on other hosts carry no mark of the launch, so Ringside could not end "
+    only_here_because="Hydra's daemons on other hosts carry no mark of the launch, so Ringside could not end "
     "them there",
 )
 

@@ -96,17 +96,14 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
         for option in backend.options
         for choice, runtime in option.runtimes.items()
     }
-    runtimes = [*(backend.runtime({}) for backend in backends), *(runtime for _, runtime in choices.values())]
-    names = ["torch", *sorted({library for runtime in runtimes for library in runtime.libraries})]
+    arms = {backend.name: (backend, backend.runtime({})) for backend in backends} | choices
+    names = ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
     libraries = {name: _explained(name, library) for name, library in load(names).items()}
-
-    def judge(arm: str, backend: Backend, runtime: Runtime) -> Availability:
-        return _judge(arm, runtime, libraries, communicates=backend.synchronises and not backend.one_process)
-
+    judged = {arm: _judge(arm, *needed, libraries) for arm, needed in arms.items()}
     return Survey(
-        {backend.name: judge(backend.name, backend, backend.runtime({})) for backend in backends},
+        {backend.name: judged[backend.name] for backend in backends},
         libraries,
-        {arm: judge(arm, backend, runtime) for arm, (backend, runtime) in choices.items()},
+        {arm: judged[arm] for arm in choices},
     )
 
 
@@ -133,9 +130,7 @@ def load(names: Iterable[str], seconds: float = _PROBE_SECONDS) -> dict[str, Lib
             probe.end()
 
 
-def _judge(
-    arm: str, runtime: Runtime, libraries: Mapping[str, Library], *, communicates: bool
-) -> Availability:
+def _judge(arm: str, backend: Backend, runtime: Runtime, libraries: Mapping[str, Library]) -> Availability:
     needed = ("torch", *runtime.libraries)
     facts = libraries[needed[-1]].facts
     problem = next((libraries[name].problem for name in needed if libraries[name].problem), "")
@@ -146,7 +141,7 @@ def _judge(
     return Availability(
         backend=arm,
         version=facts.get("version", ""),
-        transport=facts.get("transport", "") if communicates else "none",
+        transport=facts.get("transport", "") if backend.synchronises and not backend.one_process else "none",
         launcher=runtime.launcher,
         problem=problem,
         remedy=remedy,

@@ -84,6 +84,8 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     device = choose_device(draft.device, cluster.hosts, gpus)
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
+    if not cluster.is_this_machine:
+        require_other_hosts(arms)
     cluster.require_launchers({arm.runtime.launcher for arm in arms})
     baseline = choose_baseline(request.baseline, arms)
     if draft.comparisons is None:
@@ -174,7 +176,7 @@ def choose_arms(
     """
     if named:
         for arm in named:
-            _require_arm(arm, device, survey, one_host=one_host)
+            _require_arm(arm, device, survey)
         return named, {}
     arms, left_out = [], {}
     for name, found in survey.backends.items():
@@ -202,14 +204,8 @@ def choose_arms(
     return tuple(arms), left_out
 
 
-def _require_arm(arm: Arm, device: str, survey: Survey, *, one_host: bool) -> None:
+def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
     survey.require(arm.backend, arm.options)
-    if not one_host and (reason := arm.runtime.one_host_because):
-        raise UnavailableError(
-            f"{arm.label} runs on one host only.",
-            found=f"{reason}.",
-            remedy="Name one host, or leave this arm out.",
-        )
     if device == "cuda" and not BACKENDS[arm.backend].cuda:
         raise UnavailableError(
             f"{arm.label} cannot run on GPUs.",
@@ -222,6 +218,21 @@ def _require_arm(arm: Arm, device: str, survey: Survey, *, one_host: bool) -> No
             found=f"torch supports {' and '.join(arm.cuda_only)} on CUDA alone.",
             remedy="Use --device cuda, or another choice.",
         )
+
+
+def require_other_hosts(arms: Sequence[Arm]) -> None:
+    """Refuse arms that run on this machine only.
+
+    Raises:
+        UnavailableError: names the first of them, with the reason.
+    """
+    for arm in arms:
+        if reason := arm.runtime.only_here_because:
+            raise UnavailableError(
+                f"{arm.label} runs on this machine only.",
+                found=f"{reason}.",
+                remedy="Run it without other hosts, or leave it out.",
+            )
 
 
 def _twins(arm: Arm) -> tuple[Arm, ...]:

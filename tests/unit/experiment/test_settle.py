@@ -168,10 +168,11 @@ def test_choose_arms_needs_no_open_mpi_for_mpich():
     assert settle.choose_arms(named, "cpu", survey, one_host=True) == (named, {})
 
 
-def test_choose_arms_refuses_mpich_on_several_hosts():
+def test_mpich_is_refused_on_other_hosts():
+    settle.require_other_hosts(parse_arms(["ddp,mpi,horovod:controller=mpi"]))
     with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms(parse_arms(["mpi:library=mpich"]), "cpu", a_survey(has_mpich=True), one_host=False)
-    assert caught.value.what == "mpi:library=mpich runs on one host only."
+        settle.require_other_hosts(parse_arms(["mpi,mpi:library=mpich"]))
+    assert caught.value.what == "mpi:library=mpich runs on this machine only."
     assert "daemons on other hosts" in caught.value.found
 
 
