@@ -17,6 +17,15 @@ EXECUTABLE = "mpiexec.hydra"
 REMEDY = "compare install mpich"
 VERSION = "5.0.2"
 
+# Hydra kills the process groups of all ranks if one dies of a signal, or the launcher does. It sends them
+# SIGUSR1 if one fails. So each rank has a parent that is alone in its group, and that exits with a status.
+# If Hydra kills it, the rank's witness receives SIGTERM.
+_PARENT = """\
+trap '' USR1
+setsid "$@"
+exit $?
+"""
+
 
 def prefix() -> Path:
     """Return the folder of MPICH, which ``compare install mpich`` makes."""
@@ -44,8 +53,9 @@ def commands(request: Request) -> list[Command]:
         # All arms must have the same affinity.
         "-bind-to",
         "none",
-        # Hydra would kill the other ranks and their witnesses at once. Ringside ends them in order.
+        # Ringside itself ends the other ranks when one fails, and leaves them time for their records.
         "-disable-auto-cleanup",
+        *("sh", "-c", _PARENT, "sh"),
         # After an uncaught exception in plain mpi4py the other ranks wait for ever. This runner aborts
         # the job.
         str(request.python),

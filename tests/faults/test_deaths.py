@@ -74,15 +74,6 @@ def test_rank_that_dies_is_named_where_others_sleep_in_memory(start, kind):
     assert_rank_1_is_named(run, *run.wait(), DEATHS[kind])
 
 
-OF_MPICH = [pytest.param(kind, marks=() if kind == "kill" else pytest.mark.faults) for kind in DEATHS]
-
-
-@pytest.mark.parametrize("kind", OF_MPICH)
-def test_rank_under_mpich_that_dies_is_named_with_its_cause(start, kind):
-    run = start("mpi:library=mpich", fault=a_fault(kind))
-    assert_rank_1_is_named(run, *run.wait(), DEATHS[kind], "failed" if kind in FAILED else "died")
-
-
 @pytest.fixture
 def memory_group(tmp_path):
     """Make a cgroup with a limit on memory."""
