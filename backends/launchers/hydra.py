@@ -17,13 +17,14 @@ EXECUTABLE = "mpiexec.hydra"
 REMEDY = "compare install mpich"
 VERSION = "5.0.2"
 
-# Hydra kills the process groups of all ranks if one dies of a signal, or the launcher does. It sends them
-# SIGUSR1 if one fails. So each rank has a parent that is alone in its group, and that exits with a status.
-# If Hydra kills it, the rank's witness receives SIGTERM.
+# If a rank fails, or the launcher is killed, Hydra kills the process groups of all ranks at once. So each
+# rank has a parent that is alone in its group. When Hydra kills that, the rank's witness receives SIGTERM
+# and leaves its record. When the witness is killed, this parent ends likewise, and Hydra ends the launch.
 _PARENT = """\
-trap '' USR1
 setsid "$@"
-exit $?
+status=$?
+[ "$status" -lt 128 ] || kill -KILL $$
+exit "$status"
 """
 
 
@@ -53,8 +54,6 @@ def commands(request: Request) -> list[Command]:
         # All arms must have the same affinity.
         "-bind-to",
         "none",
-        # Ringside itself ends the other ranks when one fails, and leaves them time for their records.
-        "-disable-auto-cleanup",
         *("sh", "-c", _PARENT, "sh"),
         # After an uncaught exception in plain mpi4py the other ranks wait for ever. This runner aborts
         # the job.
