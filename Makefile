@@ -14,6 +14,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 HOROVOD := $(VENV)/.horovod
+MPICH := $(VENV)/.mpich
 
 TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/e2e tests/faults tests/lab)
 QUICK := not faults and not long and not lab
@@ -29,7 +30,7 @@ MAY_BE_NONE = $(if $(PYTEST_ARGS),|| { [ $$? = 5 ] && mkdir -p $(dir $(NONE)) &&
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: $(INSTALLED) $(HOROVOD) ## make .venv with everything, Horovod included where it can be built
+setup: $(INSTALLED) $(HOROVOD) $(MPICH) ## make .venv with everything, Horovod included where it can be built
 
 # The demo runs on CPUs, which every machine has: two ranks would need two GPUs.
 demo: setup ## compare ddp, horovod and a fast arm, two ranks on this machine
@@ -90,7 +91,7 @@ $(PY):
 $(INSTALLED): $(PY) pyproject.toml constraints.txt
 	@echo "Installing Ringside and its dependencies; torch alone is several hundred megabytes"
 	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-	  $(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[mpi,horovod,dev]'
+	  $(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[mpi,horovod,lightning,dev]'
 	@touch $@
 
 # All else works without Horovod, so a failed build is reported and stops nothing. The stamp is then
@@ -99,3 +100,9 @@ $(HOROVOD): $(INSTALLED) $(wildcard compare/doctor/horovod/*.py) compare/doctor/
 	@if $(PY) -m compare install horovod --constraints constraints.txt; then touch $@; else \
 	  echo; echo "Horovod is UNAVAILABLE in $(VENV); the reason is above. Everything else works."; \
 	  echo "To install it later: $(VENV)/bin/compare install horovod"; echo; fi
+
+# Some seconds, and 36 MB in ~/.cache/ringside. All else works without it.
+$(MPICH): $(INSTALLED) compare/doctor/mpich.py backends/launchers/hydra.py
+	@if $(PY) -m compare install mpich; then touch $@; else \
+	  echo; echo "MPICH is UNAVAILABLE; the reason is above. Everything else works."; \
+	  echo "To install it later: $(VENV)/bin/compare install mpich"; echo; fi

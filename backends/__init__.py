@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Runtime:
+    """What starts the ranks of an arm, and what they load."""
+
+    launcher: str
+    """The default launcher; an allocation may need another."""
+    libraries: tuple[str, ...]
+    """What must load beside torch, as ``backends.probe`` names it."""
+    install: str = ""
+    """The command that installs what is missing."""
+    only_here_because: str = ""
+    """Why it runs on this machine only, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """One setting of a backend, as written in an arm: ``backend:name=value``."""
 
@@ -30,6 +44,8 @@ class Option:
     """The smallest that a ``count`` may be."""
     strategies: Mapping[str, str] = field(default_factory=dict)
     """Choices with another strategy than the backend's: ``module:class`` of the Replica."""
+    runtimes: Mapping[str, Runtime] = field(default_factory=dict)
+    """Choices with another launcher and other libraries than the backend's."""
     lossy: Mapping[str, float] = field(default_factory=dict)
     """Choices that change the arithmetic on purpose, each with its tolerance.
 
@@ -101,6 +117,13 @@ class Backend:
     With divided parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
     """
 
+    def runtime(self, options: Options) -> Runtime:
+        """Return what these options need to run; missing ones have their defaults."""
+        for option in self.options:
+            if chosen := option.runtimes.get(str(options.get(option.name))):
+                return chosen
+        return Runtime(self.launcher, self.libraries, self.install)
+
 
 _PROCESS_GROUP = Option(
     "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
@@ -108,6 +131,12 @@ _PROCESS_GROUP = Option(
 _BUCKET_CAP_MB = Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket")
 _BUCKET_VIEW = Option(
     "gradient_as_bucket_view", "switch", default=False, summary="gradients live in the buckets"
+)
+_FIND_UNUSED = Option(
+    "find_unused_parameters",
+    "switch",
+    default=False,
+    summary="allow parameters that take no part in the loss",
 )
 _BUCKET_MB = Option(
     "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
@@ -127,6 +156,23 @@ _BF16 = 2.0**-5
 # A low rank keeps the most important directions, and adds the rest to the next step's gradient.
 _LOW_RANK = 2.0
 _AVERAGING = "backends.strategies.averaging:AveragingReplica"
+
+_MPICH = Runtime(
+    launcher="mpiexec.hydra",
+    libraries=("mpich",),
+    install="compare install mpich",
+    only_here_because="Hydra's daemons on other hosts carry no mark of the launch, so Ringside could not end "
+    "them there",
+)
+
+_MPI_LIBRARY = Option(
+    "library",
+    "choice",
+    "openmpi",
+    "the MPI that the ranks load, each with its own launcher",
+    ("openmpi", "mpich"),
+    runtimes={"mpich": _MPICH},
+)
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
@@ -158,12 +204,7 @@ BACKENDS: dict[str, Backend] = {
                     summary="promise that the graph never changes",
                     accumulates=False,
                 ),
-                Option(
-                    "find_unused_parameters",
-                    "switch",
-                    default=False,
-                    summary="allow parameters that take no part in the loss",
-                ),
+                _FIND_UNUSED,
                 Option(
                     "comm_hook",
                     "choice",
@@ -266,6 +307,7 @@ BACKENDS: dict[str, Backend] = {
                     "moves on when it is called",
                     ("per_parameter", "flat", "overlap"),
                 ),
+                _MPI_LIBRARY,
                 _BUCKET_MB,
             ),
         ),
@@ -333,9 +375,21 @@ BACKENDS: dict[str, Backend] = {
             launcher="mpirun",
             libraries=("mpi4py",),
             install="pip install 'ringside[mpi]'",
+            options=(_MPI_LIBRARY,),
             only_named=True,
             cuda=False,
             own_step=True,
+        ),
+        Backend(
+            name="lightning",
+            summary="Lightning Fabric over DDP",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.lightning:LightningReplica",
+            launcher="torchrun",
+            libraries=("lightning_fabric",),
+            install="pip install 'ringside[lightning]'",
+            options=(_PROCESS_GROUP, _BUCKET_CAP_MB, _BUCKET_VIEW, _FIND_UNUSED),
+            only_named=True,
         ),
         Backend(
             name="single",

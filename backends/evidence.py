@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ONE_RANK = "none (one rank)"
 
+_MPI_SEGMENT = re.compile(r".*vader|mpich_shm_")
+"""Segments of Open MPI and of MPICH."""
 _SEGMENT = re.compile(r"/dev/shm/(\S+)")  # noqa: S108 -- only read
 
 
@@ -49,15 +51,24 @@ def tcp_transport(world_size: int, *, except_ports: tuple[int, ...] = ()) -> str
     return _named(f"TCP over {name}" for name in socket_interfaces(except_ports=except_ports))
 
 
+def mpi_library(printed: str) -> str:
+    """Return name and version of an MPI from its ``MPI_Get_library_version``.
+
+    They are "Open MPI v4.1.8, package: …" and "MPICH Version:      5.0.2", with more lines.
+    """
+    first = printed.strip("\x00 \n").splitlines()[0].split(",")[0]
+    return " ".join(first.replace("Version:", " ").split())
+
+
 def mpi_transport(world_size: int) -> str:
     """Return the transport of MPI's messages from this process.
 
     Open MPI keeps one connection to its daemon on this host, which carries no messages. It uses the
-    loopback interface. So loopback counts only if nothing else is open.
+    loopback interface. So loopback counts only if nothing else is open. MPICH has no such connection.
     """
     if world_size == 1:
         return ONE_RANK
-    ways = ["shared memory"] if any("vader" in name for name in shared_segments()) else []
+    ways = ["shared memory"] if any(_MPI_SEGMENT.match(name) for name in shared_segments()) else []
     names = socket_interfaces()
     others = [name for name in names if name != "lo"]
     ways += [f"TCP over {name}" for name in others or ([] if ways else names)]

@@ -1,7 +1,7 @@
 """Load one library in a separate process: ``python -m backends.probe LIBRARY``.
 
-It prints the library's facts as one line of JSON. A library that was built for another torch raises an
-error or crashes the process. Both are results, too.
+It prints the library's facts as one line of JSON, and ``null`` where it is not installed. A library that
+was built for another torch raises an error or crashes the process. Both are results, too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import stat
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING
+
+from backends import evidence
+from backends.launchers import hydra
 
 if TYPE_CHECKING:
     from backends.base import Facts
@@ -87,8 +90,26 @@ def probe_mpi4py() -> Facts:
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 
-    library = MPI.Get_library_version().split(",")[0].strip("\x00 \n")
+    library = evidence.mpi_library(MPI.Get_library_version())
     return {"version": f"{version('mpi4py')} on {library}", "transport": "shared memory, TCP"}
+
+
+def probe_mpich() -> Facts | None:
+    """Return the version of MPICH in its prefix, as mpi4py loads it."""
+    if not hydra.library().exists():
+        return None
+    os.environ["MPI4PY_LIBMPI"] = str(hydra.library())
+    facts = probe_mpi4py()
+    if " on MPICH " not in facts["version"]:
+        raise ImportError(f"mpi4py {facts['version']} ignores MPI4PY_LIBMPI; its wheel from 4.1 on does not")
+    return facts | {"transport": "shared memory"}
+
+
+def probe_lightning_fabric() -> Facts:
+    """Return the version of Fabric, which trains in torch's process group."""
+    import lightning_fabric
+
+    return {"version": lightning_fabric.__version__, "transport": probe_torch()["transport"]}
 
 
 PROBES = {
@@ -96,6 +117,8 @@ PROBES = {
     "torch_build": probe_torch_build,
     "horovod": probe_horovod,
     "mpi4py": probe_mpi4py,
+    "mpich": probe_mpich,
+    "lightning_fabric": probe_lightning_fabric,
 }
 
 

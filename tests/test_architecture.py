@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "launch": ("schema", "data", "backends", "backends.launchers", "errors", "text"),
     "analysis": ("schema", "backends", "errors"),
     "report": ("analysis", "schema", "backends.launchers.request", "errors", "text"),
-    "doctor": ("launch", "schema", "backends", "backends.launchers", "errors", "text"),
+    "doctor": ("launch", "schema", "backends", "backends.cache", "backends.launchers", "errors", "text"),
     "experiment": ("launch", "analysis", "doctor", "schema", "data", "backends", "errors", "text"),
     "cli": ("experiment", "report", "doctor", "analysis", "launch", "schema", "data", "errors", "text"),
     "errors": (),

@@ -14,6 +14,9 @@ from backends.base import BackendError, Group, Work
 if TYPE_CHECKING:
     from backends.base import Facts, Options, Placement
 
+_NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+"""Choices of the option, and how the libraries call themselves."""
+
 
 class MPIWork(Work):
     """A non-blocking collective that keeps its tensor alive."""
@@ -36,7 +39,7 @@ class MPIGroup(Group):
     def join(
         cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
     ) -> Self:
-        del options, timeout_seconds  # MPI has no timeout, so only the rank's watchdog ends a wait
+        del timeout_seconds  # MPI has no timeout, so only the rank's watchdog ends a wait
         if device.type != "cpu":
             raise BackendError(
                 "mpi averages tensors in host memory. Run it with --device cpu, or leave it out."
@@ -46,6 +49,12 @@ class MPIGroup(Group):
             raise BackendError(
                 f"MPI has rank {world.rank} of {world.size}, but the launcher has {placement.rank} of "
                 f"{placement.world_size}. mpi4py uses another MPI than the mpirun that started it."
+            )
+        asked, found = str(options["library"]), evidence.mpi_library(MPI.Get_library_version())
+        if not found.startswith(_NAMES[asked]):
+            raise BackendError(
+                f"the arm needs {_NAMES[asked]}, but mpi4py has loaded {found}. Perhaps another mpi4py or "
+                "LD_PRELOAD is in the environment."
             )
         return cls(placement, device)
 
@@ -62,8 +71,9 @@ class MPIGroup(Group):
         MPI.COMM_WORLD.Bcast(tensor.numpy(), root=root)
 
     def attest(self) -> Facts:
-        library = MPI.Get_library_version().split(",")[0].strip("\x00 \n")
-        versions = {"mpi4py": mpi4py.__version__, "mpi": library, "torch": str(torch.__version__)}
+        library = evidence.mpi_library(MPI.Get_library_version())
+        name, _, number = library.rpartition(" ")
+        versions = {"mpi4py": mpi4py.__version__, name: number, "torch": str(torch.__version__)}
         return {
             "library": library,
             "transport": evidence.mpi_transport(self.world_size),

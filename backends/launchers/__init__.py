@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from backends.base import Placement
-from backends.launchers import horovodrun, mpirun, torchrun
+from backends.launchers import horovodrun, hydra, mpirun, torchrun
 from backends.launchers.request import Command, Request
 
 
@@ -37,7 +37,9 @@ class Launcher(Protocol):
         """
 
 
-LAUNCHERS: dict[str, Launcher] = {"torchrun": torchrun, "horovodrun": horovodrun, "mpirun": mpirun}
+LAUNCHERS: dict[str, Launcher] = {
+    module.EXECUTABLE: module for module in (torchrun, horovodrun, mpirun, hydra)
+}
 
 
 def environment_bin() -> Path:
@@ -47,16 +49,18 @@ def environment_bin() -> Path:
 
 def where_it_is_not(launcher: str) -> str:
     """State where ``find_launcher`` looked for a launcher without success."""
+    if launcher == hydra.EXECUTABLE:
+        return f"{launcher} is not in {hydra.prefix() / 'bin'}"
     return f"{launcher} is neither beside {sys.executable} nor on PATH"
 
 
 def find_launcher(name: str) -> Path | None:
     """Find a launcher beside this interpreter or on PATH.
 
-    The one beside the interpreter matches its libraries.
+    The one beside the interpreter matches its libraries. MPICH's is in its prefix alone.
     """
-    executable = LAUNCHERS[name].EXECUTABLE
-    found = shutil.which(
-        executable, path=os.pathsep.join([str(environment_bin()), os.environ.get("PATH", "")])
-    )
+    folders = [str(environment_bin()), os.environ.get("PATH", "")]
+    if name == hydra.EXECUTABLE:
+        folders = [str(hydra.prefix() / "bin")]
+    found = shutil.which(LAUNCHERS[name].EXECUTABLE, path=os.pathsep.join(folders))
     return Path(found) if found else None

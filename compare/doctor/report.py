@@ -117,7 +117,9 @@ def _horovod(facts: Facts, each: ExaminedHost) -> str:
 def _mpi(facts: Facts, each: ExaminedHost) -> str:
     if facts.quick or each.trouble:
         return "?"
-    return " ".join(mpi_flavour(facts.mpirun.output)).strip() if facts.mpirun else "–"
+    first = " ".join(mpi_flavour(facts.mpirun.output)).strip() if facts.mpirun else ""
+    second = " ".join(mpi_flavour(facts.library("mpich").get("version", ""))).strip()
+    return ", ".join(filter(None, [first, second.removeprefix("unknown")])) or "–"
 
 
 def _slots(facts: Facts, each: ExaminedHost) -> str:

@@ -84,7 +84,9 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     device = choose_device(draft.device, cluster.hosts, gpus)
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
-    cluster.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
+    if not cluster.is_this_machine:
+        require_other_hosts(arms)
+    cluster.require_launchers({arm.runtime.launcher for arm in arms})
     baseline = choose_baseline(request.baseline, arms)
     if draft.comparisons is None:
         arms = with_control(arms, control=request.control)
@@ -216,6 +218,21 @@ def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
             found=f"torch supports {' and '.join(arm.cuda_only)} on CUDA alone.",
             remedy="Use --device cuda, or another choice.",
         )
+
+
+def require_other_hosts(arms: Sequence[Arm]) -> None:
+    """Refuse arms that run on this machine only.
+
+    Raises:
+        UnavailableError: names the first of them, with the reason.
+    """
+    for arm in arms:
+        if reason := arm.runtime.only_here_because:
+            raise UnavailableError(
+                f"{arm.label} runs on this machine only.",
+                found=f"{reason}.",
+                remedy="Run it without other hosts, or leave it out.",
+            )
 
 
 def _twins(arm: Arm) -> tuple[Arm, ...]:

@@ -13,7 +13,6 @@ from typing import Protocol
 
 import msgspec
 
-from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
 from backends.launchers.request import Command, Request
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
@@ -119,7 +118,7 @@ def commands_for(
     Raises:
         UnavailableError: the arm's launcher is not installed.
     """
-    name = BACKENDS[arm.backend].launcher
+    name = arm.runtime.launcher
     executable = find_launcher(name)
     if executable is None:
         raise UnavailableError(
@@ -211,7 +210,7 @@ class PreparedLaunch:
             number=self.planned.number,
             round=self.planned.round,
             arm=self.planned.arm.label,
-            launcher=BACKENDS[self.planned.arm.backend].launcher,
+            launcher=self.planned.arm.runtime.launcher,
             argv=[list(command.argv) for command in self.commands],
             environment=dict(command.environment),
             inherited={

@@ -19,6 +19,7 @@ from compare.launch.signals import uninterrupted
 from compare.schema.environment import inherited
 from compare.schema.launch_files import LaunchFiles
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where MPICH makes its segments
 _TICK_SECONDS = 0.5
 """Time between two ticks; each takes time from a rank."""
 _POLL_SECONDS = 0.05
@@ -142,6 +143,22 @@ def end_all(
             if child:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=_GRACE_SECONDS)
+            _remove_segments()
+
+
+def _remove_segments() -> None:
+    """Remove this user's segments of MPICH that no process maps.
+
+    A killed rank leaves them, and MPICH offers no folder of their own. A live launch maps its segments.
+    """
+    segments = {str(path): path for path in _SHARED_MEMORY.glob("mpich_*")}
+    for table in Path("/proc").glob("[0-9]*/maps") if segments else ():
+        with contextlib.suppress(OSError):  # it has exited, or is another user's
+            mapped = table.read_text()
+            segments = {name: path for name, path in segments.items() if name not in mapped}
+    for path in segments.values():
+        with contextlib.suppress(OSError):  # another launch's end removed it, or it is another user's
+            path.unlink()
 
 
 def _terminate(process: psutil.Process) -> None:

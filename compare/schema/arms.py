@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from backends import BACKENDS, Backend, Option
+from backends import BACKENDS, Backend, Option, Runtime
 from compare.errors import UsageError
 from compare.schema.environment import refusal_of
 
@@ -82,6 +82,11 @@ class Arm(msgspec.Struct, frozen=True):
             for option in BACKENDS[self.backend].options
             if option.while_proven is not None
         }
+
+    @property
+    def runtime(self) -> Runtime:
+        """Return the launcher and libraries that this arm needs."""
+        return BACKENDS[self.backend].runtime(self.options)
 
     @property
     def environment(self) -> dict[str, str]:

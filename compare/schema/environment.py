@@ -26,7 +26,7 @@ _NAMES = {
 }
 _PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
-    *("NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
+    *("MPIR_CVAR_", "NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
 )
 # Variables of one launch: its place, its parent, its installation. They are no settings of a library.
 _OF_ONE_LAUNCH = (
@@ -50,7 +50,8 @@ _SETTING = re.compile(r"[A-Z][A-Z0-9_]*|OMPI_MCA_[a-z0-9_]+")
 # comparable, or would not start.
 _DECIDED_BY_LAUNCH = re.compile(
     r"RINGSIDE_.*|PYTHON.*|(LOCAL_|GROUP_|ROLE_|GROUP_WORLD_|LOCAL_WORLD_|ROLE_WORLD_|WORLD_)?(RANK|SIZE)"
-    r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|OMPI_COMM_WORLD_.*|PMIX?_.*|PRTE_.*|HOROVOD_(GLOO|CROSS|HOSTNAME).*"
+    r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|OMPI_COMM_WORLD_.*|PMIX?_.*|PRTE_.*|MPI_LOCAL.*|MPI4PY_.*|HYDRA_.*"
+    r"|HOROVOD_(GLOO|CROSS|HOSTNAME).*"
     r"|OMPI_MCA_(btl_vader_backing_directory|(oob|btl)_tcp_if_include|mpi_yield_when_idle|hwloc_base_binding.*)"
     r"|HOME|LOGNAME|PATH|SHELL|TMPDIR|USER|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|SLURM_.*"
 )

@@ -184,6 +184,8 @@ def _refusals(make_group: type[Group], placement: Placement, arm: Arm) -> dict[s
         attempts["another controller"] = partial(join, placement, CPU, arm.options | {"controller": other})
     if arm.backend == "mpi":
         attempts["a GPU"] = partial(join, placement, torch.device("cuda", 0), arm.options)
+        other = {"openmpi": "mpich", "mpich": "openmpi"}[str(arm.options["library"])]
+        attempts["another library"] = partial(join, placement, CPU, arm.options | {"library": other})
     if "process_group" in arm.options:
         attempts["NCCL on the CPU"] = partial(join, placement, CPU, arm.options | {"process_group": "nccl"})
     return {name: _refusal(attempt) for name, attempt in attempts.items()}

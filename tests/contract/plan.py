@@ -32,7 +32,7 @@ NOT_VARIED = {
 }
 """Choices that stay at their default, each with its reason."""
 
-SETTLED_BY_THE_LAUNCH = ("controller", "process_group")
+SETTLED_BY_THE_LAUNCH = ("controller", "process_group", "library")
 """Options of launcher or group; arms that differ cannot share launches."""
 
 
@@ -110,9 +110,8 @@ def launches() -> dict[str, Launch]:
     groups: dict[tuple[str, ...], dict[str, list[Member]]] = {}
     for label in ARMS:
         arm = parse_arm(label)
-        backend = BACKENDS[arm.backend]
         # An arm without such an option goes along with any start of its launcher.
-        key = (backend.launcher, arm.options.get("controller", ""), "one process" * arm.one_process)
+        key = (arm.runtime.launcher, arm.options.get("controller", ""), "one process" * arm.one_process)
         launch = groups.setdefault(key, {})
         launch.setdefault(Meeting(label, ()).name, []).append(Member(label))
     return {

@@ -94,6 +94,8 @@ def attestation_repeats_the_options_that_were_given(ranks: Replicas) -> None:
         for name, value in arm.given.items():
             if name == "bucket_cap_mb":
                 assert facts["bucket_cap_bytes"] == int(float(value) * 2**20)
+            elif name == "library":  # its own name, "Open MPI v4.1.8"
+                assert facts["library"].replace(" ", "").lower().startswith(str(value))
             elif name == "bucket_mb":
                 cap = max(float(value) * 2**20, r.largest_gradient_bytes)
                 assert max(facts["message_bytes"]) <= cap
@@ -279,8 +281,9 @@ def versions_are_those_of_what_is_loaded(ranks: Groups) -> None:
     for r in ranks:
         versions = dict(r.attestation["versions"])
         assert versions or not parse_arm(r.arm).communicates
-        if "mpi" in versions:
-            assert versions.pop("mpi").startswith("Open MPI v")
+        if "mpi4py" in versions:
+            name = {"openmpi": "Open MPI", "mpich": "MPICH"}[parse_arm(r.arm).options["library"]]
+            assert r.attestation["library"] == f"{name} {versions.pop(name)}"
         assert versions == {library: version(library) for library in versions}
 
 

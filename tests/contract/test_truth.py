@@ -73,7 +73,8 @@ def test_mpi_attests_the_transport_that_the_environment_leaves_it(carry_out):
     for rank in outcome.replicas(arm):
         assert rank.group_attestation["transport"] == "TCP over lo"
     for rank in outcome.ranks:
-        assert set(rank.refusals) == {"another rank", "a GPU"}
+        assert set(rank.refusals) == {"another rank", "a GPU", "another library"}
+        assert rank.refusals["another library"].startswith("BackendError: the arm needs MPICH, but mpi4py")
         assert rank.refusals["another rank"].startswith("BackendError: MPI has rank")
         assert rank.refusals["a GPU"].startswith("BackendError: mpi averages tensors in host memory")
     for promise in promises.OF_A_REPLICA:

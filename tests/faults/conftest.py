@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compare.schema.arms import parse_arms
 from tests.faults.outcomes import Outcomes
 from tests.faults.started import LAUNCHERS, StartedRun
 
@@ -52,9 +53,8 @@ def start(tmp_path, data, requires_backend):
 
     def begin(arm, *arguments, fault=None):
         arm = LAUNCHERS.get(arm, arm)
-        for one in arm.split(","):
-            name, _, options = one.partition(":")
-            requires_backend(name, **({"controller": "mpi"} if "controller=mpi" in options else {}))
+        for one in parse_arms([arm]):
+            requires_backend(one.backend, **one.options)
         steps = [] if {"--epochs", "--steps"} & set(arguments) else ["--epochs", "60"]
         started.append(StartedRun(tmp_path, data, ["--backend", arm, *steps, *arguments], fault))
         return started[0]

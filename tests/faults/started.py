@@ -33,8 +33,8 @@ LAUNCHERS = {
 }
 # Files of launchers and libraries outside the folders that are made for them.
 TRACES = {
-    Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*"),
-    Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*"),  # noqa: S108 -- only looked at
+    Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*", "mpich*"),
+    Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*", "mpich_*", "ucx_*"),  # noqa: S108 -- only looked at
 }
 TRACES_SECONDS = 10.0
 """Maximum time until a trace is gone."""
@@ -43,7 +43,9 @@ OTHERS_SECONDS = 60.0
 
 A stopped horovodrun keeps semaphores that no process has mapped, and a tracker removes them at its end.
 """
-QUICK = {("torchrun", "raise"), ("horovodrun-gloo", "hang"), ("mpirun", "kill")}
+MPICH = "mpi:library=mpich"
+"""Its launcher is in no table of failures over hosts."""
+QUICK = {("torchrun", "raise"), ("horovodrun-gloo", "hang"), ("mpirun", "kill"), (MPICH, "kill")}
 KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
 UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
 EARLY = "before its first progress record"
@@ -57,7 +59,7 @@ def cases(kinds):
     """
     return [
         pytest.param(launcher, kind, marks=_marks(launcher, kind, nth), id=f"{launcher}-{kind}")
-        for position, launcher in enumerate(LAUNCHERS)
+        for position, launcher in enumerate([*LAUNCHERS, MPICH])
         for nth, kind in enumerate(kinds, start=position)
     ]
 
@@ -70,7 +72,7 @@ def _marks(launcher, kind, nth):
 
 BY_LAUNCHER = [
     pytest.param(launcher, marks=[] if launcher in {"torchrun", "mpirun"} else [pytest.mark.rest])
-    for launcher in LAUNCHERS
+    for launcher in [*LAUNCHERS, MPICH]
 ]
 """All launchers; ``.ci/run`` takes one in Python and one in C."""
 

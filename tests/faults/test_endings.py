@@ -13,6 +13,7 @@ from tests.faults.started import (
     DEATH_BOUND_SECONDS,
     HANG_BOUND_SECONDS,
     LAUNCHERS,
+    MPICH,
     kill,
 )
 from tests.waiting import wait_until
@@ -20,7 +21,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, MPICH])
 def test_launcher_killed_takes_its_ranks_along(start, record, launcher):
     run = start(launcher)
     run.wait_for_training()

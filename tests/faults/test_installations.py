@@ -18,6 +18,7 @@ pytestmark = pytest.mark.faults
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 USED_BY = {"torchrun": "ddp", "horovodrun": "horovod", "mpirun": "mpi"}
+"""MPICH's launcher is not in the environment."""
 # The start of C++ names in torch's namespace c10; Horovod's library needs hundreds.
 OF_TORCH = b"_ZN3c10"
 
@@ -46,7 +47,7 @@ def without(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", USED_BY)
 def test_launcher_missing_is_named_with_its_remedy(tmp_path, without, requires_backend, launcher):
     backend = USED_BY[launcher]
     requires_backend(backend)

@@ -57,7 +57,7 @@ def test_doctor_healthy_hosts_have_no_findings(lab):
     one, two = (host["facts"] for host in report["hosts"])
     assert one["resolved"] == ["10.77.0.11"]
     assert two["peers"] == {"n1": ["10.77.0.11"], "n2": ["10.77.0.12"]}
-    assert one["libraries"].keys() == {"torch", "horovod", "mpi4py"}
+    assert one["libraries"].keys() == {"torch", "horovod", "mpi4py", "mpich"}
     assert not [name for name, library in one["libraries"].items() if library.get("problem")]
     met = [host["met"] for host in report["hosts"]]
     assert met == [

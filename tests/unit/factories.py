@@ -47,7 +47,11 @@ def a_config(arms: str = "none,ddp", **changes: Any) -> RunConfig:
 
 
 def a_survey(
-    *, gpus: int = 0, missing: Sequence[str] = (), controllers: Sequence[str] = ("gloo", "mpi")
+    *,
+    gpus: int = 0,
+    missing: Sequence[str] = (),
+    controllers: Sequence[str] = ("gloo", "mpi"),
+    has_mpich: bool = False,
 ) -> Survey:
     """Return what can run here; the missing backends cannot."""
     backends = {
@@ -60,7 +64,15 @@ def a_survey(
         for name, backend in BACKENDS.items()
     }
     facts = {"torch": {"gpus": gpus}, "horovod": {"controllers": list(controllers)}, "mpi4py": {}}
-    return Survey(backends, {name: Library(facts=found) for name, found in facts.items()})
+    mpich = Availability(
+        backend="mpi:library=mpich",
+        launcher="mpiexec.hydra",
+        problem="" if has_mpich else "mpich is not installed",
+        remedy="" if has_mpich else "compare install mpich",
+    )
+    return Survey(
+        backends, {name: Library(facts=found) for name, found in facts.items()}, {mpich.backend: mpich}
+    )
 
 
 class AnAgent:

@@ -23,10 +23,11 @@ import filelock
 import psutil
 from rich.console import Console
 
+from backends.cache import cache_folder
 from backends.launchers import find_launcher
 from compare.doctor import availability
 from compare.doctor.horovod import recipe as recipes
-from compare.doctor.horovod.command import Commands, minutes
+from compare.doctor.horovod.command import Commands, minutes, pip
 from compare.doctor.horovod.recipe import HOROVOD_SDIST_SHA256, HOROVOD_VERSION, TOOLCHAIN, Gpu, Recipe
 from compare.errors import UnavailableError, UsageError
 
@@ -85,7 +86,7 @@ def install_horovod(
         raise UnavailableError(
             "Horovod was not installed.",
             found=f"{type(error).__name__}: {error}",
-            remedy=f"Make {recipes.cache_folder()} writable, with 2 GB free; or set XDG_CACHE_HOME.",
+            remedy=f"Make {cache_folder()} writable, with 2 GB free; or set XDG_CACHE_HOME.",
         ) from error
     console.print(f"  installed, and it loads; built with {', '.join(_verify(recipe))}")
 
@@ -103,7 +104,7 @@ def _install(
         if not wheel:
             check_tools()
         constrained = [] if constraints is None else [f"--constraint={constraints}"]
-        requirements = _pip("install", *constrained, *BUILD_REQUIREMENTS)
+        requirements = pip("install", *constrained, *BUILD_REQUIREMENTS)
         commands.run("installing the requirements of Horovod", requirements)
         if wheel:
             console.print(f"  reusing {wheel}")
@@ -112,7 +113,7 @@ def _install(
             started = time.monotonic()
             wheel = _build(recipe, gpu, commands)
             console.print(f"  built in {minutes(time.monotonic() - started)}: {wheel}")
-        commands.run("installing the wheel", _pip("install", "--no-deps", "--force-reinstall", str(wheel)))
+        commands.run("installing the wheel", pip("install", "--no-deps", "--force-reinstall", str(wheel)))
 
 
 @contextlib.contextmanager
@@ -188,7 +189,7 @@ def scratch_parent() -> Path:
     Raises:
         UnavailableError: both paths have such characters.
     """
-    candidates = [recipes.cache_folder() / "wheels"]
+    candidates = [cache_folder() / "wheels"]
     with contextlib.suppress(OSError):  # there may be no folder for temporary files
         candidates.append(Path(tempfile.gettempdir()))
     for candidate in candidates:
@@ -209,7 +210,7 @@ def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
         requirement.write_text(
             f"horovod=={HOROVOD_VERSION} --hash=sha256:{HOROVOD_SDIST_SHA256}\n", encoding="utf-8"
         )
-        command = _pip(
+        command = pip(
             "wheel",
             "--verbose",  # the compiler's percentages, and its errors for the log
             "--no-deps",
@@ -249,11 +250,7 @@ def _verify(recipe: Recipe) -> list[str]:
             return built
         what = "The installed Horovod is not that of the recipe."
         found = f"Wanted: {wanted}; it was built with {', '.join(built)}."
-    subprocess.run(_pip("uninstall", "--yes", "horovod"), check=False, capture_output=True)
+    subprocess.run(pip("uninstall", "--yes", "horovod"), check=False, capture_output=True)
     for wheel in recipe.folder.glob("*.whl"):
         wheel.unlink()
     raise UnavailableError(what, found=found, remedy="Run this command again; it builds Horovod again.")
-
-
-def _pip(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]

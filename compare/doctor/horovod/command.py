@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,6 +96,11 @@ def error_lines(output: Iterable[str]) -> list[str]:
     # A longer line is a compiler's command line, and no error.
     errors = [line for line in dict.fromkeys(errors) if len(line) < _LONGEST_ERROR_LINE]
     return errors[:_SHOWN_LINES] or [line[:_LONGEST_ERROR_LINE] for line in lines[-_SHOWN_LINES:]]
+
+
+def pip(*arguments: str) -> list[str]:
+    """Return a command of this environment's pip."""
+    return [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
 
 
 def minutes(seconds: float) -> str:

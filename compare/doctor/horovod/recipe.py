@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from backends.cache import cache_folder
 from compare.doctor import availability
 from compare.errors import UnavailableError
 
@@ -195,13 +196,6 @@ def _environment(mpi: Mpi | None, gpu: Gpu | None) -> dict[str, str]:
         if gpu.capabilities:
             chosen["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(gpu.capabilities)
     return chosen
-
-
-def cache_folder() -> Path:
-    """Return the folder for wheels: under ``XDG_CACHE_HOME``, or ``~/.cache``."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification demands that a relative path is ignored.
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "ringside"
 
 
 def installed_key() -> str | None:

@@ -120,6 +120,17 @@ def libraries(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
                 yield each.problem(_PACKAGES[name].topic, f"{name} does not load.", library.problem, fix)
 
 
+def mpich(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find an installed MPICH that mpi4py does not load."""
+    for each, facts in with_software(hosts):
+        library = facts.libraries.get("mpich")
+        if library and library.problem and "mpi4py" in facts.packages:
+            fix = f"`compare install mpich --force`, on {each.host.name}."
+            yield each.problem(
+                "mpi", "MPICH does not load: mpi:library=mpich cannot start.", library.problem, fix
+            )
+
+
 def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find a Horovod that was built with other controllers, or without MPI."""
     built = [(e, ", ".join(f.library("horovod").get("controllers", []))) for e, f in with_software(hosts)]

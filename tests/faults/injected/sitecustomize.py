@@ -13,7 +13,7 @@ from pathlib import Path
 from injecting import change_when_imported
 
 _FOLDER = Path(__file__).parent
-_RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
+_RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def _note_time():

@@ -182,6 +182,8 @@ CHANGES = """
 * ; ddp batch/samples=128 ; global batch size
 * ; ddp batch/shard=[0, 1] ; global batch size, shard
 * ; mpi group/versions/torch="2.11.0" ; version of torch
+mpi mpi:library=mpich ; mpi group/versions={"Open MPI": "v4.1.8"} \
+& mpi:library=mpich group/versions={"MPICH": "5.0.2"} ;
 * ; mpi replica/reduce_op="sum" ; reduce op
 * ; mpi replica/reduce_op="sum, then divided by the number of ranks" ;
 * ; mpi replica/reduce_op="divided by the number of ranks, then summed" ;

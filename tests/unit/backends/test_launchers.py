@@ -64,9 +64,23 @@ ON_ONE_HOST = {
 
 @pytest.mark.parametrize("arm", ON_ONE_HOST)
 def test_launcher_command_on_one_host(arm):
-    launcher = BACKENDS[parse_arm(arm).backend].launcher
+    launcher = parse_arm(arm).runtime.launcher
     command = Command((*shlex.split(ON_ONE_HOST[arm]), JOB), ENVIRONMENT)
     assert LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO)) == [command]
+
+
+def test_hydra_command_starts_ranks_that_load_mpich(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    (command,) = LAUNCHERS["mpiexec.hydra"].commands(request_for("mpiexec.hydra", "mpi:library=mpich", TWO))
+    parent = command.argv.index("sh")
+    assert shlex.join(command.argv[:parent]) == (
+        "/opt/env/bin/mpiexec.hydra -n 2 -launcher fork -rmk user -iface lo -bind-to none"
+    )
+    assert command.argv[parent + 3 :] == (
+        *("sh", "/opt/env/bin/python", "-m", "mpi4py", "-m", "compare.worker", JOB),
+    )
+    library = f"/cache/ringside/mpich-{LAUNCHERS['mpiexec.hydra'].VERSION}/lib/libmpi.so.12"
+    assert command.environment == ENVIRONMENT | {"MPI4PY_LIBMPI": library, "UCX_NET_DEVICES": "lo"}
 
 
 def test_mpirun_command_lists_the_names_of_the_arms_variables():
@@ -174,6 +188,12 @@ GIVEN = {
         "OMPI_COMM_WORLD_SIZE": "4",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     },
+    "mpiexec.hydra": {
+        "PMI_RANK": "3",
+        "MPI_LOCALRANKID": "1",
+        "PMI_SIZE": "4",
+        "MPI_LOCALNRANKS": "2",
+    },
 }
 PLACED = Placement(rank=3, local_rank=1, world_size=4, local_world_size=2, host=socket.gethostname())
 
@@ -261,7 +281,9 @@ def launchers(monkeypatch):
     monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
 
 
-ARMS = "none,ddp,manual,manual:mode=overlap,horovod,horovod:controller=mpi,mpi"
+ARMS = "none,ddp,manual,manual:mode=overlap,horovod,horovod:controller=mpi,mpi,mpi:library=mpich"
+OF_MPICH = {"MPI4PY_LIBMPI", "UCX_NET_DEVICES"}
+"""Variables that choose the library of one arm."""
 
 
 def commands_of(config, arm):
@@ -271,7 +293,8 @@ def commands_of(config, arm):
 
 def test_commands_of_every_arm_have_the_same_settings(launchers):
     config = a_config(ARMS, threads_per_rank=2)
-    environments = [dict(c.environment) for arm in config.arms for c in commands_of(config, arm)]
+    commands = [command for arm in config.arms for command in commands_of(config, arm)]
+    environments = [{k: v for k, v in c.environment.items() if k not in OF_MPICH} for c in commands]
     assert environments == environments[:1] * len(config.arms)
     assert environments[0]["OMP_NUM_THREADS"] == "2"
     assert environments[0]["GLOO_SOCKET_IFNAME"] == "lo"
@@ -297,9 +320,9 @@ def test_commands_of_every_arm_run_the_same_ranks_and_program(launchers):
     config = a_config(ARMS, ranks=3)
     for arm in config.arms:
         (command,) = commands_of(config, arm)
-        assert Path(command.argv[0]).name == BACKENDS[arm.backend].launcher
-        assert command.argv[-2:] == (BACKENDS[arm.backend].launcher, "/runs/x/job.json")
-        assert {"--nproc_per_node=3", "localhost:3"} & set(command.argv)
+        assert Path(command.argv[0]).name == arm.runtime.launcher
+        assert command.argv[-2:] == (arm.runtime.launcher, "/runs/x/job.json")
+        assert {"--nproc_per_node=3", "localhost:3"} & set(command.argv) or " -n 3 " in " ".join(command.argv)
 
 
 def test_commands_of_one_process_start_it_with_all_threads(launchers):
@@ -315,6 +338,6 @@ def test_commands_without_the_launcher_name_it(arm, monkeypatch):
     monkeypatch.setattr(launching, "find_launcher", lambda _name: None)
     with pytest.raises(UnavailableError) as caught:
         commands_of(a_config(arm.label), arm)
-    assert BACKENDS[arm.backend].launcher in caught.value.what
+    assert arm.runtime.launcher in caught.value.what
     assert arm.label in caught.value.what
     assert caught.value.remedy

@@ -9,9 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+
+from backends import probe
+from backends.launchers import hydra
 
 ROOT = Path(__file__).resolve().parents[3]
 # Sleeps without letting another thread run, as the start of a library may: PyDLL keeps the lock.
@@ -105,3 +109,32 @@ def test_survey_killed_ends_the_libraries_that_load(hanging_mpi4py, tmp_path):
     psutil.wait_procs([library], timeout=10)
     assert not library.is_running() or library.status() == psutil.STATUS_ZOMBIE
     assert not list(tmp_path.glob("ringside-*"))
+
+
+@pytest.fixture
+def mpich(tmp_path, monkeypatch):
+    """Return what the probe finds where mpi4py loads a library."""
+
+    def found(printed):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setenv("MPI4PY_LIBMPI", "")
+        monkeypatch.setattr(probe, "version", lambda _: "4.1.2")
+        loaded = SimpleNamespace(Get_library_version=lambda: printed)
+        monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=loaded))
+        return probe.probe_mpich()
+
+    return found
+
+
+def test_probe_of_mpich_without_its_prefix_finds_nothing(mpich):
+    assert mpich("MPICH Version: 5.0.2") is None
+
+
+def test_probe_of_mpich_refuses_another_library(mpich, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hydra.library().parent.mkdir(parents=True)
+    hydra.library().touch()
+    assert mpich("MPICH Version:      5.0.2\n")["version"] == "4.1.2 on MPICH 5.0.2"
+    assert os.environ["MPI4PY_LIBMPI"] == str(hydra.library())
+    with pytest.raises(ImportError, match="ignores MPI4PY_LIBMPI"):
+        mpich("Open MPI v4.1.8, package: x")

@@ -119,6 +119,7 @@ def probe(tmp_path, monkeypatch):
         ("raise ImportError('undefined symbol: x')", {"problem": "ImportError: undefined symbol: x"}),
         ("import os; os.abort()", {"problem": "status -6"}),
         ("import missing_one", {"missing": True}),
+        ("print('null')", {"missing": True}),
         (
             "raise ImportError(\"No module named 'missing_one.part'\")",
             {"problem": "ImportError: No module named 'missing_one.part'"},

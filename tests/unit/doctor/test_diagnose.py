@@ -141,6 +141,10 @@ DEFECTS = {
         *("problem horovod", "gloo; the others: gloo, mpi", "compare install horovod --force"),
     ),
     "no mpirun": ({"mpirun": None}, "problem mpi", "The others have Open MPI 4.1", "ringside[mpi]"),
+    "MPICH that does not load": (
+        libraries(mpich=Library(problem="ImportError: mpi4py 4.0 on Open MPI v4.1.8 ignores MPI4PY_LIBMPI")),
+        *("problem mpi", "ignores MPI4PY_LIBMPI", "compare install mpich --force"),
+    ),
     "mpi4py of another mpi": (
         libraries(mpi4py=Library(facts={"version": "4.1.2 on MPICH Version: 4.1.2"})),
         *("problem mpi", "mpi4py loads MPICH", "ringside[mpi]"),

@@ -31,8 +31,8 @@ from tests.unit.factories import DIGITS, a_cluster, a_config, a_survey
     ("wanted", "backends", "libraries"),
     [
         (["manual", "ddp", "manual"], ["manual", "ddp"], ["torch"]),
-        (["mpi"], ["mpi"], ["torch", "mpi4py"]),
-        ([], [*BACKENDS], ["torch", "horovod", "mpi4py"]),
+        (["mpi"], ["mpi"], ["torch", "mpi4py", "mpich"]),
+        ([], [*BACKENDS], ["torch", "horovod", "lightning_fabric", "mpi4py", "mpich"]),
     ],
 )
 def test_survey_loads_only_the_libraries_of_wanted_backends(monkeypatch, wanted, backends, libraries):
@@ -59,7 +59,7 @@ def test_survey_interrupted_ends_every_process(monkeypatch):
     monkeypatch.setattr(availability, "Probe", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         survey(["mpi"])
-    assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
+    assert [process.returncode for process in processes] == [-signal.SIGKILL] * 3
 
 
 # ---- device ----
@@ -145,6 +145,12 @@ def test_choose_arms_takes_named_arms_as_they_are(text):
         ("ddp,mpi", "cuda", {"gpus": 2}, ["mpi", "", "--device cpu"]),
         ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, ["without its mpi controller", "", ""]),
         ("horovod", "cpu", {"controllers": ["mpi"]}, ["without its gloo controller", "", ""]),
+        (
+            "mpi,mpi:library=mpich",
+            "cpu",
+            {},
+            ["mpi:library=mpich cannot run", "not installed", "compare install mpich"],
+        ),
     ],
 )
 def test_choose_arms_refuses_a_named_arm_that_cannot_run(text, device, without, parts):
@@ -154,6 +160,20 @@ def test_choose_arms_refuses_a_named_arm_that_cannot_run(text, device, without, 
     assert all(
         part in place for part, place in zip(parts, (error.what, error.found, error.remedy), strict=True)
     )
+
+
+def test_choose_arms_needs_no_open_mpi_for_mpich():
+    named = parse_arms(["mpi:library=mpich:mode=overlap"])
+    survey = a_survey(missing=["mpi"], has_mpich=True)
+    assert settle.choose_arms(named, "cpu", survey, one_host=True) == (named, {})
+
+
+def test_mpich_is_refused_on_other_hosts():
+    settle.require_other_hosts(parse_arms(["ddp,mpi,horovod:controller=mpi"]))
+    with pytest.raises(UnavailableError) as caught:
+        settle.require_other_hosts(parse_arms(["mpi,mpi:library=mpich"]))
+    assert caught.value.what == "mpi:library=mpich runs on this machine only."
+    assert "daemons on other hosts" in caught.value.found
 
 
 def test_a_second_backend_over_horovod_needs_only_its_controller(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import mmap
 import os
 import signal
 import subprocess
@@ -429,3 +430,12 @@ def test_command_is_not_read_by_a_shell(launch):
     command = Command((sys.executable, "-c", "import sys; print(sys.argv[1])", "$HOME; touch x `id`"), {})
     assert launch.supervise_command(command).status == 0
     assert launch.log.read_text() == "$HOME; touch x `id`\n"
+
+
+def test_end_removes_segments_of_mpich_that_no_process_maps(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SHARED_MEMORY", tmp_path)
+    for name in ("mpich_shm_1_0", "mpich_vci_1_0", "mpich_shm_2_0", "other"):
+        (tmp_path / name).write_bytes(b"x" * mmap.PAGESIZE)
+    with (tmp_path / "mpich_shm_2_0").open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        module.end_all(str(tmp_path / "no launch"))
+        assert {path.name for path in tmp_path.iterdir()} == {"mpich_shm_2_0", "other"}

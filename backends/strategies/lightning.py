@@ -1,0 +1,85 @@
+"""Train through Lightning Fabric, which wraps DDP and drives backward and step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lightning_fabric
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import TorchElasticEnvironment
+from lightning_fabric.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel
+
+from backends.base import BackendError
+from backends.strategies.ddp import DDPReplica, ddp_arguments
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import torch
+    from torch import nn
+
+    from backends.base import Facts, Group, MakeOptimizer, Options
+
+
+class LightningReplica(DDPReplica):
+    """A replica that Fabric wraps in DDP, over this rank's process group."""
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        ddp: Options = {**options, "static_graph": False, "comm_hook": "none"}
+        super().__init__(model, make_optimizer, group, ddp)
+        self._fabric_optimizer: Any = self._fabric.setup_optimizers(self.optimizer)
+
+    def _wrap(self, model: nn.Module, group: Group, options: Options) -> DistributedDataParallel:
+        self._fabric = _make_fabric(group, options)
+        self._fabric_module = self._fabric.setup_module(model, move_to_device=False)
+        return next(m for m in self._fabric_module.modules() if isinstance(m, DistributedDataParallel))
+
+    @property
+    def module(self) -> nn.Module:
+        return self._fabric_module
+
+    def _in_pass(self) -> AbstractContextManager[None]:
+        return self._fabric.no_backward_sync(self._fabric_module, enabled=not self._is_last_pass())
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._fabric.backward(loss)
+
+    def step(self) -> None:
+        self._fabric_optimizer.step()
+        self.forget_gradients()
+
+    def attest(self) -> Facts:
+        return super().attest() | {
+            "fabric": lightning_fabric.__version__,
+            "fabric_strategy": type(self._fabric.strategy).__name__,
+            "fabric_precision": self._fabric.strategy.precision.precision,
+        }
+
+
+def _make_fabric(group: Group, options: Options) -> Fabric:
+    """Make a Fabric that takes over the process group of this rank.
+
+    Raises:
+        BackendError: hosts have different numbers of ranks.
+    """
+    placement = group.placement
+    hosts, rest = divmod(placement.world_size, placement.local_world_size)
+    if rest:
+        raise BackendError(
+            f"lightning: Fabric needs as many ranks on every host, and this one has "
+            f"{placement.local_world_size} of {placement.world_size}. Change the slots or leave this arm out."
+        )
+    fabric = Fabric(
+        accelerator=group.device.type,
+        devices=placement.local_world_size,
+        num_nodes=hosts,
+        strategy=DDPStrategy(**ddp_arguments(options)),
+        # Fabric's word for "cast nothing". Its "64-true" would cast outputs to torch's default dtype.
+        precision="32-true",
+        plugins=[TorchElasticEnvironment()],
+    )
+    fabric.launch()
+    return fabric

@@ -1,0 +1,93 @@
+"""Install MPICH into a prefix of its own: ``compare install mpich``.
+
+Its wheel installs the same file names as that of Open MPI: ``mpirun``, ``mpicc``, ``libmpi``. In one
+environment the second would replace parts of the first.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import filelock
+from rich.console import Console
+
+from backends.launchers import find_launcher, hydra
+from compare.doctor import availability
+from compare.doctor.horovod.command import pip
+from compare.errors import UnavailableError
+
+_SHA256 = (
+    "8fed465ebff269ea2ebac179a25de02671ddf8df476e0f115be089015015cfd4",
+    "992ae6ebb0da97d49d7a67000ae8112da9a3825da1bb1e6f1d196428a0410f2d",
+)
+"""Of the wheels for Linux on x86_64 and aarch64."""
+
+
+def install_mpich(*, force: bool = False, console: Console | None = None) -> None:
+    """Install MPICH, unless it is there and loads.
+
+    ``force`` installs it again. The progress goes to standard error by default.
+
+    Raises:
+        UnavailableError: pip could not install it, or mpi4py does not load it.
+    """
+    console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"MPICH {hydra.VERSION} in {hydra.prefix()}")
+    try:
+        hydra.prefix().parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(hydra.prefix().with_name("mpich.lock")):
+            if force or not (find_launcher(hydra.EXECUTABLE) and hydra.library().exists()):
+                _install()
+                console.print("  installed")
+            else:
+                console.print("  already installed")
+    except OSError as error:
+        raise UnavailableError(
+            "MPICH was not installed.",
+            found=f"{type(error).__name__}: {error}",
+            remedy=f"Make {hydra.prefix().parent} writable, with 100 MB free; or set XDG_CACHE_HOME.",
+        ) from error
+    _verify(console)
+
+
+def _install() -> None:
+    """Install the wheel, and move it to the prefix in one step."""
+    with tempfile.TemporaryDirectory(prefix=".mpich-", dir=hydra.prefix().parent) as name:
+        requirement, new = Path(name) / "mpich.txt", Path(name) / "mpich"
+        hashes = " ".join(f"--hash=sha256:{digest}" for digest in _SHA256)
+        requirement.write_text(f"mpich=={hydra.VERSION} {hashes}\n", encoding="utf-8")
+        asked = ("--no-deps", "--ignore-installed", "--only-binary=:all:", "--no-compile", "--require-hashes")
+        done = subprocess.run(
+            pip("install", *asked, f"--prefix={new}", f"--requirement={requirement}"),
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
+            raise UnavailableError(
+                f"MPICH is not available: pip failed (exit status {done.returncode}).",
+                found="\n".join(errors or done.stderr.splitlines()[-3:]),
+                remedy="Correct the cause, then run this command again.",
+            )
+        shutil.rmtree(hydra.prefix(), ignore_errors=True)
+        new.rename(hydra.prefix())
+
+
+def _verify(console: Console) -> None:
+    """Load MPICH through mpi4py.
+
+    Raises:
+        UnavailableError: it does not load; with the reason.
+    """
+    library = availability.load(["mpich"])["mpich"]
+    if library.problem or library.missing:
+        raise UnavailableError(
+            "MPICH is installed, and mpi4py does not load it.",
+            found=library.problem or f"{hydra.library()} is missing.",
+            remedy="Run `pip install 'ringside[mpi]'`, then `compare install mpich --force`.",
+        )
+    console.print(f"  it loads: mpi4py {library.facts['version']}")
