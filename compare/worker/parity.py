@@ -23,9 +23,8 @@ import ctypes
 import gc
 import hashlib
 import math
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from typing import NamedTuple
@@ -38,6 +37,7 @@ from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
 from compare.schema.results import ParityPass, PassKind
 from compare.worker.blocks import Side
+from compare.worker.randomness import same_randomness, seed_generators
 from compare.worker.task import Task
 
 MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
@@ -100,10 +100,15 @@ def hash_parameters(model: nn.Module) -> str:
 
     Buffers do not count: running statistics differ between ranks.
     """
+    return hash_tensors(model.parameters())
+
+
+def hash_tensors(tensors: Iterable[torch.Tensor]) -> str:
+    """Return the SHA-256 of the bytes of tensors."""
     digest = hashlib.sha256()
-    for parameter in model.parameters():
+    for tensor in tensors:
         # NumPy has no bfloat16.
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -257,9 +262,7 @@ class _Reference:
 
 def seed_step(config: RunConfig, step: int, shard: int) -> None:
     """Set the random generators for a shard's part of a step."""
-    seed = (config.seed * 1_000_003 + step) * 1_009 + shard
-    torch.manual_seed(seed)
-    random.seed(seed)
+    seed_generators((config.seed * 1_000_003 + step) * 1_009 + shard)
 
 
 def _buffers_of(model: nn.Module) -> list[torch.Tensor]:
@@ -337,10 +340,8 @@ def _finite(number: float) -> float | None:
 @contextmanager
 def _restored(device: torch.device) -> Iterator[None]:
     """Restore the random generators, and free the memory."""
-    state = random.getstate()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with same_randomness(device):
         yield
-    random.setstate(state)
     gc.collect()  # a wrapper and its hooks hold each other
     if device.type == "cuda":
         torch.cuda.empty_cache()
