@@ -36,7 +36,7 @@ class Workload:
     """Training samples, with ``len()`` and an index.
 
     Each epoch is a new permutation. Every rank takes its shard, with ``--batch-size`` samples. Random changes
-    of a sample may use the generators of torch and of ``random``. The ranks set their seeds.
+    of a sample may use the generators of torch, NumPy and ``random``. The ranks set their seeds.
     """
     loss: Callable[[Callable[..., Any], Any], torch.Tensor]
     """Map the model and a batch to the mean loss, a scalar.

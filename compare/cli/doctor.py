@@ -28,6 +28,9 @@ def doctor(
     ports: Annotated[
         bool, typer.Option("--ports/--no-ports", help="Let all hosts connect to a port of the first.")
     ] = True,
+    workload: Annotated[
+        str | None, typer.Option(help="Also look for the folder of your workload: train.py:make.")
+    ] = None,
     export_json: Annotated[
         Path | None, typer.Option(help="Also write all facts and findings to this file.")
     ] = None,
@@ -41,6 +44,7 @@ def doctor(
 
     Exits with 0 where there is no problem, otherwise with 9; warnings and notes are no problems.
     """
+    from compare.data import own_source
     from compare.doctor.examine import examine, exit_code
     from compare.doctor.report import DoctorReport, markdown
     from compare.experiment.settle import choose_all_hosts
@@ -52,6 +56,7 @@ def doctor(
     for path in filter(None, (export_json, export_markdown)):
         require_writable(path, to_be_made=None)
     chosen = choose_all_hosts(hostfile, hosts)
+    own = own_source(workload) if workload else None
     make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}")
     examination = examine(
         chosen,
@@ -59,6 +64,7 @@ def doctor(
         python=python or sys.executable,
         quick=quick,
         ports=ports and not quick and len(chosen) > 1,
+        own=own,
     )
     if export_json:
         write_json(export_json, examination)

@@ -7,25 +7,36 @@ from pathlib import Path
 
 from compare.data.catalogue import SHA256, DatasetName, DatasetSource
 from compare.data.files import files_in, holds
-from compare.data.own import contents, digest
+from compare.data.own import code_digest, contents, digest, is_small
+
+_BY_CODE = "code-"
+"""Prefix of the key of a workload too large to copy."""
 
 
 def key_of(source: DatasetSource) -> str:
     """Return the SHA-256 of a data set or an own workload.
 
-    Raises:
-        UsageError: the folder of the workload is too large.
+    A folder that is too large to be copied is known by its Python files alone.
     """
+    if not is_copied(source):
+        return f"{_BY_CODE}{source.sha256}"
     if source.name == "own":
         return digest(contents(Path(source.directory)))
     return hashlib.sha256("".join(SHA256[source.name].values()).encode()).hexdigest()
 
 
+def is_copied(source: DatasetSource) -> bool:
+    """Return whether hosts that lack it get a copy."""
+    return source.name != "own" or is_small(Path(source.directory))
+
+
 def is_in(folder: Path, name: DatasetName, key: str) -> bool:
     """Return whether a folder has all of it, undamaged."""
-    if name == "own":
-        return folder.is_dir() and digest(contents(folder)) == key
-    return holds(name, folder)
+    if name != "own":
+        return holds(name, folder)
+    if key.startswith(_BY_CODE):
+        return folder.is_dir() and code_digest(folder) == key.removeprefix(_BY_CODE)
+    return folder.is_dir() and is_small(folder) and digest(contents(folder)) == key
 
 
 def files_of(source: DatasetSource) -> dict[str, bytes]:

@@ -46,21 +46,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Return the files of a workload's folder, by their relative paths.
 
     Hidden files and compiled ones do not belong to it, nor do results of runs.
-
-    Raises:
-        UsageError: the folder is larger than ``MOST_BYTES``.
     """
-    found: dict[str, bytes] = {}
-    size = 0
-    for path in _files(folder):
-        size += path.stat().st_size
-        if size > MOST_BYTES:
-            raise UsageError(
-                f"The folder of the workload, {folder}, is larger than {MOST_BYTES / 1e6:.0f} MB.",
-                remedy="Keep the file in a folder of its own, and its data elsewhere on every host.",
-            )
-        found[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return found
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the size of the files of a workload's folder."""
+    return sum(path.stat().st_size for path in _files(folder))
+
+
+def is_small(folder: Path) -> bool:
+    """Return whether a workload's folder is small enough to copy."""
+    return size_bytes(folder) <= MOST_BYTES
 
 
 def digest(contents: Mapping[str, bytes]) -> str:

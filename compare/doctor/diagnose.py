@@ -6,7 +6,7 @@ was tried on real hosts; the comments in ``rules/`` tell the results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from compare.doctor.facts import LEVELS, ExaminedHost, Finding, Installation
 from compare.doctor.rules import machine, network, software
@@ -18,13 +18,16 @@ _RULES = (
 )
 
 
-def diagnose(hosts: Sequence[ExaminedHost], here: Installation) -> list[Finding]:
-    """Judge hosts that are to work together.
+def diagnose(
+    hosts: Sequence[ExaminedHost], here: Installation, more: Iterable[Finding] = ()
+) -> list[Finding]:
+    """Judge hosts that are to work together, and add ``more`` findings.
 
     The worst findings come first, then the order is that of the hosts.
     """
     found = [each.trouble for each in hosts if each.trouble]
     found += software.ringside(hosts, here)
     found += (finding for rule in _RULES for finding in rule(hosts))
+    found += more
     order = {each.host.name: number for number, each in enumerate(hosts)}
     return sorted(found, key=lambda finding: (LEVELS.index(finding.level), order[finding.host]))

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from compare import __version__
+from compare.data import DatasetSource
 from compare.doctor import checkup
 from compare.doctor.diagnose import diagnose
 from compare.doctor.facts import (
@@ -29,6 +30,7 @@ from compare.doctor.facts import (
     PortTrial,
 )
 from compare.doctor.rules.network import shared_network
+from compare.doctor.workload import find_workload
 from compare.errors import HostError
 from compare.launch.engines import Answer, Carrier, named
 from compare.launch.engines.commands import (
@@ -70,12 +72,13 @@ def examine(
     python: str = sys.executable,
     quick: bool = False,
     ports: bool = False,
+    own: DatasetSource | None = None,
 ) -> Examination:
     """Examine hosts that are to work together.
 
     This takes as long as the slowest of them. ``python`` is the interpreter of the ranks. A ``quick`` one
     leaves out what takes over a second: GPUs, mpirun, and loading libraries. With ``ports`` all hosts also
-    connect to a port of the first.
+    connect to a port of the first. With an ``own`` workload they are asked for its folder.
 
     Raises:
         UnavailableError: the carrier's program is missing here.
@@ -89,7 +92,9 @@ def examine(
         here=here,
         examined_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         hosts=examined,
-        findings=diagnose(examined, here),
+        findings=diagnose(
+            examined, here, find_workload(examined, own, python=python, carrier=carrier) if own else ()
+        ),
     )
 
 

@@ -16,7 +16,7 @@ Level = Literal["problem", "warning", "note"]
 A warning may do so, or slows them down.
 """
 _Software = Literal["reach", "python", "ringside", "torch", "numpy", "horovod", "mpi"]
-_Machine = Literal["hostname", "network", "ports", "slots", "clock", "disk", "limits", "alike"]
+_Machine = Literal["hostname", "network", "ports", "slots", "clock", "disk", "limits", "alike", "workload"]
 Topic = _Software | _Machine
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
 STOPPING: frozenset[Topic] = frozenset({"reach", "python", "ringside", "torch"})

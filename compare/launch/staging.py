@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,10 +50,14 @@ def stage(
 def _stage(
     hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier, say: Callable[[str], None]
 ) -> list[str]:
+    if not hosts:
+        return []
     held = _ask(hosts, source, python, carrier)
     lacking = [host for host, its in zip(hosts, held, strict=True) if not its.directory]
     if not lacking:
         return [its.directory for its in held]
+    if not data.is_copied(source):
+        raise not_copied(lacking[0], source)
     whom = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
     files = data.files_of(source)
     say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {whom}")
@@ -71,14 +76,36 @@ def _stage(
     return [its.directory for its in held]
 
 
+def not_copied(host: Host, source: DatasetSource) -> HostError:
+    """Return the error of a host without a large workload."""
+    folder, quoted = source.directory, shlex.quote(source.directory)
+    return HostError(
+        f"Host {host.name} does not have the folder of the workload.",
+        found=f"{folder} has {data.size_bytes(Path(folder)) / 1e6:.0f} MB here. Up to "
+        f"{data.MOST_BYTES / 1e6:.0f} MB are copied. There, its Python files are missing or others.",
+        remedy=f"Copy it to the same path: rsync -a {quoted}/ {host.name}:{quoted}/. "
+        "Or keep its data elsewhere on every host.",
+    )
+
+
 def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier) -> list[Held]:
-    ask = python_command(python, "compare.launch.staging", source.name, source.directory, data.key_of(source))
-    answers = run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=_LOOK_SECONDS)
+    answers = ask_hosts(hosts, source, python=python, carrier=carrier)
     require_success(answers, carrier)
-    return [_read(answer) for answer in answers]
+    return [read_held(answer) for answer in answers]
 
 
-def _read(answer: Answer) -> Held:
+def ask_hosts(hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier) -> list[Answer]:
+    """Ask hosts where they have a data set; ``read_held`` reads an answer."""
+    ask = python_command(python, "compare.launch.staging", source.name, source.directory, data.key_of(source))
+    return run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=_LOOK_SECONDS)
+
+
+def read_held(answer: Answer) -> Held:
+    """Read the answer of a host.
+
+    Raises:
+        HostError: it is no answer of this program.
+    """
     # The last line: a login shell may have printed something before.
     lines = answer.stdout.strip().splitlines()
     try:

@@ -154,6 +154,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_unresolved(run, summary),
         *_trained_model(run, summary),
         *_parity(run, summary),
+        *_buffers(run),
     ]
 
 
@@ -300,6 +301,24 @@ def _parity(run: Run, summary: Summary) -> list[str]:
         for arm, parity in lossy.items()
     ]
     return [f"Parity with a single process, in each of {steps} float64 steps: {'; '.join(found)}."]
+
+
+def _buffers(run: Run) -> list[str]:
+    """Name the arms whose ranks end with different buffers."""
+    different = [
+        arm.label
+        for arm in run.config.arms
+        if arm.synchronises
+        and any(
+            len({rank.buffer_hash for rank in launch.ranks}) > 1
+            and not launch.ranks[0].attestation.get("replica", {}).get("broadcasts_buffers")
+            for launch in run.of(arm)
+        )
+    ]
+    if not different:
+        return []
+    found = f"Buffers, such as BatchNorm's statistics, differ between the ranks of {', '.join(different)}."
+    return [f"{found} The test used rank 0's on every rank."]
 
 
 def _who(run: Run, summary: Summary, proven: list[str]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias, get_args
+import re
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from compare.data.catalogue import TRAIN_COUNT
+from compare.data.models import right_names
 from compare.errors import UsageError
 from compare.schema.arms import CONTROL, Arm
-from compare.schema.workload import LARGEST_NUMBER, is_own, require, require_model
 
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """The optimizers, each with its default learning rate."""
@@ -17,6 +18,9 @@ MOST_ROUNDS = 1000
 """Maximum number of rounds where time decides."""
 DEVICES = ("auto", "cpu", "cuda")
 _SEEDS = 2**32
+# Far above any real run; JSON, the watchdog and torch's generators can hold it.
+LARGEST_NUMBER = 10**9
+_OWN = re.compile(r"[^/]+\.py:[A-Za-z_][A-Za-z0-9_]*")
 Interleave: TypeAlias = Literal["auto", "blocks", "launches"]
 """``blocks``: in turns. ``launches``: one after another. ``auto``: in turns if possible."""
 INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
@@ -31,7 +35,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Label of the arm that the others are compared with."""
     ranks: int = 2
     model: str = "mlp"
-    """One of ``MODELS``, ``mlp:784-4096-10`` with any inner widths, or an own ``file.py:factory``."""
+    """A built-in model, or an own ``file.py:factory``."""
     optimizer: str = "sgd"
     learning_rate: float = 0.01
     """Never scaled by the number of ranks."""
@@ -100,7 +104,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             require(name in known, flag, name, " or ".join(known))
         if not self.is_own:
-            require_model(self.model)
+            right = right_names(self.model)
+            require(not right, "--model", self.model, right)
             require(
                 self.global_batch_size <= TRAIN_COUNT,
                 "--batch-size",
@@ -126,7 +131,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         Then the ranks alone know its samples, its optimizer and its learning rate.
         """
-        return is_own(self.model)
+        return bool(_OWN.fullmatch(self.model))
 
     def _batches(self) -> str:
         return "one each" if self.accumulate == 1 else f"{self.accumulate} each"
@@ -208,3 +213,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 def total_launches(config: RunConfig) -> int | None:
     """Count the launches without repeated rounds; None if time decides."""
     return config.rounds * len(config.arms) if config.limit_seconds is None else None
+
+
+def require(holds: bool, flag: str, found: Any, right: str) -> None:  # noqa: FBT001 -- reads as a sentence
+    """Refuse a flag's value, and name the right ones.
+
+    Raises:
+        UsageError: the value is wrong.
+    """
+    if not holds:
+        raise UsageError(f"{flag} cannot be {found}.", remedy=f"Use {right}.")

@@ -93,6 +93,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     initial_hash: str
     final_hash: str
     """SHA-256 over the parameters' bytes."""
+    buffer_hash: str = ""
+    """SHA-256 over the buffers' bytes; empty without any, and in older results."""
     evaluation: Evaluation
     peak_memory_bytes: int
     """Largest resident set during training, before the reference existed."""

@@ -30,7 +30,12 @@ def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:
         "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "group": group.attest(),
         "replica": replica.attest()
-        | {"class": type(replica).__name__, "phases": list(replica.phases), "cycle": replica.cycle},
+        | {
+            "class": type(replica).__name__,
+            "phases": list(replica.phases),
+            "cycle": replica.cycle,
+            "broadcasts_buffers": replica.broadcasts_buffers,
+        },
         "held": replica.held_bytes(),
         "environment": library_settings(os.environ, masked=job.exported),
     }

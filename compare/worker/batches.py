@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from backends.base import BackendError
+from compare.data.models import PIXELS
 from compare.schema.config import RunConfig
-from compare.schema.workload import PIXELS
 
 # Mean and standard deviation of MNIST's training pixels, as in every tutorial.
 MEAN, DEVIATION = 0.1307, 0.3081

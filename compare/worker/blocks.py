@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
-import torch
 
 from backends.base import BackendError, Batch, Group, Loss, Replica
 from compare.schema.config import RunConfig
@@ -18,6 +16,7 @@ from compare.schema.results import Block, Mode
 from compare.schema.turns import LEAST_STEPS, Turn
 from compare.worker.clock import PhaseClock, read_clock, time_work
 from compare.worker.loop import BeforeStep, train
+from compare.worker.randomness import same_randomness
 from compare.worker.task import Task
 from compare.worker.watchdog import Watchdog
 
@@ -150,18 +149,13 @@ def make_reference(
     It is in the same process, so background work of the arm's library slows it down as well. It takes
     ``steps`` first steps.
     """
-    with _same_randomness(group.device):
+    with same_randomness(group.device):
         replica = make_replica(task.build_model(), task.make_optimizer, group, {})
         replica.accumulate(task.config.accumulate)
         side = make_side(replica, task, batches)
         side.train(steps)
     read_clock(group.device)
     return side
-
-
-def _same_randomness(device: torch.device) -> AbstractContextManager[None]:
-    """Restore the generators: dropout in the reference must not change the arm's."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 # ---- the timed steps ----
@@ -254,7 +248,7 @@ class BlockTrainer:
                 yield self.timed_block(plan)
                 self._count(plan.steps)
             else:
-                with _same_randomness(self._group.device):
+                with same_randomness(self._group.device):
                     yield self.timed_block(plan)
             if plan.mode == "reference" or not self._job.arm.synchronises:
                 self._wait_for_ranks(plan.steps)

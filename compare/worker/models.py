@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from backends.base import BackendError
+from compare.data.models import CLASSES, layer_widths
 from compare.schema.config import RunConfig
-from compare.schema.workload import CLASSES, layer_widths
 
 loss_function = nn.functional.cross_entropy
 

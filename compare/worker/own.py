@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from compare.data.own import code_digest
 from compare.schema.results import Evaluation
 from compare.worker.batches import ShardOrder
+from compare.worker.randomness import same_randomness, seed_generators
 from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, Task, tensors_of
 from compare.workload import Workload, WorkloadError
 
@@ -94,7 +95,7 @@ class OwnTask(Task):
         Raises:
             WorkloadError: what it returns cannot be trained.
         """
-        torch.manual_seed(config.seed)
+        seed_generators(config.seed)
         workload = load_workload(source)
         samples, needed = len(_sized(workload.data)), config.global_batch_size
         if samples < needed:
@@ -204,7 +205,7 @@ class SampleBatches:
 
     def attest(self) -> Facts:
         """Return samples, dtype and shard of a batch, and the training samples."""
-        with torch.random.fork_rng([]):
+        with same_randomness(torch.device("cpu")):
             batch = self._collate([self._data[0]])
         return {
             "samples": self._order.size,
@@ -294,9 +295,9 @@ class LoaderBatches:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed torch's generator, which orders the samples, and restore it."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+    """Seed the generators that order the samples, and restore them."""
+    with same_randomness(torch.device("cpu")):
+        seed_generators(seed)
         yield
 
 

@@ -23,9 +23,8 @@ import ctypes
 import gc
 import hashlib
 import math
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -37,6 +36,7 @@ from backends.base import Batch, MakeOptimizer, Replica
 from compare.schema.job import STEPS
 from compare.schema.parity import ParityPass, PassKind, WrongStep, rounding_limit
 from compare.worker.blocks import make_side
+from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference, Update, bytes_of, hash_batch, largest_difference, seed_step
 from compare.worker.task import Task
 from compare.workload import WorkloadError
@@ -107,9 +107,14 @@ def hash_parameters(model: nn.Module) -> str:
 
     Buffers do not count: running statistics differ between ranks.
     """
+    return hash_tensors(model.parameters())
+
+
+def hash_tensors(tensors: Iterable[torch.Tensor]) -> str:
+    """Return the SHA-256 of the bytes of tensors."""
     digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(bytes_of(parameter).data)
+    for tensor in tensors:
+        digest.update(bytes_of(tensor).data)
     return digest.hexdigest()
 
 
@@ -254,10 +259,8 @@ def _finite(number: float) -> float | None:
 @contextmanager
 def _restored(device: torch.device) -> Iterator[None]:
     """Restore the random generators, and free the memory."""
-    state = random.getstate()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with same_randomness(device):
         yield
-    random.setstate(state)
     gc.collect()  # a wrapper and its hooks hold each other
     if device.type == "cuda":
         torch.cuda.empty_cache()

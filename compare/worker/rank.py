@@ -21,7 +21,7 @@ from backends.base import BackendError, Group, MakeOptimizer, Placement, Replica
 from compare.schema.arms import CONTROL
 from compare.schema.job import PASSES, Job, Stage
 from compare.schema.parity import ParityPass
-from compare.schema.results import Block, Evaluation, MachineUse, Moments, RankResult, Sweep
+from compare.schema.results import Block, MachineUse, Moments, RankResult, Sweep
 from compare.schema.turns import FINISH
 from compare.worker.attest import attest
 from compare.worker.blocks import (
@@ -35,10 +35,12 @@ from compare.worker.blocks import (
 )
 from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
+from compare.worker.evaluation import Trained, test_model
 from compare.worker.loop import EVALUATION_BATCH
 from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import hash_parameters, prove
+from compare.worker.randomness import seed_generators
 from compare.worker.task import Task
 from compare.worker.turns import TurnPipes
 from compare.worker.watchdog import Watchdog
@@ -55,7 +57,6 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         Exception: any error of a library; the caller records it.
     """
     start_up = _StartUp(job.launched_at)
-    start_up.mark("started")
     joined = _join(job, placement, watchdog, start_up)
     group, device = joined.group, joined.group.device
     with start_up.left_out():
@@ -84,6 +85,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         blocks=timed.blocks,
         initial_hash=initial_hash,
         final_hash=timed.trained.final_hash,
+        buffer_hash=timed.trained.buffer_hash,
         evaluation=timed.trained.evaluation,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
@@ -133,29 +135,17 @@ def _measure(
     return _Measured(message_bytes, collective_ns, swept)
 
 
-class _Trained(NamedTuple):
-    """The model at the end of the training."""
-
-    final_hash: str
-    evaluation: Evaluation
-    gradient_bytes: list[int]
-    """Of each parameter."""
-
-
-def _test(task: Task, replica: Replica, watchdog: Watchdog, step_seconds: float) -> _Trained:
+def _test(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, step_seconds: float) -> Trained:
     """Test the model after its last training step."""
-    config, whole = task.config, replica.whole()
+    config = job.config
 
     def note() -> None:
         # A forward pass takes no longer than a step.
         expected_seconds = step_seconds * EVALUATION_BATCH / config.batch_size_per_rank
         watchdog.note("test", config.total_steps, expected_seconds=expected_seconds)
 
-    return _Trained(
-        final_hash=hash_parameters(whole),
-        evaluation=task.test(whole, replica.shard, note),
-        gradient_bytes=[p.numel() * p.element_size() for p in whole.parameters()],
-    )
+    note()
+    return test_model(joined.task, own.replica, joined.group, note, communicates=job.arm.communicates)
 
 
 class _StartUp:
@@ -164,6 +154,7 @@ class _StartUp:
     def __init__(self, launched_at: float) -> None:
         self._origin = launched_at
         self._seconds: dict[str, float] = {}
+        self.mark("started")
 
     def mark(self, moment: str) -> None:
         """Record a moment, named as in ``Moments``."""
@@ -250,7 +241,7 @@ def _make_replica(job: Job, joined: _Joined) -> Replica:
     replica = joined.make_replica(task.build_model(), task.make_optimizer, group, job.arm.options)
     replica.accumulate(config.accumulate)
     # From here on, dropout may differ between ranks, but not between runs.
-    torch.manual_seed(config.seed + 1 + group.rank)
+    seed_generators(config.seed + 1 + group.rank)
     return replica
 
 
@@ -286,7 +277,7 @@ class _Timed(NamedTuple):
     """Step time of the slowest block."""
     steps: int
     """Steps taken, with the warm-up."""
-    trained: _Trained
+    trained: Trained
     peak_memory_bytes: int
     machine: MachineUse
     cpu_ns: int
@@ -312,12 +303,12 @@ def _timed(
         same = iter(joined.task.batches(own.replica.shard))
         steps = min(FIRST_STEPS, config.untimed_steps, watchdog.steps_at_once(step_seconds))
         sides["reference"] = make_reference(make_control, joined.task, same, group, steps)
-    tested: list[_Trained] = []
+    tested: list[Trained] = []
     meter = CPUMeter()
 
     def test() -> None:
         with meter.left_out():
-            tested.append(_test(joined.task, own.replica, watchdog, trainer.step_seconds))
+            tested.append(_test(job, own, joined, watchdog, trainer.step_seconds))
             # A rank that is still testing would slow down the next block of others.
             steps = tested[-1].evaluation.samples / config.batch_size_per_rank
             watchdog.note("test", config.total_steps, expected_seconds=steps * trainer.step_seconds)

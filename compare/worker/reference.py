@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
@@ -17,6 +16,7 @@ from torch import nn
 from backends.base import BackendError, Batch, Replica
 from compare.schema.config import RunConfig
 from compare.schema.parity import WrongStep
+from compare.worker.randomness import seed_generators
 from compare.worker.task import Task, tensors_of
 
 _MOST_EXPLAINED = 100_000_000
@@ -265,9 +265,7 @@ class Reference:
 
 def seed_step(config: RunConfig, step: int, shard: int) -> None:
     """Set the random generators for a shard's part of a step."""
-    seed = (config.seed * 1_000_003 + step) * 1_009 + shard
-    torch.manual_seed(seed)
-    random.seed(seed)
+    seed_generators((config.seed * 1_000_003 + step) * 1_009 + shard)
 
 
 def hash_batch(batch: Batch) -> str:

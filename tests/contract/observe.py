@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 
 import backends
 from backends.base import BackendError
+from compare.data.models import CLASSES, PIXELS
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
-from compare.schema.workload import CLASSES, PIXELS
 from compare.worker.batches import PixelBatches
 from compare.worker.loop import train
 from compare.worker.models import classify, optimizer_maker

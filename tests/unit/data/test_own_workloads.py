@@ -54,7 +54,17 @@ def test_digest_is_over_names_and_bytes():
     assert own.digest({"a": b"1", "b": b"2"}) == own.digest({"b": b"2", "a": b"1"})
 
 
-def test_a_large_folder_is_not_sent(file, monkeypatch):
-    monkeypatch.setattr(own, "MOST_BYTES", 10)
-    with pytest.raises(UsageError, match="larger than 0 MB"):
-        own.contents(file.parent)
+def test_a_large_folder_is_not_copied_and_known_by_its_code(file, monkeypatch, tmp_path):
+    source = data.own_source(f"{file}:make")
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "train.py").write_text(file.read_text())
+    (file.parent / "words.txt").write_text("x" * 100)
+    assert data.is_copied(source)
+    assert not data.is_in(there, "own", data.key_of(source)), "it lacks the words"
+    monkeypatch.setattr(own, "MOST_BYTES", 100)
+    assert not data.is_copied(source)
+    assert data.is_in(there, "own", data.key_of(source)), "its data may be elsewhere"
+    (there / "train.py").write_text("def make(): return 1")
+    assert not data.is_in(there, "own", data.key_of(source))
+    assert not data.is_in(tmp_path / "nowhere", "own", data.key_of(source))

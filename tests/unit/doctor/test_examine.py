@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from compare import data
 from compare.doctor import checkup
 from compare.doctor import examine as doctor
 from compare.doctor.diagnose import diagnose
@@ -48,6 +49,24 @@ def test_examine_sends_the_checkup_past_a_talkative_shell(fake_ssh, tmp_path):
     assert host.facts.python
     assert host.trouble is None
     assert (tmp_path / "seen").read_text().rstrip().endswith(f"{sys.executable} - --quick")
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "level", "fix"),
+    [(1000, "note", "the first one copies it"), (10, "problem", "rsync -a {ours}/ n1:{ours}/")],
+)
+def test_examine_host_without_the_workload_is_found(fake_ssh, tmp_path, monkeypatch, most_bytes, level, fix):
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "train.py").write_text("def make(): ...")
+    own = data.own_source(f"{ours}/train.py:make")
+    monkeypatch.setattr(data.own, "MOST_BYTES", most_bytes)
+    fake_ssh(LIKE_SSHD)
+    assert [f for f in look(N1, own=own).findings if f.topic == "workload"] == [], "it has the same folder"
+    fake_ssh(LIKE_SSHD.replace('"$last"', '"$(echo "$last" | sed s:/ours:/theirs:)"'))
+    (finding,) = (f for f in look(N1, own=own).findings if f.topic == "workload")
+    assert (finding.level, finding.host) == (level, "n1")
+    assert fix.format(ours=ours) in finding.fix
 
 
 NOT_THE_ANSWER = "The answer is not that of the examination."

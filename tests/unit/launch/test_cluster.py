@@ -69,8 +69,26 @@ def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
     assert messages[0].startswith("Copying digits")
 
 
+def test_stage_large_workload_that_a_host_lacks_is_an_error(monkeypatch, tmp_path):
+    (tmp_path / "train.py").write_text("def make(): ...")
+    source = data.own_source(f"{tmp_path}/train.py:make")
+    monkeypatch.setattr(data.own, "MOST_BYTES", 3)
+    asked = []
+
+    def ask(hosts, source, *_rest):
+        asked.append(data.key_of(source))
+        return [staging.Held("", "/cache")] * len(hosts)
+
+    monkeypatch.setattr(staging, "_ask", ask)
+    hosts = (Host("n1", 1),)
+    with pytest.raises(HostError, match="n1 does not have the folder") as error:
+        staging.stage(hosts, source, python=sys.executable, carrier=Ssh(), say=lambda _: None)
+    assert f"rsync -a {tmp_path}/ n1:{tmp_path}/" in error.value.remedy
+    assert asked == [f"code-{source.sha256}"]
+
+
 def test_stage_answer_of_a_host_may_follow_a_greeting():
     answer = staging.Answer(Host("n1", 1), 0, b'Welcome\n{"directory":"/d","cache":"/c"}\n', b"", 0.1)
-    assert staging._read(answer) == staging.Held("/d", "/c")
+    assert staging.read_held(answer) == staging.Held("/d", "/c")
     with pytest.raises(HostError, match="n1"):
-        staging._read(answer._replace(stdout=b"Welcome\n"))
+        staging.read_held(answer._replace(stdout=b"Welcome\n"))

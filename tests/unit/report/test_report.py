@@ -127,8 +127,32 @@ def settling(arms, settle_seconds=300.0, **changes):
     return a_run(arms, config={"rounds": 1000, "settle_seconds": settle_seconds}, **changes)
 
 
+def with_buffers(arm, *hashes, broadcasts=False):
+    """Return a launch whose ranks end with these hashes of buffers."""
+    attested = {"replica": {"broadcasts_buffers": broadcasts}}
+    return a_launch(
+        arm, ranks=[a_rank(n, buffer_hash=held, attestation=attested) for n, held in enumerate(hashes)]
+    )
+
+
+BUFFERS = launched(
+    {"none": [], "ddp": [], "manual": [], "mpi": [], "horovod": []},
+    with_buffers("none", "a", "b"),
+    with_buffers("ddp", "a", "b", broadcasts=True),
+    with_buffers("manual", "a", "b"),
+    with_buffers("mpi", "a", "a"),
+    with_buffers("horovod", "b", "c"),
+    config=ONE_ROUND,
+)
 FIVE = [5.0, 9.0, 3.0, 8.0, 4.0]
 LINES = [
+    pytest.param(
+        BUFFERS,
+        ["differ between the ranks of manual, horovod. The test used rank 0's on every rank."],
+        [],
+        id="buffers",
+    ),
+    pytest.param(QUIET, [], ["Buffers"], id="no buffers"),
     pytest.param(
         a_run(MEASURED, config=CONVNET),
         [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import BackendError
-from compare.schema.workload import PIXELS
+from compare.data.models import PIXELS
 from compare.worker.batches import PixelBatches, as_tensors, normalise
 from tests.unit.factories import a_config
 

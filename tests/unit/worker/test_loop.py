@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from backends.base import Replica
-from compare.schema.workload import PIXELS
+from compare.data.models import PIXELS
 from compare.worker.loop import evaluate, train
 from compare.worker.models import build_model, classify, loss_function
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from backends.base import BackendError
+from compare.data.models import MODELS, PIXELS
 from compare.schema.config import OPTIMIZERS
-from compare.schema.workload import MODELS, PIXELS
 from compare.worker import models
 from compare.worker.models import build_model, loss_function, optimizer_maker
 from tests.unit.factories import a_config

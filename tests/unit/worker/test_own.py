@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
 from itertools import chain, islice
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from backends.base import BackendError
+from backends.strategies.local import LocalReplica
 from compare import data
 from compare.worker.batches import PixelBatches
 from compare.worker.own import OwnTask, load_workload, move, tensors_of
+from compare.worker.parity import prove
 from compare.workload import Workload, WorkloadError
 from tests.unit.factories import a_config
 
@@ -66,6 +72,25 @@ def test_batches_attest_without_a_change_of_the_generators():
     attested = batches.attest()
     assert attested == {"samples": 2, "dtype": "torch.float32", "shard": [1, 2], "training_samples": 20}
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_random_changes_of_samples_are_the_same_in_the_proof():
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            noise = np.random.rand() + random.random() + torch.rand(())  # noqa: NPY002 -- as users draw
+            inputs = torch.arange(2.0) + index / 20 + noise
+            return inputs, inputs.sum(0, keepdim=True)
+
+    group = SimpleNamespace(rank=0, world_size=1)
+    replica = partial(LocalReplica, group=group, options={})
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    task = a_task(a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1), data=Noisy())
+    taken = prove(replica, task, "float64", lambda _: None, leads=True)
+    assert max(taken.differences) == 0
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
 
 
 def test_models_start_alike_and_never_from_a_trained_one():

@@ -1,0 +1,65 @@
+"""Test the model at the end of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from backends.base import Group, Replica
+from compare.schema.results import Evaluation
+from compare.worker.parity import hash_parameters, hash_tensors
+from compare.worker.task import Task
+
+
+class Trained(NamedTuple):
+    """The model at the end of the training."""
+
+    final_hash: str
+    buffer_hash: str
+    """Of this rank's own buffers; empty without any."""
+    evaluation: Evaluation
+    gradient_bytes: list[int]
+    """Of each parameter."""
+
+
+def test_model(
+    task: Task, replica: Replica, group: Group, note: Callable[[], None], *, communicates: bool
+) -> Trained:
+    """Test the whole model on this rank's share of samples. Collective.
+
+    Every rank tests rank 0's buffers where the arm ``communicates``, so all shares are of one model. ``note``
+    is called before every batch.
+    """
+    whole = replica.whole()
+    buffers = list(whole.buffers())
+    buffer_hash = hash_tensors(buffers) if buffers else ""
+    with _buffers_of_first_rank(whole, group if communicates else None):
+        evaluation = task.test(whole, replica.shard, note)
+    return Trained(
+        final_hash=hash_parameters(whole),
+        buffer_hash=buffer_hash,
+        evaluation=evaluation,
+        gradient_bytes=[p.numel() * p.element_size() for p in whole.parameters()],
+    )
+
+
+@contextmanager
+@torch.no_grad()
+def _buffers_of_first_rank(model: nn.Module, group: Group | None) -> Iterator[None]:
+    """Give a model rank 0's buffers, and its own back afterwards.
+
+    Without a group it keeps its own.
+    """
+    own = [(buffer, buffer.clone()) for buffer in model.buffers() if group and buffer.numel()]
+    for buffer, _ in own:
+        # As bytes, because not every library carries every dtype.
+        sent = buffer.clone(memory_format=torch.contiguous_format)
+        group.broadcast_(sent.view(-1).view(torch.uint8))  # type: ignore[union-attr]  # own is empty then
+        buffer.copy_(sent)
+    yield
+    for buffer, kept in own:
+        buffer.copy_(kept)

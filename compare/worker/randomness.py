@@ -1,0 +1,29 @@
+"""Seed and restore the random generators of torch, NumPy and ``random``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_NUMPY_SEEDS = 2**32
+
+
+def seed_generators(seed: int) -> None:
+    """Seed all generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % _NUMPY_SEEDS)  # noqa: NPY002 -- users draw from the global generator
+
+
+@contextmanager
+def same_randomness(device: torch.device) -> Iterator[None]:
+    """Restore all generators: what draws here must not change the training."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- as above
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002 -- as above
