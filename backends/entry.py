@@ -1,4 +1,4 @@
-"""Define an entry of the registry: a backend, its options and what they need."""
+"""Define an entry of the registry: a backend and its options."""
 
 from __future__ import annotations
 
