@@ -79,6 +79,8 @@ class Backend:
     """False only for the control: its ranks train alone and differ."""
     cuda: bool = True
     """Whether it can average tensors in GPU memory."""
+    not_on_cpus: str = ""
+    """Why it needs several GPUs; empty if it does not."""
     runs_while_waiting: bool = False
     """Whether threads of its library run while its ranks wait outside it."""
     only_named: bool = False
@@ -93,10 +95,11 @@ class Backend:
     """
     zeros_for_unused: bool = False
     """Whether parameters without a gradient get zeros, which weight decay then moves."""
-    shards: Literal["nothing", "optimizer state", "parameters"] = "nothing"
+    shards: Literal["nothing", "optimizer state", "parameters", "layers"] = "nothing"
     """What is divided among the ranks.
 
-    With divided parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
+    ``layers``: each rank holds some layers with all their state, and ranks share each batch. With divided
+    parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
     """
 
 
@@ -299,12 +302,78 @@ BACKENDS: dict[str, Backend] = {
             shards="parameters",
         ),
         Backend(
+            name="modelparallel",
+            summary="each rank holds some layers, and computes them for the global batch while others wait",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.pipeline:ModelParallelReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(_PROCESS_GROUP,),
+            only_named=True,
+            shards="layers",
+        ),
+        Backend(
+            name="pipeline",
+            summary="torch.distributed.pipelining: each rank holds some layers, microbatches pass through",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.pipeline:PipelineReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(
+                _PROCESS_GROUP,
+                Option(
+                    "schedule",
+                    "choice",
+                    "1f1b",
+                    "a backward pass follows each forward pass, or all of them the last one",
+                    ("1f1b", "gpipe"),
+                ),
+                Option("microbatches", "count", 4, "equal parts of a pass, each with its mean loss"),
+            ),
+            only_named=True,
+            shards="layers",
+        ),
+        Backend(
+            name="localsgd",
+            summary="each rank trains alone, and parameters are averaged every few steps",
+            group="backends.groups.torch_group:TorchGroup",
+            strategy="backends.strategies.local_sgd:LocalSGDReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(
+                _PROCESS_GROUP,
+                Option("period", "count", 8, "steps between two averages", while_proven=1),
+                Option(
+                    "outer",
+                    "choice",
+                    "none",
+                    "nesterov is DiLoCo: SGD with momentum takes the averaged change for a gradient",
+                    ("none", "nesterov"),
+                    while_proven="none",
+                ),
+            ),
+            only_named=True,
+            training="same at period 1",
+        ),
+        Backend(
             name="single",
             summary="one process with all threads and the global batch: should I distribute at all?",
             group="backends.groups.none:NoGroup",
             strategy="backends.strategies.single:SingleReplica",
             launcher="torchrun",
             libraries=(),
+            only_named=True,
+            one_process=True,
+        ),
+        Backend(
+            name="dataparallel",
+            summary="torch.nn.DataParallel: one process, and a thread for each of its GPUs",
+            group="backends.groups.none:NoGroup",
+            strategy="backends.strategies.data_parallel:DataParallelReplica",
+            launcher="torchrun",
+            libraries=(),
+            options=(Option("gpus", "count", 2, "GPUs of the first host; as many as it has ranks", least=2),),
+            not_on_cpus="without two GPUs, nn.DataParallel silently returns the plain module",
             only_named=True,
             one_process=True,
         ),

@@ -24,6 +24,8 @@ IN_SHARDS = "held in shards; proven by the reference alone"
 """Reason why the hashes of an arm's ranks may differ."""
 ANOTHER_TRAINING = "another training by declaration"
 """Reason why an arm need not train what a single process trains."""
+AT_PERIOD_1 = "the same training at period 1"
+"""What is proven of an arm that averages less often."""
 _WORTHLESS = "the speed of this arm means nothing."
 _Name: TypeAlias = Literal["ranks", "float64", "float32"]
 _CLOSE = 0.01
@@ -129,9 +131,9 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return _check_end_of_lossy(arm, passes[0], name)
     if arm.exact and figure is not None and figure <= limit and same:
         steps = passes[0].steps
-        what = (
-            f"Proven by {steps} steps: the single process diverges after them." if passes[0].diverged else ""
-        )
+        what = "" if arm.same_training else AT_PERIOD_1
+        if passes[0].diverged:
+            what = f"Proven by {steps} steps: the single process diverges after them."
         return Gate(name=name, outcome="passed", figure=figure, limit=limit, what=what)
     allowed = f"{limit:g}" if arm.exact else f"{_ROUNDED:g} of the first update, for rounding"
     return _failed(

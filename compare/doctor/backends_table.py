@@ -10,6 +10,21 @@ from rich.text import Text
 from backends import BACKENDS, Backend, Option
 from compare.doctor.availability import Survey
 
+_FEWEST_GPUS = 2
+_TRAINING = {
+    "same": "The same training",
+    "same at period 1": "Another training, the same at period 1",
+    "another": "Another training",
+}
+
+
+def declaration(backend: Backend) -> str:
+    """Write what a backend declares of its training and shards."""
+    if not backend.synchronises:
+        return "Every rank trains alone."
+    parts = "" if backend.shards == "nothing" else f"; {backend.shards} in shards"
+    return f"{_TRAINING[backend.training]}{parts}."
+
 
 def renderable(survey: Survey) -> RenderableType:
     """Build the table of backends, and the list of their options."""
@@ -17,8 +32,11 @@ def renderable(survey: Survey) -> RenderableType:
     for heading in ("backend", "here", "version", "transport", "launcher", "description, or the reason"):
         table.add_column(heading, overflow="fold")
     for name, found in survey.backends.items():
-        here = not found.problem
-        reason = BACKENDS[name].summary if here else f"{found.problem}; install it with: {found.remedy}"
+        backend = BACKENDS[name]
+        lacks_gpus = backend.not_on_cpus if survey.gpus < _FEWEST_GPUS else ""
+        here = not found.problem and not lacks_gpus
+        missing = f"{found.problem}; install it with: {found.remedy}" if found.problem else lacks_gpus
+        reason = f"{backend.summary}. {declaration(backend)}" if here else missing
         cells = (name, "yes" if here else "no", found.version, found.transport, found.launcher, reason)
         table.add_row(*map(Text, cells), style=None if here else "yellow")
     return Group(table, Text("Options, written backend:option=value:option=value", style="bold"), _options())

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from compare.analysis.parity import AT_PERIOD_1
 from compare.report.notes import headline
 from compare.schema.results import ArmVerification, Gate, Verification
 
@@ -64,7 +65,8 @@ def _verdict(arm: ArmVerification) -> str:
         return "NOT the same training"
     passes = [gate for gate in arm.gates if gate.outcome == "exempt" and gate.name != "ranks"]
     if not passes:
-        return "the same training"
+        found = {gate.what for gate in arm.gates}
+        return AT_PERIOD_1 if AT_PERIOD_1 in found else "the same training"
     return passes[0].what or ("exempt" if passes[0].figure is None else "lossy by design")
 
 

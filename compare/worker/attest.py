@@ -13,8 +13,14 @@ from compare.schema.job import Job
 from compare.worker.task import Batches
 
 
-def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:
-    """Return what this rank runs. Collective."""
+def attest(
+    group: Group, replica: Replica, batches: Batches, job: Job, gradient_bytes: int, *, was_reset: bool
+) -> Facts:
+    """Return what this rank runs. Collective.
+
+    ``gradient_bytes`` were counted within a step: between two steps there are none. ``was_reset`` tells
+    whether the peak memory was reset after the proof.
+    """
     device = group.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -31,7 +37,8 @@ def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:
         "group": group.attest(),
         "replica": replica.attest()
         | {"class": type(replica).__name__, "phases": list(replica.phases), "cycle": replica.cycle},
-        "held": replica.held_bytes(),
+        "held": replica.held_bytes() | {"gradient_bytes": gradient_bytes},
+        "peak_memory_without_parity": was_reset,
         "environment": library_settings(os.environ, masked=job.exported),
     }
 

@@ -116,6 +116,10 @@ class OwnTask(Task):
     def loss(self) -> Loss:
         return self._workload.loss
 
+    @property
+    def changes_gradients(self) -> bool:
+        return self._workload.before_step is not None
+
     def before_step(self) -> BeforeStep | None:
         change, schedule = self._workload.before_step, None if self._plain else self._workload.schedule
         if change is None and schedule is None:

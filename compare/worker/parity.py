@@ -27,13 +27,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from backends.base import BackendError, MakeOptimizer, Replica
+from backends.base import BackendError, Batch, MakeOptimizer, Replica
 from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
 from compare.schema.results import ParityPass, PassKind
@@ -81,7 +81,7 @@ def prove(
     return ParityPass(
         kind=kind,
         steps=outcome.steps,
-        samples_per_rank=task.config.batch_size_per_rank,
+        samples_per_rank=outcome.samples_per_rank,
         optimizer=task.config.optimizer,
         learning_rate=task.config.learning_rate,
         hash=outcome.hash,
@@ -152,6 +152,8 @@ class _Reference:
         self._shards = [iter(task.batches((index, count))) for index in range(count)]
         self._buffers = [_buffers_of(model) for _ in range(count)]
         self._own = 0 if drifts else replica.shard[0]
+        self._parts: Callable[[Batch], list[Batch]] = (lambda batch: [batch]) if drifts else replica.parts
+        self._parts_per_pass = 1 if drifts else replica.parts_per_pass
         self._broadcasts = replica.broadcasts_buffers
         self._start: list[torch.Tensor] = []
         self._used_by: dict[str, set[int]] = {}
@@ -179,9 +181,9 @@ class _Reference:
                 for own, kept in zip(self.model.buffers(), self._buffers[index], strict=True):
                     own.copy_(kept)
             with self._noting_use(index) if step == 0 else nullcontext():
-                for batch in islice(batches, passes):
-                    loss = self._task.loss(self.model, batch)
-                    (loss / (passes * len(self._shards))).backward()
+                for part in chain.from_iterable(map(self._parts, islice(batches, passes))):
+                    loss = self._task.loss(self.model, part)
+                    (loss / (passes * len(self._shards) * self._parts_per_pass)).backward()
             self._buffers[index] = _buffers_of(self.model)
         if self._before_step:
             self._before_step(self.model, [self._optimizer])
@@ -262,12 +264,30 @@ def seed_step(config: RunConfig, step: int, shard: int) -> None:
     random.seed(seed)
 
 
+class _LayerSeed:
+    """Sets the generators before each call of a layer."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._calls = 0
+
+    def __call__(self, *_: object) -> None:
+        self._calls += 1
+        torch.manual_seed(self._calls * 1_009 + self._index)
+
+
+def _seed_layers(chain_of_layers: nn.Module, first: int) -> None:
+    for index, layer in enumerate(chain_of_layers.children(), first):
+        layer.register_forward_pre_hook(_LayerSeed(index))
+
+
 def _buffers_of(model: nn.Module) -> list[torch.Tensor]:
     return [buffer.detach().clone() for buffer in model.buffers()]
 
 
 class _Outcome(NamedTuple):
     steps: int
+    samples_per_rank: int
     hash: str
     first_update: _Update
     error_of_all: float
@@ -291,6 +311,8 @@ def _follow(
     copied = copy.deepcopy(model)
     replica = make_replica(model, task.make_optimizer)
     replica.accumulate(task.config.accumulate)
+    task = task.in_parts(replica.parts_per_pass)
+    _prepare_layers(replica, copied, task)
     reference = _Reference(copied, task, replica, drifts=drifts)
     own = Side(replica, iter(task.batches(replica.shard)), task.loss, task.before_step())
     whole = replica.whole()
@@ -327,7 +349,28 @@ def _follow(
     hashed, unused = hash_parameters(whole), reference.unused(0)
     # The training of the gate diverges with some models: then the steps before that prove the arm.
     taken = len(differences) if leads else steps
-    return _Outcome(taken, hashed, first_update, error_of_all, differences, unused, diverged=diverged)
+    samples = task.config.batch_size_per_rank
+    return _Outcome(
+        taken, samples, hashed, first_update, error_of_all, differences, unused, diverged=diverged
+    )
+
+
+def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
+    """Prepare the proof of a replica with some layers alone.
+
+    Raises:
+        BackendError: the workload changes gradients, and a rank has some of them alone.
+    """
+    if replica.first_layer is None:
+        return
+    if task.changes_gradients:
+        raise BackendError(
+            "the workload's before_step would see the gradients of one rank's layers alone. Leave it out, or "
+            "leave this arm out."
+        )
+    # One process draws the random numbers of all layers in turn, and a rank those of its own.
+    _seed_layers(reference, 0)
+    _seed_layers(replica.model, replica.first_layer)
 
 
 def _finite(number: float) -> float | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import torch
 from torch import nn
 
@@ -62,6 +65,11 @@ class Task(ABC):
         """
         return None
 
+    @property
+    def changes_gradients(self) -> bool:
+        """Return whether ``before_step`` changes gradients."""
+        return False
+
     @abstractmethod
     def batches(self, shard: tuple[int, int]) -> Batches:
         """Return the batches of a shard: (index, count)."""
@@ -73,3 +81,11 @@ class Task(ABC):
     @abstractmethod
     def for_proof(self, kind: PassKind) -> Task:
         """Return the same task, as a pass of the proof trains it."""
+
+    def in_parts(self, parts: int) -> Task:
+        """Return the same task, its global batch divisible by ``parts``."""
+        multiple = parts // math.gcd(parts, self.config.ranks)
+        size = math.ceil(self.config.batch_size_per_rank / multiple) * multiple
+        task = copy.copy(self)
+        task.config = msgspec.structs.replace(self.config, batch_size_per_rank=size)
+        return task
