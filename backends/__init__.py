@@ -66,9 +66,9 @@ class Backend:
     """``module:class`` of the Group."""
     strategy: str
     """``module:class`` of the Replica."""
-    launcher: str
+    launcher: str = "torchrun"
     """The default launcher; an allocation may need another."""
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
     """Distributions that must be installed beside torch."""
     install: str = ""
     """The command that installs what is missing."""
@@ -274,8 +274,6 @@ BACKENDS: dict[str, Backend] = {
             summary="ZeroRedundancyOptimizer over DDP: each rank updates and keeps state for a part",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.zero:ZeroReplica",
-            launcher="torchrun",
-            libraries=(),
             options=(
                 _PROCESS_GROUP,
                 _BUCKET_CAP_MB,
@@ -295,8 +293,6 @@ BACKENDS: dict[str, Backend] = {
             summary="fully_shard (FSDP2): parameters, gradients and optimizer state in shards",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.fsdp:FSDPReplica",
-            launcher="torchrun",
-            libraries=(),
             options=(_PROCESS_GROUP,),
             only_named=True,
             shards="parameters",
@@ -306,8 +302,6 @@ BACKENDS: dict[str, Backend] = {
             summary="each rank holds some layers, and computes them for the global batch while others wait",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.pipeline:ModelParallelReplica",
-            launcher="torchrun",
-            libraries=(),
             options=(_PROCESS_GROUP,),
             only_named=True,
             shards="layers",
@@ -317,8 +311,6 @@ BACKENDS: dict[str, Backend] = {
             summary="torch.distributed.pipelining: each rank holds some layers, microbatches pass through",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.pipeline:PipelineReplica",
-            launcher="torchrun",
-            libraries=(),
             options=(
                 _PROCESS_GROUP,
                 Option(
@@ -338,8 +330,6 @@ BACKENDS: dict[str, Backend] = {
             summary="each rank trains alone, and parameters are averaged every few steps",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.local_sgd:LocalSGDReplica",
-            launcher="torchrun",
-            libraries=(),
             options=(
                 _PROCESS_GROUP,
                 Option("period", "count", 8, "steps between two averages", while_proven=1),
@@ -360,8 +350,6 @@ BACKENDS: dict[str, Backend] = {
             summary="one process with all threads and the global batch: should I distribute at all?",
             group="backends.groups.none:NoGroup",
             strategy="backends.strategies.single:SingleReplica",
-            launcher="torchrun",
-            libraries=(),
             only_named=True,
             one_process=True,
         ),
@@ -370,8 +358,6 @@ BACKENDS: dict[str, Backend] = {
             summary="torch.nn.DataParallel: one process, and a thread for each of its GPUs",
             group="backends.groups.none:NoGroup",
             strategy="backends.strategies.data_parallel:DataParallelReplica",
-            launcher="torchrun",
-            libraries=(),
             options=(Option("gpus", "count", 2, "GPUs of the first host; as many as it has ranks", least=2),),
             not_on_cpus="without two GPUs, nn.DataParallel silently returns the plain module",
             only_named=True,

@@ -3,8 +3,8 @@
 With microbatches this is a pipeline, and without them model parallelism.
 
 ``torch.distributed.pipelining`` sends activations forward, and their gradients back. All ranks have the
-global batch. The first calls the loss only to find the model's inputs. The last calls it for each
-microbatch, with a model that returns what the pipeline computed.
+global batch. They call the loss to find the model's inputs, and stop it there. The last rank then calls it
+for each microbatch, with a model that returns what the pipeline computed.
 
 The bubble is the time in which a rank waits. Of equal stages it is (n - 1) / (m + n - 1) of a pass, for n
 ranks and m microbatches. The strategy also measures how long ranks really wait, for messages too.
@@ -213,6 +213,7 @@ class _Pass:
         self._parts: list[Batch] = []
         self._loss: Loss
         self._weight = 1.0
+        self._outside = _autocast(group.device)
         self._shape: torch.Size | None = None
         self._seconds = 0.0
 
@@ -233,12 +234,14 @@ class _Pass:
 
         ``weight`` is the factor of each microbatch's loss.
         """
-        self._loss, self._weight = loss, weight
+        self._loss, self._weight, self._outside = loss, weight, _autocast(self._group.device)
         self._parts = cut(batch, len(self._numbers))
-        inputs = [self._inputs_of(batch)] if self._stage.is_first else []
+        called = self._call_of(batch)
+        inputs = [called.inputs] if self._stage.is_first else []
         begun = time.perf_counter()
-        # The library hands a part of the target to the loss: here the microbatch's number.
-        self._pipeline.step(*inputs, target=self._numbers, return_outputs=False)
+        with called.autocast:
+            # The library hands a part of the target to the loss: here the microbatch's number.
+            self._pipeline.step(*inputs, target=self._numbers, return_outputs=False)
         self._seconds += time.perf_counter() - begun
 
     @property
@@ -246,12 +249,12 @@ class _Pass:
         """Return the share of all passes without computation here."""
         return 1 - self._stage.busy_seconds / self._seconds
 
-    def _inputs_of(self, batch: Batch) -> torch.Tensor:
-        """Return what the loss hands to the model."""
+    def _call_of(self, batch: Batch) -> _ModelCalled:
+        """Return how the loss calls the model."""
         try:
             self._loss(_Divided(_stop), batch)
-        except _ModelCalled as called:
-            found = called.inputs
+        except _ModelCalled as caught:
+            called, found = caught, caught.inputs
         else:
             raise BackendError("the loss never calls the model. Call it once, or leave this arm out.")
         if self._shape not in {None, found.shape}:
@@ -260,11 +263,12 @@ class _Pass:
                 "in the first step. Pad them to one shape, or leave this arm out."
             )
         self._shape = found.shape
-        return found
+        return called
 
     def _loss_of_part(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         begun = time.perf_counter()
-        found = self._loss(_Divided(lambda _: output), self._parts[int(number)]) * self._weight
+        with self._outside:  # the loss sets its own
+            found = self._loss(_Divided(lambda _: output), self._parts[int(number)]) * self._weight
         self._stage.busy_seconds += time.perf_counter() - begun
         return found
 
@@ -315,6 +319,13 @@ class _ModelCalled(BaseException):  # no error that a loss may catch
     def __init__(self, inputs: torch.Tensor) -> None:
         super().__init__()
         self.inputs = inputs
+        self.autocast = _autocast(inputs.device)
+
+
+def _autocast(device: torch.device) -> torch.autocast:
+    """Return the autocast that is set here, to set it elsewhere."""
+    kind = device.type
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
 
 
 def _stop(inputs: torch.Tensor) -> NoReturn:

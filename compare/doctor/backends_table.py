@@ -12,18 +12,18 @@ from compare.doctor.availability import Survey
 
 _FEWEST_GPUS = 2
 _TRAINING = {
-    "same": "The same training",
-    "same at period 1": "Another training, the same at period 1",
-    "another": "Another training",
+    "same": "the same training",
+    "same at period 1": "another training, the same at period 1",
+    "another": "another training",
 }
 
 
 def declaration(backend: Backend) -> str:
     """Write what a backend declares of its training and shards."""
     if not backend.synchronises:
-        return "Every rank trains alone."
+        return "every rank trains alone"
     parts = "" if backend.shards == "nothing" else f"; {backend.shards} in shards"
-    return f"{_TRAINING[backend.training]}{parts}."
+    return f"{_TRAINING[backend.training]}{parts}"
 
 
 def renderable(survey: Survey) -> RenderableType:
@@ -36,7 +36,7 @@ def renderable(survey: Survey) -> RenderableType:
         lacks_gpus = backend.not_on_cpus if survey.gpus < _FEWEST_GPUS else ""
         here = not found.problem and not lacks_gpus
         missing = f"{found.problem}; install it with: {found.remedy}" if found.problem else lacks_gpus
-        reason = f"{backend.summary}. {declaration(backend)}" if here else missing
+        reason = f"{backend.summary} · {declaration(backend)}" if here else missing
         cells = (name, "yes" if here else "no", found.version, found.transport, found.launcher, reason)
         table.add_row(*map(Text, cells), style=None if here else "yellow")
     return Group(table, Text("Options, written backend:option=value:option=value", style="bold"), _options())

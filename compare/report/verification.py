@@ -98,7 +98,9 @@ def _notes(verification: Verification) -> Iterator[str]:
             f"steps of plain SGD. Allowed: {allowed}."
         )
     for arm in verification.arms:
-        yield from (f"{arm.arm}, {g.name}: {g.what}" for g in arm.gates if g.outcome == "passed" and g.what)
+        for gate in arm.gates:
+            if gate.outcome == "passed" and gate.what not in {"", AT_PERIOD_1}:
+                yield f"{arm.arm}, {gate.name}: {gate.what}"
     yield (
         f"step 1 to {_SHOWN_STEPS[-1]}: distance from one process on the combined batch, with the run's "
         "optimizer. It is no gate: rounding grows, and dropout and BatchNorm differ."

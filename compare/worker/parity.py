@@ -276,8 +276,9 @@ class _LayerSeed:
         torch.manual_seed(self._calls * 1_009 + self._index)
 
 
-def _seed_layers(chain_of_layers: nn.Module, first: int) -> None:
-    for index, layer in enumerate(chain_of_layers.children(), first):
+def _seed_layers(layers: nn.Module, first: int) -> None:
+    assert isinstance(layers, nn.Sequential)  # noqa: S101 -- no other model is divided
+    for index, layer in enumerate(layers, first):
         layer.register_forward_pre_hook(_LayerSeed(index))
 
 

@@ -103,6 +103,24 @@ def test_pipeline_refuses_a_loss_that_needs_the_whole_model(group, loss, reason)
         replica.learn(BATCH, loss)
 
 
+def test_pipeline_computes_under_the_autocast_of_the_loss(group):
+    replica = PipelineReplica(nn.Sequential(nn.Linear(3, 2)), sgd, group, OPTIONS)
+    seen = []
+
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            answers = model(batch[0])
+        seen.append((answers.dtype, torch.is_autocast_enabled("cpu")))
+        return nn.functional.mse_loss(answers.float(), batch[1])
+
+    replica.learn(BATCH, loss)
+    assert set(seen) == {(torch.bfloat16, False)}
+    seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        replica.learn(BATCH, loss)
+    assert set(seen) == {(torch.bfloat16, True)}
+
+
 def test_pipeline_refuses_few_microbatches_and_another_shape(group):
     with pytest.raises(BackendError, match=r"a microbatch for each rank\. There are 0 for 1"):
         PipelineReplica(nn.Sequential(nn.Linear(3, 2)), sgd, group, OPTIONS | {"microbatches": 0})

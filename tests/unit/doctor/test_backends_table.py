@@ -22,11 +22,11 @@ def test_every_choice_of_an_option_is_readable(width):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("none", "Every rank trains alone."),
-        ("ddp", "The same training."),
-        ("zero", "The same training; optimizer state in shards."),
-        ("pipeline", "The same training; layers in shards."),
-        ("localsgd", "Another training, the same at period 1."),
+        ("none", "every rank trains alone"),
+        ("ddp", "the same training"),
+        ("zero", "the same training; optimizer state in shards"),
+        ("pipeline", "the same training; layers in shards"),
+        ("localsgd", "another training, the same at period 1"),
     ],
 )
 def test_declaration_of_a_backend_names_training_and_shards(name, words):

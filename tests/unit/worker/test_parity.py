@@ -143,12 +143,15 @@ def test_prove_right_replica_equals_the_reference(data, kind):
     assert taken.seconds > 0
 
 
-@pytest.mark.parametrize(("ranks", "size"), [(1, 8), (2, 4), (3, 4), (4, 2), (5, 4)])
+@pytest.mark.parametrize(("ranks", "size"), [(1, 8), (3, 4), (4, 2)])
 def test_prove_replica_in_parts_divides_every_batch(data, ranks, size):
     taken = proof(data, InParts, ranks=ranks)
     assert taken.samples_per_rank == size
     assert max(taken.differences) <= LIMITS["float64"]
-    assert proof(data, SkipsAPart, ranks=ranks).differences[0] > 1e6 * LIMITS["float64"]
+
+
+def test_prove_replica_that_skips_a_part_differs(data):
+    assert proof(data, SkipsAPart, brief=True).differences[0] > 1e6 * LIMITS["float64"]
 
 
 @pytest.mark.parametrize("first", [None, 0])
