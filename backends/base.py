@@ -158,6 +158,8 @@ class Replica(ABC):
     """Whether every parameter must take part in the loss on every rank."""
     broadcasts_buffers: bool = False
     """Whether each step starts from the buffers of the first shard."""
+    averages_gradients: bool = True
+    """Whether a step uses averaged gradients, not a rank's own."""
     parts_per_pass: int = 1
     """Parts of a pass with a loss each, as a pipeline's microbatches."""
     first_layer: int | None = None

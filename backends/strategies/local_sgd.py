@@ -29,6 +29,7 @@ class LocalSGDReplica(LocalReplica):
     """
 
     phases = ("forward", "backward", "step")
+    averages_gradients = False
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options

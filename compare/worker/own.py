@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import math
 import sys
@@ -23,7 +24,7 @@ from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, Task
 from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
-    from backends.base import Batch, Facts, Loss
+    from backends.base import Batch, Facts, Loss, Replica
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
     from compare.schema.results import PassKind
@@ -175,6 +176,13 @@ class OwnTask(Task):
             config = msgspec.structs.replace(config, optimizer="sgd", learning_rate=PROOF_RATE)
         dtype = PROOF_DTYPES[kind] if gate else None
         return OwnTask(config, self._workload, self._start, self.device, dtype=dtype, plain=gate)
+
+    def for_proof_of(self, replica: Replica) -> Task:
+        workload = self._workload
+        if not replica.averages_gradients:  # each rank changes its own, which one process has not
+            workload = dataclasses.replace(workload, before_step=None)
+        made = OwnTask(self.config, workload, self._start, self.device, dtype=self._dtype, plain=self._plain)
+        return super(OwnTask, made).for_proof_of(replica)
 
 
 class SampleBatches:

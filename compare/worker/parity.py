@@ -312,7 +312,7 @@ def _follow(
     copied = copy.deepcopy(model)
     replica = make_replica(model, task.make_optimizer)
     replica.accumulate(task.config.accumulate)
-    task = task.in_parts(replica.parts_per_pass)
+    task = task.for_proof_of(replica)
     _prepare_layers(replica, copied, task)
     reference = _Reference(copied, task, replica, drifts=drifts)
     own = Side(replica, iter(task.batches(replica.shard)), task.loss, task.before_step())

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from backends.base import Batch, Facts, Loss
+    from backends.base import Batch, Facts, Loss, Replica
     from compare.schema.config import RunConfig
     from compare.schema.results import Evaluation, PassKind
     from compare.worker.loop import BeforeStep
@@ -82,8 +82,9 @@ class Task(ABC):
     def for_proof(self, kind: PassKind) -> Task:
         """Return the same task, as a pass of the proof trains it."""
 
-    def in_parts(self, parts: int) -> Task:
-        """Return the same task, its global batch divisible by ``parts``."""
+    def for_proof_of(self, replica: Replica) -> Task:
+        """Return the same task, its global batch divisible by a pass's parts."""
+        parts = replica.parts_per_pass
         multiple = parts // math.gcd(parts, self.config.ranks)
         size = math.ceil(self.config.batch_size_per_rank / multiple) * multiple
         task = copy.copy(self)

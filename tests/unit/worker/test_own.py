@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -88,6 +89,16 @@ def test_schedule_sets_the_rates_and_clipping_comes_before_the_step():
     assert rates == pytest.approx([0.5, 0.25, 0.5 / 3])
     assert clipped == [[], [], []], "no parameter has a gradient yet"
     assert a_task().before_step() is None
+
+
+@pytest.mark.parametrize(("averages", "parts", "size"), [(True, 1, 2), (False, 4, 2), (True, 3, 3)])
+def test_proof_of_a_replica_has_its_parts_and_averaged_gradients(averages, parts, size):
+    task = a_task(before_step=lambda _: None)
+    replica = SimpleNamespace(averages_gradients=averages, parts_per_pass=parts)
+    proven = task.for_proof_of(replica)
+    assert proven.config.batch_size_per_rank == size
+    assert proven.changes_gradients is averages
+    assert task.changes_gradients
 
 
 @pytest.mark.parametrize(

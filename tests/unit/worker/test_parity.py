@@ -34,7 +34,7 @@ class Replica:
     whole = seam.Replica.whole
     module = seam.Replica.module
     parts = seam.Replica.parts
-    parts_per_pass, first_layer = 1, None
+    parts_per_pass, first_layer, averages_gradients = 1, None, True
     broadcasts_buffers = needs_every_gradient = False
 
     def accumulate(self, passes):
