@@ -151,8 +151,8 @@ def _tensors_of(layer: nn.Module) -> list[torch.Tensor]:
 def divide(layers: Sequence[nn.Module], ranks: int) -> list[int]:
     """Return the first layer of each rank.
 
-    Every rank gets neighbours, of them a layer with parameters. The rank with the most parameters has as few
-    as possible.
+    Every rank gets layers in a row, at least one of them with parameters. The rank with the most parameters
+    has as few as possible.
 
     Raises:
         BackendError: there are too few layers, or ranks would share a parameter.
@@ -254,7 +254,8 @@ class _Pass:
         try:
             self._loss(_Divided(_stop), batch)
         except _ModelCalled as caught:
-            called, found = caught, caught.inputs
+            # Its traceback would hold the frames, and with them the batch.
+            called, found = caught.with_traceback(None), caught.inputs
         else:
             raise BackendError("the loss never calls the model. Call it once, or leave this arm out.")
         if self._shape not in {None, found.shape}:
