@@ -97,7 +97,7 @@ class LocalSGDReplica(LocalReplica):
         linear = isinstance(self.optimizer, torch.optim.SGD)
         same = self.cycle == 1 and linear and not self._outer
         return {
-            "reduce_op": "mean" if same else f"mean of parameters after {self.cycle} steps",
+            "reduce_op": "mean" if same else f"mean of parameters, period {self.cycle}",
             "passes_per_step": self.passes_per_step,
             "period": self.cycle,
             "outer": "nesterov" if self._outer else "none",
