@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import torch
     from torch import nn
@@ -165,6 +165,12 @@ class Replica(ABC):
     """Whether each step starts from the buffers of the first shard."""
     takes_whole_step: bool = False
     """Whether ``learn`` is the user's own step, with clipping, schedule and optimizer."""
+    averages_gradients: bool = True
+    """Whether a step uses averaged gradients, not a rank's own."""
+    parts_per_pass: int = 1
+    """Parts of a pass with a loss each, as a pipeline's microbatches."""
+    first_layer: int | None = None
+    """Index of the first layer in ``model``; None if it has all."""
 
     @abstractmethod
     def __init__(
@@ -204,6 +210,13 @@ class Replica(ABC):
         self.backward(found if self.passes_per_step == 1 else found / self.passes_per_step)
         on_phase("backward")
 
+    def parts(self, batch: Batch) -> list[Batch]:
+        """Cut the batch of a pass into its parts.
+
+        Each part has a mean loss of its own, and the pass has the mean of these.
+        """
+        return [batch]
+
     @property
     def module(self) -> Callable[..., Any]:
         """Return what the loss calls: the model, or the library's wrapper."""
@@ -230,13 +243,16 @@ class Replica(ABC):
         return self.model
 
     def held_bytes(self) -> Facts:
-        """Count this rank's bytes of parameters and of optimizer state."""
+        """Count this rank's bytes of parameters, gradients and optimizer state.
+
+        Gradients are there within a step alone.
+        """
+        parameters = list(self.model.parameters())
         state = (value for held in self.optimizer.state.values() for value in held.values())
         return {
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in self.model.parameters()),
-            "optimizer_state_bytes": sum(
-                value.numel() * value.element_size() for value in state if getattr(value, "ndim", 0)
-            ),
+            "parameter_bytes": _bytes_of(parameters),
+            "gradient_bytes": _bytes_of(p.grad for p in parameters if p.grad is not None),
+            "optimizer_state_bytes": _bytes_of(value for value in state if getattr(value, "ndim", 0)),
         }
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -250,3 +266,9 @@ class Replica(ABC):
     @abstractmethod
     def collectives(self) -> Collectives | None:
         """Return one step's collectives; None if they cannot run alone."""
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Count the bytes of tensors; a ``DTensor`` has a local part."""
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)

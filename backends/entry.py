@@ -77,9 +77,9 @@ class Backend:
     """``module:class`` of the Group."""
     strategy: str
     """``module:class`` of the Replica."""
-    launcher: str
+    launcher: str = "torchrun"
     """The default launcher; an allocation may need another."""
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
     """Distributions that must be installed beside torch."""
     install: str = ""
     """The command that installs what is missing."""
@@ -90,6 +90,8 @@ class Backend:
     """False only for the control: its ranks train alone and differ."""
     cuda: bool = True
     """Whether it can average tensors in GPU memory."""
+    not_on_cpus: str = ""
+    """Why it needs several GPUs; empty if it does not."""
     runs_while_waiting: bool = False
     """Whether threads of its library run while its ranks wait outside it."""
     only_named: bool = False
@@ -106,10 +108,11 @@ class Backend:
     """
     zeros_for_unused: bool = False
     """Whether parameters without a gradient get zeros, which weight decay then moves."""
-    shards: Literal["nothing", "optimizer state", "parameters"] = "nothing"
+    shards: Literal["nothing", "optimizer state", "parameters", "layers"] = "nothing"
     """What is divided among the ranks.
 
-    With divided parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
+    ``layers``: each rank holds some layers with all their state, and ranks share each batch. With divided
+    parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
     """
 
     def runtime(self, options: Options) -> Runtime:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,10 +10,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from backends.base import BackendError
-from backends.strategies.local import LocalReplica, start_of
+from backends.strategies.local import LocalReplica, copy_with, start_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options
 
@@ -31,7 +30,7 @@ class FSDPReplica(LocalReplica):
             raise BackendError("fsdp: torch shards parameters of one dtype only. Leave this arm out.")
         for tensor in start_of(model).values():
             group.broadcast_(tensor)
-        self._plain = _copy(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+        self._plain = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
         self._units = _shard(model)
         self._passes_done = 0
         super().__init__(model, make_optimizer, group, options)
@@ -51,16 +50,7 @@ class FSDPReplica(LocalReplica):
             id(own): (other.full_tensor() if isinstance(other, DTensor) else other).detach().clone()
             for own, other in zip(plain, held, strict=True)
         }
-        return _copy(self._plain, lambda tensor: full[id(tensor)])
-
-    def held_bytes(self) -> Facts:
-        state = (value for held in self.optimizer.state.values() for value in held.values())
-        return {
-            "parameter_bytes": _local_bytes(self.model.parameters()),
-            "optimizer_state_bytes": _local_bytes(
-                v for v in state if isinstance(v, torch.Tensor) and v.dim()
-            ),
-        }
+        return copy_with(self._plain, lambda tensor: full[id(tensor)])
 
     def attest(self) -> Facts:
         return {
@@ -71,14 +61,6 @@ class FSDPReplica(LocalReplica):
 
     def collectives(self) -> Collectives | None:
         return None  # it gathers parameters as well, so no one bandwidth tells its cost
-
-
-def _copy(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """Copy a model with other tensors; tied ones stay tied."""
-    memo: dict[int, torch.Tensor] = {id(buffer): replace(buffer) for buffer in model.buffers()}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(replace(parameter), parameter.requires_grad)
-    return copy.deepcopy(model, memo)
 
 
 def _shard(model: nn.Module) -> list[FSDPModule]:
@@ -92,8 +74,3 @@ def _shard(model: nn.Module) -> list[FSDPModule]:
         if not own & direct and all(uses.count(one) == 1 for one in own) and len(layers) > 1:
             units.append(fully_shard(layer))
     return [*units, fully_shard(model)]
-
-
-def _local_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    return sum(tensor.numel() * tensor.element_size() for tensor in local)

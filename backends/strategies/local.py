@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from backends.base import BackendError, Collectives, Replica
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Callable
 
     from backends.base import Facts, Group, MakeOptimizer, Options
 
@@ -37,6 +39,14 @@ def require_carried(model: nn.Module, group: Group) -> None:
                 f"{group.name} cannot add up {parameter.dtype}, the dtype of {name}. Leave this arm out, or "
                 "use float32 parameters."
             )
+
+
+def copy_with(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """Copy a model with other tensors; tied ones stay tied."""
+    memo: dict[int, torch.Tensor] = {id(buffer): replace(buffer) for buffer in model.buffers()}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(replace(parameter), parameter.requires_grad)
+    return copy.deepcopy(model, memo)
 
 
 class LocalReplica(Replica):

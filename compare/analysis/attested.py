@@ -48,6 +48,8 @@ class Item(NamedTuple):
     """Arms without it count as the same."""
     by_process: bool = False
     """An arm of one process differs in it by declaration."""
+    by_layers: bool = False
+    """Ranks that hold different layers differ in it by declaration."""
     by_training: bool = False
     """An arm that declares another training differs in it by declaration."""
     from_shell: bool = False
@@ -125,6 +127,7 @@ def _held(rank: RankResult) -> Any:
 
 
 BY_ONE_PROCESS = "by declaration: one process has all threads and the global batch"
+BY_LAYERS = "by declaration: its ranks hold different layers and share each batch"
 BY_ANOTHER_TRAINING = "by declaration: another training"
 BY_HOST = "a rank that is alone on its host cannot use shared memory"
 WHAT_IS_COMPARED = "this is what is compared"
@@ -148,7 +151,7 @@ _ITEMS = (
     Item("global batch size", "controlled", _global_batch),
     Item("passes per step", "controlled", _passes, optional=True),
     Item("training samples", "controlled", _attested("batch", "training_samples")),
-    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, by_process=True),
+    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, by_process=True, by_layers=True),
     Item("optimizer", "controlled", _attested("optimizer")),
     Item("timed steps", "controlled", _trained_steps, optional=True),
     Item("gradient bytes", "controlled", lambda rank: rank.gradient_bytes),

@@ -13,6 +13,7 @@ import msgspec
 from compare.analysis.attested import (
     BY_ANOTHER_TRAINING,
     BY_HOST,
+    BY_LAYERS,
     BY_ONE_PROCESS,
     WHAT_IS_COMPARED,
     Item,
@@ -64,18 +65,21 @@ def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
         return Condition(item=item.name, role=item.role, kind="same", values=absent, why=why)
     values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
     hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
-    exempt = [arm for arm in asked if _is_exempt(arm, item)]
-    kind, why = _classify([arm for arm in asked if arm not in exempt], seen, hosts, item)
+    exempt = {arm.label: by for arm in asked if (by := _exempt_by(arm, item))}
+    kind, why = _classify([arm for arm in asked if arm.label not in exempt], seen, hosts, item)
     if kind == "same" and exempt:
-        by = BY_ONE_PROCESS if item.by_process else BY_ANOTHER_TRAINING
-        kind, why = "declared", f"{', '.join(arm.label for arm in exempt)} differs {by}"
+        kind, why = "declared", "; ".join(f"{label} differs {by}" for label, by in exempt.items())
     own = kind == "declared" and _is_by_library(asked, seen, item)
     return Condition(item=item.name, role=item.role, kind=kind, values=values, why=why, by_library=own)
 
 
-def _is_exempt(arm: Arm, item: Item) -> bool:
-    """Return whether an arm may differ in an item by declaration."""
-    return (item.by_process and arm.one_process) or (item.by_training and not arm.same_training)
+def _exempt_by(arm: Arm, item: Item) -> str:
+    """Return by which declaration an arm may differ, or nothing."""
+    if item.by_process and arm.one_process:
+        return BY_ONE_PROCESS
+    if item.by_layers and arm.in_layers:
+        return BY_LAYERS
+    return BY_ANOTHER_TRAINING if item.by_training and not arm.same_training else ""
 
 
 def _classify(

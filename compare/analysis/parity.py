@@ -29,6 +29,8 @@ IN_SHARDS = "held in shards; proven by the reference alone"
 ANOTHER_TRAINING = "another training by declaration"
 """Reason why an arm need not train what a single process trains."""
 _SHARD = "Use torch's DistributedSampler with num_replicas and rank."
+AT_PERIOD_1 = "the same training at period 1"
+"""What is proven of an arm that averages less often."""
 _WORTHLESS = "the speed of this arm means nothing."
 _Name: TypeAlias = Literal["ranks", "samples", "float64", "float32"]
 _ROUNDED = 0.05
@@ -164,9 +166,9 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return _check_end_of_lossy(arm, passes[0], name)
     if arm.exact and same and all(taken.is_exact for taken in passes.values()):
         steps = passes[0].steps
-        what = (
-            f"Proven by {steps} steps: the single process diverges after them." if passes[0].diverged else ""
-        )
+        what = "" if arm.same_training else AT_PERIOD_1
+        if passes[0].diverged:
+            what = f"Proven by {steps} steps: the single process diverges after them."
         return Gate(name=name, outcome="passed", figure=figure, limit=limit, what=what)
     allowed = f"{limit:.0e}, for rounding" if arm.exact else f"{_ROUNDED:g} of the first update, for rounding"
     return _failed(

@@ -228,8 +228,8 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
     steps = [step_seconds(launch) for launch in compared]
     control = common.of(run.config.control) if run.config.control and arm.synchronises else []
     controlled = _pairs(compared, control)
-    # An arm of one process exchanges nothing: it has an efficiency, and no sync cost.
-    paid = controlled if arm.communicates else []
+    # An arm of one process exchanges nothing, and ranks with different layers share the work of a batch.
+    paid = controlled if arm.has_sync_cost else []
     baseline = [launch for launch in common.launches if launch.arm == run.config.baseline]
     efficiency = _ratio((step_seconds(other), step_seconds(own)) for own, other in controlled)
     return ArmSummary(

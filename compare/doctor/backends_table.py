@@ -24,6 +24,7 @@ _TRAINING = {
     "same at period 1": "same training at period 1",
     "another": "another training",
 }
+_FEWEST_GPUS = 2
 _NEVER = (
     ("torchcomms", "the package index holds an empty 0.0.1 only"),
     ("process_group=ucc", "torch's wheels are built without UCC"),
@@ -82,20 +83,22 @@ def _rows(survey: Survey) -> Iterator[_Row]:
     """Yield each backend, its second default arm, and its other libraries."""
     for name, backend in BACKENDS.items():
         found = survey.backends[name]
-        yield _row(name, backend, found, backend.summary)
+        yield _row(name, backend, found, backend.summary, survey.gpus)
         for arm in _default_arms(backend)[1:]:
             here = Availability(
                 backend=arm, launcher=found.launcher, problem=found.problem or survey.shared_memory_problem
             )
-            yield _row(arm, backend, here, "for ranks on the CPUs of one host")
+            yield _row(arm, backend, here, "for ranks on the CPUs of one host", survey.gpus)
         for arm, other in survey.choices.items():
             if arm.partition(":")[0] == name:
-                yield _row(arm, backend, other, backend.summary)
+                yield _row(arm, backend, other, backend.summary, survey.gpus)
 
 
-def _row(arm: str, backend: Backend, found: Availability, summary: str) -> _Row:
+def _row(arm: str, backend: Backend, found: Availability, summary: str, gpus: int) -> _Row:
     remedy = f"; install it with: {found.remedy}" if found.remedy else ""
-    return _Row(arm, backend, found, summary, f"{found.problem}{remedy}" if found.problem else "")
+    lacks_gpus = backend.not_on_cpus if gpus < _FEWEST_GPUS else ""
+    problem = f"{found.problem}{remedy}" if found.problem else lacks_gpus
+    return _Row(arm, backend, found, summary, problem)
 
 
 def _claim(backend: Backend) -> str:

@@ -212,6 +212,12 @@ def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
             found="It averages in host memory.",
             remedy="Use --device cpu, or leave it out.",
         )
+    if device != "cuda" and (reason := BACKENDS[arm.backend].not_on_cpus):
+        raise UnavailableError(
+            f"{arm.label} cannot run on the CPU.",
+            found=f"{reason[0].upper()}{reason[1:]}.",
+            remedy="Use --device cuda, or leave it out.",
+        )
     if device != "cuda" and arm.cuda_only:
         raise UnavailableError(
             f"{arm.label} cannot run on the CPU.",

@@ -48,22 +48,20 @@ def speed_columns(run: Run, summary: Summary) -> list[Column]:
         Column("efficiency", lambda arm: "noise" if noisy and arm.below_noise else _percent(arm.efficiency)),
         Column(f"vs {baseline}", lambda arm: "noise" if noisy and _in_noise(arm) else _against(arm)),
         Column("verdict", _verdict, is_text=True),
-        *(_own_test_columns() if run.config.is_own else [_accuracy_column()]),
+        *_test_columns(run),
         Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
         Column("start-up s", lambda arm: f"{arm.start_up_seconds.mean:.1f}"),
         Column("transport", lambda arm: arm.transport, is_text=True),
     ]
 
 
-def _accuracy_column() -> Column:
-    return Column("accuracy", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.2%}")
-
-
-def _own_test_columns() -> list[Column]:
-    return [
-        Column("metric", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.4g}"),
-        Column("test loss", lambda arm: "–" if arm.test_loss is None else f"{arm.test_loss:.4g}"),
-    ]
+def _test_columns(run: Run) -> list[Column]:
+    """Show accuracy, with the loss where an arm trains something else."""
+    loss = Column("test loss", lambda arm: "–" if arm.test_loss is None else f"{arm.test_loss:.4g}")
+    if run.config.is_own:
+        return [Column("metric", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.4g}"), loss]
+    accuracy = Column("accuracy", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.2%}")
+    return [accuracy] if all(arm.same_training for arm in run.config.arms) else [accuracy, loss]
 
 
 def cost_columns() -> list[Column]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from compare.analysis import Analysis
 from compare.analysis.budget import elapsed_seconds, fullest_host, rounds_done
 from compare.analysis.conditions import Condition
@@ -13,7 +15,7 @@ from compare.report.columns import describe
 from compare.report.outlook import seen
 from compare.report.turns import load_dependence, turns
 from compare.schema.arms import Arm
-from compare.schema.results import Run
+from compare.schema.results import Launch, Run
 from compare.text import counted, duration, numbered
 
 _HASH_DIGITS = 12
@@ -142,7 +144,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_by_library(analysis),
         *_aa_test(analysis),
         *_meaning(run, summary),
-        *_one_process(run),
+        *_no_sync_cost(run),
         *turns(run, analysis.turns),
         *_end(run, summary),
         *(
@@ -193,15 +195,30 @@ def _meaning(run: Run, summary: Summary) -> list[str]:
     return [f"Geometric means over {counted(rounds, 'round')} ({brackets}). {sync}"]
 
 
-def _one_process(run: Run) -> list[str]:
-    """Explain why an arm of one process has no sync cost."""
+def _no_sync_cost(run: Run) -> list[str]:
+    """Explain why arms of other work per rank have no sync cost."""
     batch = run.config.global_batch_size // run.config.accumulate
-    return [
-        f"{arm.label}: one process with all threads of a host and the global batch of {batch}. "
-        "It exchanges nothing, so it has an efficiency and no sync cost."
-        for arm in run.config.arms
-        if arm.one_process and run.of(arm)
-    ]
+    lines = []
+    for arm in run.config.arms:
+        if arm.one_process and run.of(arm):
+            lines.append(
+                f"{arm.label}: one process with all threads of a host and the global batch of {batch}. "
+                "It exchanges nothing, so it has an efficiency and no sync cost."
+            )
+        elif arm.in_layers and run.of(arm):
+            lines.append(
+                f"{arm.label}: its ranks hold different layers, and share the global batch of {batch}. "
+                f"So it has an efficiency and no sync cost.{_waits(run.of(arm))}"
+            )
+    return lines
+
+
+def _waits(launches: list[Launch]) -> str:
+    """Compare a pipeline's bubble in theory with the waits of its ranks."""
+    facts = [launch.ranks[0].attestation["replica"] for launch in launches]
+    theory = f" With equal stages, ranks would wait {facts[0]['bubble_in_theory']:.0%} of a pass"
+    measured = [own["waiting_share"] for own in facts if "waiting_share" in own]
+    return f"{theory}; they waited {fmean(measured):.0%}, with messages." if measured else f"{theory}."
 
 
 def _end(run: Run, summary: Summary) -> list[str]:
@@ -266,8 +283,10 @@ def _why_other(arm: Arm) -> str:
     """Return why an arm has another hash than exact arms; empty otherwise."""
     if arm.one_process:
         return "adds up the samples of a step in one process, in another order"
-    if not arm.same_training:
+    if arm.another_training:
         return "is another training by declaration: read its accuracy and loss beside its speed"
+    if not arm.same_training:
+        return "is the same training at period 1 alone: read its accuracy and loss beside its speed"
     if arm.in_shards:
         return "holds its parameters in shards, so only the reference proves its training"
     if not arm.exact:
@@ -294,7 +313,10 @@ def _parity(run: Run, summary: Summary) -> list[str]:
     exact = {arm: parity for arm, parity in proven.items() if parity.outcome != "exempt"}
     lossy = {arm: parity for arm, parity in proven.items() if parity.outcome == "exempt"}
     near = _near([parity.difference for parity in exact.values()])
-    found = [f"{', '.join(exact) if lossy else _who(run, summary, list(proven))} {near}"] if exact else []
+    at_period_1 = {arm.label for arm in run.config.arms if not arm.same_training and not arm.another_training}
+    names = [f"{arm} at period 1" if arm in at_period_1 else arm for arm in exact]
+    whose = ", ".join(names) if lossy or at_period_1 else _who(run, summary, list(proven))
+    found = [f"{whose} {near}"] if exact else []
     other = {arm.label for arm in run.config.arms if arm.another_training}
     found += [
         f"{arm} ({'another training' if arm in other else 'lossy'}) {_away(parity.difference)}"

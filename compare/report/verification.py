@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from compare.analysis.parity import AT_PERIOD_1
 from compare.report.notes import headline
 from compare.schema.results import ArmVerification, Gate, Verification
 
@@ -64,7 +65,8 @@ def _verdict(arm: ArmVerification) -> str:
         return "NOT the same training"
     passes = [gate for gate in arm.gates if gate.outcome == "exempt" and gate.name != "ranks"]
     if not passes:
-        return "the same training"
+        found = {gate.what for gate in arm.gates}
+        return AT_PERIOD_1 if AT_PERIOD_1 in found else "the same training"
     return passes[0].what or ("exempt" if passes[0].figure is None else "lossy by design")
 
 
@@ -101,7 +103,9 @@ def _notes(verification: Verification) -> Iterator[str]:
             f"steps of plain SGD. Rounding allows up to {allowed}."
         )
     for arm in verification.arms:
-        yield from (f"{arm.arm}, {g.name}: {g.what}" for g in arm.gates if g.outcome == "passed" and g.what)
+        for gate in arm.gates:
+            if gate.outcome == "passed" and gate.what not in {"", AT_PERIOD_1}:
+                yield f"{arm.arm}, {gate.name}: {gate.what}"
     yield (
         f"step 1 to {_SHOWN_STEPS[-1]}: distance from one process on the combined batch, with the run's "
         "optimizer. It is no gate: rounding grows, and dropout and BatchNorm differ."

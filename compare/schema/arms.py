@@ -135,7 +135,20 @@ class Arm(msgspec.Struct, frozen=True):
 
         Equal hashes prove nothing then.
         """
-        return BACKENDS[self.backend].shards == "parameters"
+        return BACKENDS[self.backend].shards in {"parameters", "layers"}
+
+    @property
+    def in_layers(self) -> bool:
+        """Return whether ranks hold different layers, and share every batch."""
+        return BACKENDS[self.backend].shards == "layers"
+
+    @property
+    def has_sync_cost(self) -> bool:
+        """Return whether each rank computes what it would compute alone.
+
+        Else a difference from the control's step time is no cost of synchronising.
+        """
+        return self.communicates and not self.in_layers
 
     @property
     def zeros_for_unused(self) -> bool:

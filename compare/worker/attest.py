@@ -13,8 +13,14 @@ from compare.schema.job import Job
 from compare.worker.task import Batches
 
 
-def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:
-    """Return what this rank runs. Collective."""
+def attest(
+    group: Group, replica: Replica, batches: Batches, job: Job, gradient_bytes: int, *, was_reset: bool
+) -> Facts:
+    """Return what this rank runs. Collective.
+
+    ``gradient_bytes`` were counted within a step: between two steps there are none. ``was_reset`` tells
+    whether the peak memory was reset after the proof.
+    """
     device = group.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -36,7 +42,8 @@ def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:
             "cycle": replica.cycle,
             "broadcasts_buffers": replica.broadcasts_buffers,
         },
-        "held": replica.held_bytes(),
+        "held": replica.held_bytes() | {"gradient_bytes": gradient_bytes},
+        "peak_memory_without_parity": was_reset,
         "environment": library_settings(os.environ, masked=job.exported),
     }
 

@@ -38,7 +38,7 @@ def test_model(
     buffers = list(whole.buffers())
     buffer_hash = hash_tensors(buffers) if buffers else ""
     with _buffers_of_first_rank(whole, group if communicates else None):
-        evaluation = task.test(whole, replica.shard, note)
+        evaluation = task.test(whole, (group.rank, group.world_size), note)
     return Trained(
         final_hash=hash_parameters(whole),
         buffer_hash=buffer_hash,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import math
 import sys
@@ -25,7 +26,7 @@ from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, Task, t
 from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
-    from backends.base import Batch, Facts, Loss, MakeStep
+    from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
     from compare.schema.parity import PassKind
@@ -118,6 +119,10 @@ class OwnTask(Task):
     def loss(self) -> Loss:
         return self._workload.loss
 
+    @property
+    def changes_gradients(self) -> bool:
+        return self._workload.before_step is not None
+
     def before_step(self) -> BeforeStep | None:
         change, schedule = self._workload.before_step, self._workload.schedule
         if self._plain and not self._workload.own_step:  # a step of the user's own follows the schedule
@@ -185,6 +190,13 @@ class OwnTask(Task):
             config = msgspec.structs.replace(config, optimizer="sgd", learning_rate=PROOF_RATE)
         dtype = PROOF_DTYPES[kind] if gate else None
         return OwnTask(config, self._workload, self._start, self.device, dtype=dtype, plain=gate)
+
+    def for_proof_of(self, replica: Replica) -> Task:
+        workload = self._workload
+        if not replica.averages_gradients:  # each rank changes its own, which one process has not
+            workload = dataclasses.replace(workload, before_step=None)
+        made = OwnTask(self.config, workload, self._start, self.device, dtype=self._dtype, plain=self._plain)
+        return super(OwnTask, made).for_proof_of(replica)
 
 
 class SampleBatches:

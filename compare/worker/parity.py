@@ -32,12 +32,20 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from backends.base import Batch, MakeOptimizer, Replica
+from backends.base import BackendError, Batch, MakeOptimizer, Replica
 from compare.schema.job import STEPS
 from compare.schema.parity import ParityPass, PassKind, WrongStep, rounding_limit
 from compare.worker.blocks import make_side
 from compare.worker.randomness import same_randomness
-from compare.worker.reference import Reference, Update, bytes_of, hash_batch, largest_difference, seed_step
+from compare.worker.reference import (
+    Reference,
+    Update,
+    bytes_of,
+    hash_batch,
+    largest_difference,
+    seed_layers,
+    seed_step,
+)
 from compare.worker.task import Task
 from compare.workload import WorkloadError
 
@@ -84,7 +92,7 @@ def prove(
         kind=kind,
         steps=outcome.taken,
         shards=steps.shards,
-        samples_per_rank=task.config.batch_size_per_rank,
+        samples_per_rank=outcome.samples_per_rank,
         optimizer=task.config.optimizer,
         learning_rate=task.config.learning_rate,
         hash=outcome.hash,
@@ -154,6 +162,7 @@ class _Steps:
 class _Outcome(NamedTuple):
     steps: _Steps
     taken: int
+    samples_per_rank: int
     hash: str
     error_of_all: float
     """Of all steps together; NaN on ranks that do not compare all."""
@@ -176,6 +185,8 @@ def _follow(
     copied = copy.deepcopy(model)
     replica = make_replica(model, task.make_optimizer)
     replica.accumulate(task.config.accumulate)
+    task = task.for_proof_of(replica)
+    _prepare_layers(replica, copied, task)
     reference = Reference(copied, task, replica, drifts=kind == "as run")
     # Each rank can go wrong by itself in a step that is the user's own.
     leads = leads or replica.takes_whole_step
@@ -205,6 +216,7 @@ def _follow(
     return _Outcome(
         steps,
         len(steps.differences) if leads else count,
+        task.config.batch_size_per_rank,
         hash_parameters(whole),
         reference.error_of_all(whole) if leads else math.nan,
         reference.unused(0),
@@ -228,6 +240,24 @@ def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator
                     "arguments and on torch's seed alone."
                 )
         yield batch
+
+
+def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
+    """Prepare the proof of a replica with some layers alone.
+
+    Raises:
+        BackendError: the workload changes gradients, and a rank has some of them alone.
+    """
+    if replica.first_layer is None:
+        return
+    if task.changes_gradients:
+        raise BackendError(
+            "the workload's before_step would see the gradients of one rank's layers alone. Leave it out, or "
+            "leave this arm out."
+        )
+    # One process draws the random numbers of all layers in turn, and a rank those of its own.
+    seed_layers(reference, 0)
+    seed_layers(replica.model, replica.first_layer)
 
 
 @contextmanager

@@ -73,9 +73,9 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     watchdog.note("warm-up")
     batches = joined.task.batches(replica.shard)
     own = make_side(replica, joined.task, iter(batches))
-    first_step_seconds = _take_first_step(own, device)
+    first = _take_first_step(own, device)
     start_up.mark("first_step_done")
-    timed = _timed(job, own, joined, watchdog, first_step_seconds=first_step_seconds, earlier_peak=proof_peak)
+    timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier_peak=proof_peak)
     measured = _measure(job, replica, group, watchdog, step_seconds=timed.step_seconds)
     result = RankResult(
         rank=placement.rank,
@@ -102,7 +102,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         moments=start_up.read(),
         parity=parity,
         whole_peak_memory_bytes=max(proof_peak, peak_memory_bytes()),
-        attestation=attest(group, replica, batches, job) | {"peak_memory_without_parity": was_reset},
+        attestation=attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset),
     )
     # Ranks attest their open connections, so all of them keep theirs until here.
     group.barrier()
@@ -245,12 +245,24 @@ def _make_replica(job: Job, joined: _Joined) -> Replica:
     return replica
 
 
-def _take_first_step(own: Side, device: torch.device) -> float:
-    """Train one step, and return its time in seconds."""
+class _FirstStep(NamedTuple):
+    seconds: float
+    gradient_bytes: int
+    """Bytes of gradients that the rank held before the optimizer's step."""
+
+
+def _take_first_step(own: Side, device: torch.device) -> _FirstStep:
+    """Train one step, and count the gradients on this rank."""
+    found: list[int] = []
+
+    def count(phase: str) -> None:
+        if phase == "sync":
+            found.append(own.replica.held_bytes()["gradient_bytes"])
+
     begun = time.monotonic()
-    own.train(1)
+    own.train(1, count)
     read_clock(device)
-    return time.monotonic() - begun
+    return _FirstStep(time.monotonic() - begun, found[0])
 
 
 def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
@@ -297,7 +309,7 @@ def _timed(
     step_seconds = _warm_up(own, untimed, group.device, watchdog, first_step_seconds)
     peak = peak_memory_bytes()  # without the memory of the reference
     sides: Sides = {"training": own}
-    if job.arm.communicates:
+    if job.arm.has_sync_cost:
         watchdog.note("reference", untimed, expected_seconds=step_seconds)
         _, make_control = backends.load(CONTROL, {})
         same = iter(joined.task.batches(own.replica.shard))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +89,7 @@ class Reference:
         self._buffers = [_buffers_of(model) for _ in range(count)]
         self._buffers_before = self._buffers
         self._own = 0 if drifts else replica.shard[0]
+        self._parts: Callable[[Batch], list[Batch]] = (lambda batch: [batch]) if drifts else replica.parts
         self._broadcasts = replica.broadcasts_buffers
         self._start: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
@@ -122,12 +123,13 @@ class Reference:
         self._optimizer.zero_grad()
         for index, batches in enumerate(self._shards):
             seed_step(self._task.config, step, index)
-            self._batches.append(list(islice(batches, passes)))
+            taken = list(islice(batches, passes))
+            self._batches.append(list(chain.from_iterable(map(self._parts, taken))))
+            if step == 0:
+                self.first_batches.append(hash_batch(taken[0]))
             with self._noting_use(index) if step == 0 else nullcontext():
-                self._backward(index, passes * len(self._shards))
+                self._backward(index, len(self._batches[index]) * len(self._shards))
             self._buffers[index] = _buffers_of(self.model)
-        if step == 0:
-            self.first_batches = [hash_batch(batches[0]) for batches in self._batches]
         if self._before_step:
             self._before_step(self.model, [self._optimizer])
         self._optimizer.step()
@@ -266,6 +268,25 @@ class Reference:
 def seed_step(config: RunConfig, step: int, shard: int) -> None:
     """Set the random generators for a shard's part of a step."""
     seed_generators((config.seed * 1_000_003 + step) * 1_009 + shard)
+
+
+class _LayerSeed:
+    """Sets the generators before each call of a layer."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._calls = 0
+
+    def __call__(self, *_: object) -> None:
+        self._calls += 1
+        torch.manual_seed(self._calls * 1_009 + self._index)
+
+
+def seed_layers(layers: nn.Module, first: int) -> None:
+    """Set the generators before each call of a layer, by its index."""
+    assert isinstance(layers, nn.Sequential)  # noqa: S101 -- no other model is divided
+    for index, layer in enumerate(layers, first):
+        layer.register_forward_pre_hook(_LayerSeed(index))
 
 
 def hash_batch(batch: Batch) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import torch
 from torch import nn
 
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
-    from backends.base import Batch, Facts, Loss, MakeStep
+    from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.schema.config import RunConfig
     from compare.schema.parity import PassKind
     from compare.schema.results import Evaluation
@@ -89,6 +92,11 @@ class Task(ABC):
         """
         return None
 
+    @property
+    def changes_gradients(self) -> bool:
+        """Return whether ``before_step`` changes gradients."""
+        return False
+
     @abstractmethod
     def batches(self, shard: tuple[int, int]) -> Batches:
         """Return the batches of a shard: (index, count)."""
@@ -100,3 +108,12 @@ class Task(ABC):
     @abstractmethod
     def for_proof(self, kind: PassKind) -> Task:
         """Return the same task, as a pass of the proof trains it."""
+
+    def for_proof_of(self, replica: Replica) -> Task:
+        """Return the same task, its global batch divisible by a pass's parts."""
+        parts = replica.parts_per_pass
+        multiple = parts // math.gcd(parts, self.config.ranks)
+        size = math.ceil(self.config.batch_size_per_rank / multiple) * multiple
+        task = copy.copy(self)
+        task.config = msgspec.structs.replace(self.config, batch_size_per_rank=size)
+        return task

@@ -6,11 +6,16 @@ import copy
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import AveragingReplica
+from backends.strategies.fsdp import FSDPReplica
 from backends.strategies.local import LocalReplica
+from backends.strategies.local_sgd import LocalSGDReplica
+from backends.strategies.pipeline import PipelineReplica
+from backends.strategies.zero import ZeroReplica
 
 
 class NeverSyncs(LocalReplica):
@@ -185,6 +190,47 @@ class AttestsObjects(AveragingReplica):
 
     def attest(self):
         return {"reduce_op": torch.add, "mode": "flat"}
+
+
+class LosesAShard(FSDPReplica):
+    """The last rank never updates its shard of the parameters."""
+
+    def step(self):
+        if dist.get_rank() == dist.get_world_size() - 1:
+            self.forget_gradients()
+        super().step()
+
+
+class KeepsAStaleShard(ZeroReplica):
+    """The optimizer of the last rank's part takes its first step alone."""
+
+    steps_done = 0
+
+    def step(self):
+        if self.steps_done and dist.get_rank() == dist.get_world_size() - 1:
+            self.forget_gradients()
+        self.steps_done += 1
+        super().step()
+
+
+class SkipsAMicrobatch(PipelineReplica):
+    """The last microbatch has no part in the loss."""
+
+    def learn(self, batch, loss, *others):
+        def without_the_last(model, part):
+            whole, own = batch[1], part[1]
+            kept = 0.0 if own.data_ptr() == whole[-len(own) :].data_ptr() else 1.0
+            return kept * loss(model, part)
+
+        super().learn(batch, without_the_last, *others)
+
+
+class NeverAverages(LocalSGDReplica):
+    """Ranks train apart, and the mean is taken at the end alone."""
+
+    def step(self):
+        LocalReplica.step(self)
+        self._steps_alone += 1
 
 
 class SharesALocalRank(TorchGroup):

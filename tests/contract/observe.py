@@ -31,7 +31,7 @@ from tests.contract.records import GroupRecord, Lap, ReplicaRecord, Training
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from backends.base import Group, MakeOptimizer, Placement
+    from backends.base import Group, MakeOptimizer, Placement, Replica
     from tests.contract.plan import Launch, Member
     from tests.contract.records import RankRecord
 
@@ -220,12 +220,13 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
 
     # Two steps by hand: gradients of the first, and of a second that must not hold the first.
     batches = task.passes(replica.shard)
-    combined, alone = _Reference(0, maker), _Reference(rank, maker)
+    combined, alone = _Reference(0, maker), _Reference(0 if arm.synchronises else rank, maker)
     reported: list[str] = []
     replica.learn(next(batches), classify, reported.append)
-    before_sync = _hash(_gradients(replica.model))
+    before_sync = _hash(_gathered_gradients(replica, world))
     replica.sync()
-    gradients = _gradients(replica.model)
+    gradients = _gathered_gradients(replica, world)
+    gradient_bytes = replica.held_bytes()["gradient_bytes"]
     mean = _mean([_Reference(0, maker).gradients(task.first((index, world))) for index in range(world)])
     errors = {
         "gradient_error": _error(gradients, combined.gradients(task.first((0, 1)))),
@@ -235,7 +236,7 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
     replica.step()
     replica.learn(next(batches), classify)
     replica.sync()
-    second = _gradients(replica.model)
+    second = _gathered_gradients(replica, world)
     errors |= {
         "second_gradient_error": _error(second, combined.step().gradients(task.second((0, 1)))),
         "second_gradient_error_alone": _error(second, alone.step().gradients(task.second((rank, world)))),
@@ -261,7 +262,7 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
         phases=list(replica.phases),
         reported=reported,
         cycle=replica.cycle,
-        held=trained["adam float64"].held_bytes(),
+        held=trained["adam float64"].held_bytes() | {"gradient_bytes": gradient_bytes},
         held_whole=_held_by_one_process(config),
         names=list(replica.whole().state_dict()),
         plain_names=list(_build(0, torch.float64).state_dict()),
@@ -290,12 +291,44 @@ def _observe_training(make_replica, group, config, optimizer, learning_rate, dty
     train(replica, task.passes(replica.shard), classify, STEPS)
     whole = replica.whole()
     found = list(whole.parameters())
+    arm = task.config.arms[0]
+    apart = _train_apart(task, maker, dtype, world, arm.options) if arm.backend == "localsgd" else found
     return replica, Training(
         started=started,
         ended=_hash(whole.state_dict().values()),
         error=_error(found, _Reference(0, maker, dtype).train(task.batches((0, 1)))),
         error_alone=_error(found, _Reference(rank, maker, dtype).train(task.batches((rank, world)))),
+        error_apart=_error(found, apart),
     )
+
+
+def _train_apart(task, maker, dtype, world, options):
+    """Train a model for each rank, and average them every ``period`` steps."""
+    models = [_Reference(0, maker, dtype) for _ in range(world)]
+    batches = [task.batches((index, world)) for index in range(world)]
+    kept = [p.detach().clone() for p in models[0].model.parameters()]
+    outer = torch.optim.SGD(kept, lr=0.7, momentum=0.9, nesterov=True)
+
+    def mean() -> list[torch.Tensor]:
+        return _mean([list(one.model.parameters()) for one in models])
+
+    for step in range(1, STEPS + 1):
+        for one, its in zip(models, batches, strict=True):
+            one.gradients(next(its))
+            one.step()
+        if step % options["period"]:
+            continue
+        start = mean()
+        if options["outer"] == "nesterov":
+            for parameter, after in zip(kept, start, strict=True):
+                parameter.grad = parameter - after
+            outer.step()
+            start = kept
+        with torch.no_grad():
+            for one in models:
+                for parameter, value in zip(one.model.parameters(), start, strict=True):
+                    parameter.copy_(value)
+    return mean()
 
 
 def _held_by_one_process(config: Callable[..., RunConfig]) -> dict[str, int]:
@@ -309,6 +342,7 @@ def _held_by_one_process(config: Callable[..., RunConfig]) -> dict[str, int]:
     ]
     return {
         "parameter_bytes": _bytes_of(reference.model.parameters()),
+        "gradient_bytes": _bytes_of(p.grad for p in reference.model.parameters()),
         "optimizer_state_bytes": _bytes_of(state),
     }
 
@@ -402,6 +436,16 @@ def _gradients(model: nn.Module) -> list[torch.Tensor]:
     """
     held = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return [(g.full_tensor() if isinstance(g, DTensor) else g).detach().clone() for g in held]
+
+
+def _gathered_gradients(replica: Replica, world: int) -> list[torch.Tensor]:
+    """Copy the gradients of all layers, also of those on other ranks."""
+    own = _gradients(replica.model)
+    if replica.first_layer is None:
+        return own
+    parts: list[Any] = [None] * world
+    torch.distributed.all_gather_object(parts, own)
+    return [gradient for part in parts for gradient in part]
 
 
 def _mean(all_gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:

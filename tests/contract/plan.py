@@ -24,8 +24,12 @@ SMALL_BUCKETS = (
 )
 """Arms with small buckets: the default buckets hold the whole test model."""
 
-EARLY = ("ddp:comm_hook=powersgd:powersgd_start=2",)
-"""Arms that compress from the third step, so that most steps do."""
+EARLY = (
+    "ddp:comm_hook=powersgd:powersgd_start=2",
+    "localsgd:period=1",
+    "localsgd:period=5:outer=nesterov",
+)
+"""Arms that compress or average earlier, so that twelve steps show it."""
 
 NOT_VARIED = {
     "process_group": "auto means gloo on the CPU, where these tests run; nccl needs a GPU for each rank",
@@ -130,11 +134,9 @@ def _settled(arm: Arm) -> list[str]:
     ]
 
 
-ARMS = [
-    *chain.from_iterable(arms_of(backend) for backend in BACKENDS.values() if not backend.own_step),
-    *SMALL_BUCKETS,
-    *EARLY,
-]
+HERE = [backend for backend in BACKENDS.values() if not backend.not_on_cpus and not backend.own_step]
+"""The backends that run on CPUs, without a workload of the user's own."""
+ARMS = [*chain.from_iterable(arms_of(backend) for backend in HERE), *SMALL_BUCKETS, *EARLY]
 LAUNCHES = launches()
 GROUPS = {meeting.name: meeting for launch in LAUNCHES.values() for meeting in launch.meetings}
 LAUNCH_OF = {

@@ -44,7 +44,8 @@ def the_cycle_is_a_number_of_steps(ranks: Replicas) -> None:
 def bytes_held_are_those_of_the_declaration(ranks: Replicas) -> None:
     """Check that sharded parts add up, and that ranks hold others whole."""
     shards = BACKENDS[parse_arm(ranks[0].arm).backend].shards
-    in_shards = {"parameter_bytes": shards == "parameters", "optimizer_state_bytes": shards != "nothing"}
+    in_shards = dict.fromkeys(("parameter_bytes", "gradient_bytes"), shards in {"parameters", "layers"})
+    in_shards["optimizer_state_bytes"] = shards != "nothing"
     for part, sharded in in_shards.items():
         held = [r.held[part] for r in ranks]
         whole = ranks[0].held_whole[part]
@@ -177,6 +178,19 @@ def what_is_called_lossy_is(ranks: Replicas) -> None:
             assert r.trainings["sgd float64"].error > FLOAT64, f"rank {r.rank}"
 
 
+def ranks_train_apart_and_are_averaged(ranks: Replicas) -> None:
+    for r in ranks:
+        for name, training in r.trainings.items():
+            tolerance = FLOAT32 if "float32" in name else FLOAT64
+            assert training.error_apart <= tolerance, f"rank {r.rank}: {name}"
+
+
+def steps_of_sgd_at_period_1_equal_a_single_process(ranks: Replicas) -> None:
+    if parse_arm(ranks[0].arm).same_training:
+        for r in ranks:
+            assert r.trainings["sgd float64"].error <= FLOAT64, f"rank {r.rank}"
+
+
 def every_rank_keeps_its_own_start(ranks: Replicas) -> None:
     assert len({r.built for r in ranks}) == len(ranks), "the ranks must bring different models along"
     for r in ranks:
@@ -234,6 +248,15 @@ OF_A_LOSSY_REPLICA = (
     a_step_drops_the_gradients_that_were_rounded,
     twenty_rounded_steps_stay_close_to_a_single_process,
     what_is_called_lossy_is,
+    all_ranks_end_bitwise_equal,
+)
+
+OF_LOCAL_TRAINING = (
+    *_EVERY,
+    every_rank_starts_from_rank_0,
+    _within("gradients_are_those_of_its_own_shard", lambda r: r.gradient_error_alone),
+    ranks_train_apart_and_are_averaged,
+    steps_of_sgd_at_period_1_equal_a_single_process,
     all_ranks_end_bitwise_equal,
 )
 

@@ -49,6 +49,8 @@ class Training(msgspec.Struct, kw_only=True):
     """Largest relative difference from a single process on the combined batch."""
     error_alone: float
     """The same for a single process on this rank's shard and start."""
+    error_apart: float
+    """The same for models that are averaged; 0 for other arms."""
 
 
 class ReplicaRecord(msgspec.Struct, kw_only=True):

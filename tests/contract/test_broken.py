@@ -61,11 +61,16 @@ REPLICAS = {
         "small_buckets_make_several_messages",
     },
     "ForgetsAMessage": {"messages_hold_every_gradient_once"},
+    "LosesAShard": SECOND_GRADIENTS | TRAINING | {"bytes_held_are_those_of_the_declaration"},
+    "KeepsAStaleShard": TRAINING,
+    "SkipsAMicrobatch": GRADIENTS | SECOND_GRADIENTS | TRAINING,
     "AttestsObjects": {
         "attestation_is_json_and_names_the_reduce_op",
         "attestation_repeats_the_options_that_were_given",
     },
 }
+
+LOCAL = {"NeverAverages": {"ranks_train_apart_and_are_averaged"}}
 
 GROUPS = {
     "TorchGroup": set(),
@@ -80,21 +85,35 @@ GROUPS = {
 }
 
 
+ARM_OF = {
+    "IgnoresItsBucketSize": BUCKETS,
+    "ForgetsAMessage": BUCKETS,
+    "LosesAShard": "fsdp",
+    "KeepsAStaleShard": "zero",
+    "SkipsAMicrobatch": "pipeline",
+    "NeverAverages": "localsgd:period=5",
+}
+
+
 def member(name: str) -> Member:
-    arm = BUCKETS if name in {"IgnoresItsBucketSize", "ForgetsAMessage"} else ARM
-    return Member(arm, "" if name == ARM else name)
+    return Member(ARM_OF.get(name, ARM), "" if name == ARM else name)
 
 
 @pytest.fixture(scope="module")
 def broken(carry_out):
     groups = tuple(name for name in GROUPS if name != "TorchGroup")
-    meeting = Meeting(ARM, tuple(member(name) for name in REPLICAS), broken_groups=groups)
+    meeting = Meeting(ARM, tuple(member(name) for name in [*REPLICAS, *LOCAL]), broken_groups=groups)
     return carry_out(Launch("torchrun", (meeting,), refusals=True), 2)
 
 
 @pytest.mark.parametrize("name", REPLICAS)
 def test_a_broken_strategy_breaks_these_promises_and_no_others(broken, name):
     assert _broken(promises.OF_A_REPLICA, broken.replicas(name)) == REPLICAS[name]
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_broken_local_training_breaks_these_promises_and_no_others(broken, name):
+    assert _broken(promises.OF_LOCAL_TRAINING, broken.replicas(name)) == LOCAL[name]
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -8,9 +8,11 @@ import pytest
 from backends import BACKENDS
 from compare.schema.arms import parse_arm
 from tests.contract import promises
-from tests.contract.plan import ARMS, GROUPS, LAUNCH_OF, LAUNCHES, NOT_VARIED, WORLDS
+from tests.contract.plan import ARMS, GROUPS, HERE, LAUNCH_OF, LAUNCHES, NOT_VARIED, WORLDS
 
-EXACT = {label: parse_arm(label) for label in ARMS if parse_arm(label).exact}
+LOCAL = [label for label in ARMS if BACKENDS[parse_arm(label).backend].training != "same"]
+EXACT = {label: parse_arm(label) for label in ARMS if parse_arm(label).exact and label not in LOCAL}
+LOSSY = [label for label in ARMS if label not in EXACT and label not in LOCAL]
 
 
 def marks_of(world):
@@ -45,7 +47,8 @@ def test_group_keeps_the_promise(launched, promise, group, world):
     ("promise", "arm", "world"),
     [
         *cases(EXACT, lambda arm: EXACT[arm].synchronises, promises.OF_A_REPLICA, promises.OF_THE_CONTROL),
-        *cases([arm for arm in ARMS if arm not in EXACT], bool, promises.OF_A_LOSSY_REPLICA, ()),
+        *cases(LOSSY, bool, promises.OF_A_LOSSY_REPLICA, ()),
+        *cases(LOCAL, bool, promises.OF_LOCAL_TRAINING, ()),
     ],
 )
 def test_replica_keeps_the_promise(launched, promise, arm, world):
@@ -63,9 +66,7 @@ def test_launch_exits_with_0_after_every_rank_left(launched, launch, world):
 
 def test_plan_contains_every_backend_choice_and_switch():
     arms = [parse_arm(label) for label in ARMS]
-    for backend in BACKENDS.values():
-        if backend.own_step:  # tests/e2e/test_own.py tries it
-            continue
+    for backend in HERE:
         asked = [arm.options for arm in arms if arm.backend == backend.name]
         assert asked, backend.name
         for option in backend.options:

@@ -34,7 +34,10 @@ def a_run(*, arms, flags=()):
 
 ran = a_run(arms=ARMS, flags=("--no-control", "--accumulate", 2))
 """Arms written as sweeps, with two passes a step."""
-declared = a_run(arms="ddp,zero,fsdp,single", flags=("--strict", "--threads", 1, "--optimizer", "adam"))
+declared = a_run(
+    arms="ddp,zero,fsdp,single,pipeline,localsgd:period=5",
+    flags=("--strict", "--threads", 1, "--optimizer", "adam"),
+)
 """Arms that declare something else, beside DDP and the control."""
 
 
@@ -117,9 +120,65 @@ def test_zero_and_fsdp_end_with_the_parameters_of_ddp_and_hold_parts(declared):
     parts = [rank.attestation["held"] for rank in ranks_of(run, "fsdp")]
     held = {label: [rank.attestation["held"] for rank in ranks_of(run, label)] for label in ("ddp", "zero")}
     whole = held["ddp"][0]["optimizer_state_bytes"]
+    assert [own["gradient_bytes"] for label in held for own in held[label]] == [whole // 2] * 4
     assert [own["optimizer_state_bytes"] for own in held["ddp"]] == [whole] * 2
     assert sum(own["optimizer_state_bytes"] for own in held["zero"]) == whole
-    for part, of_all in (("parameter_bytes", whole // 2), ("optimizer_state_bytes", whole)):
+    for part in ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes"):
+        of_all = whole if part == "optimizer_state_bytes" else whole // 2
         assert sum(own[part] for own in parts) == of_all, "Adam keeps two numbers for each parameter"
         assert max(own[part] for own in parts) == pytest.approx(of_all / 2, rel=0.02)
     assert "bytes held" in printed
+
+
+def test_pipeline_divides_the_layers_and_trains_what_the_others_train(declared):
+    run, printed = declared
+    of = {arm.arm: arm for arm in analyse(run).summary.arms}
+    pipeline, ranks = of["pipeline"], ranks_of(run, "pipeline")
+    assert pipeline.parity.outcome == "passed"
+    assert pipeline.test_loss == pytest.approx(of["ddp"].test_loss, rel=1e-3)
+    assert sum(rank.evaluation.samples for rank in ranks) == 10_000
+    assert (pipeline.sync_seconds, pipeline.efficiency is not None) == (None, True)
+    assert [block for rank in ranks for block in rank.blocks if block.mode == "reference"] == []
+    first, last = (rank.attestation["held"] for rank in ranks)
+    assert (first["parameter_bytes"], last["parameter_bytes"]) == (4 * 785 * 16, 4 * 17 * 10)
+    assert (first["gradient_bytes"], last["gradient_bytes"]) == (4 * 785 * 16, 4 * 17 * 10)
+    facts = ranks[0].attestation["replica"]
+    assert (facts["schedule"], facts["microbatches"], facts["bubble_in_theory"]) == ("1f1b", 4, 0.2)
+    assert 0 < facts["waiting_share"] < 1
+    assert "pipeline: its ranks hold different layers, and share the global batch of 64." in printed
+
+
+def test_localsgd_is_proven_at_period_1_and_shows_its_loss(declared):
+    run, printed = declared
+    of = {arm.arm: arm for arm in analyse(run).summary.arms}
+    local = of["localsgd:period=5"]
+    assert local.parity.outcome == "passed"
+    assert local.final_hash not in {None, of["ddp"].final_hash}
+    assert local.sync_seconds is not None
+    assert "localsgd:period=5 is the same training at period 1 alone" in " ".join(printed.split())
+    assert "test loss" in printed
+
+
+@pytest.mark.faults
+def test_shards_of_four_ranks_are_fourth_parts(tmp_path, mnist_dir):
+    done = compare(
+        *(*RUN, "--backend", "zero,fsdp,modelparallel", "-np", 4, "--threads", 1, "--no-control"),
+        *("--model", "mlp:784-64-64-64-10", "--batch-size", 16, "--optimizer", "adam"),
+        *("--steps", 8, "--warmup", 2, "--repeats", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
+    )
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "run")
+    whole = 4 * (785 * 64 + 65 * 64 * 2 + 65 * 10)
+    sizes = {"parameter_bytes": whole, "gradient_bytes": whole, "optimizer_state_bytes": 2 * whole}
+    for label, parts in (
+        ("zero", ["optimizer_state_bytes"]),
+        ("fsdp", list(sizes)),
+        ("modelparallel", list(sizes)),
+    ):
+        held = [rank.attestation["held"] for rank in ranks_of(run, label)]
+        assert len(held) == 4
+        for part, size in sizes.items():
+            found = [own[part] for own in held]
+            assert sum(found) == size if part in parts else found == [size] * 4
+            if label == "fsdp":
+                assert max(found) == pytest.approx(size / 4, rel=0.02)

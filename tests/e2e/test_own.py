@@ -22,6 +22,8 @@ ARMS = "ddp,manual,horovod,mpi"
         pytest.param("resnet", 2, ARMS, marks=pytest.mark.faults),
         pytest.param("mixed", 2, f"{ARMS},manual:mode=overlap,manual:mode=ring", marks=pytest.mark.faults),
         pytest.param("transformer", 3, f"{ARMS},zero,fsdp", marks=[pytest.mark.faults, pytest.mark.rest]),
+        pytest.param("resnet", 2, "pipeline,modelparallel,localsgd", marks=pytest.mark.faults),
+        pytest.param("resnet", 3, "pipeline", marks=[pytest.mark.faults, pytest.mark.rest]),
         pytest.param("resnet", 3, f"{ARMS},zero,fsdp", marks=[pytest.mark.faults, pytest.mark.rest]),
     ],
 )
@@ -38,7 +40,20 @@ def test_examples_are_proven_through_every_backend(tmp_path, requires_backend, e
     for arm in found:
         gates = {gate["name"]: gate for gate in arm["gates"]}
         assert gates["float64"]["outcome"] == "passed"
-        assert gates["ranks"]["outcome"] == ("exempt" if arm["arm"] == "fsdp" else "passed")
+        in_shards = arm["arm"] in {"fsdp", "pipeline", "modelparallel"}
+        assert gates["ranks"]["outcome"] == ("exempt" if in_shards else "passed")
+
+
+@pytest.mark.faults
+def test_a_model_that_is_no_chain_is_refused_before_it_trains(tmp_path):
+    done = compare(
+        *("run", "--workload", EXAMPLES / "transformer.py:make", "--backend", "pipeline", "--no-control"),
+        *("--steps", 20, "--warmup", 5, "--repeats", 1, "--output", tmp_path / "results"),
+    )
+    assert done.returncode == 6
+    text = " ".join(done.stderr.split())
+    assert "the model is a Transformer, and no chain of layers that ranks could divide" in text
+    assert "an nn.Sequential, or leave this arm out" in text
 
 
 def test_the_readmes_example_runs_and_is_named(tmp_path):

@@ -100,6 +100,48 @@ def test_report_of_one_process_gives_the_reason_for_the_dash(form):
     assert "one process with all threads" not in markdown(a_run())
 
 
+# ---- different layers on the ranks ----
+
+
+@pytest.fixture
+def run_with_layers():
+    """Return a run with an arm whose ranks share the global batch."""
+
+    def result(arm, rank, milliseconds):
+        facts = attested("ddp" if arm == "pipeline" else arm, rank)
+        if arm == "pipeline":
+            facts["batch"] |= {"samples": 128, "shard": [0, 1]}
+            facts["replica"] = {"reduce_op": "mean", "bubble_in_theory": 0.2, "waiting_share": 0.334}
+        changes = {"collective_ns": [], "message_bytes": []} if arm == "pipeline" else {}
+        return a_rank(rank, milliseconds=milliseconds, attestation=facts, **changes)
+
+    measured = {"none": [4.0, 4.2, 4.1], "ddp": [5.0, 5.2, 5.1], "pipeline": [8.0, 8.4, 8.2]}
+    launches = [
+        a_launch(arm, round_, ranks=[result(arm, rank, time) for rank in range(2)])
+        for arm, times in measured.items()
+        for round_, time in enumerate(times, start=1)
+    ]
+    return a_run(measured, launches=launches)
+
+
+def test_conditions_of_layers_declare_the_shared_batch(run_with_layers):
+    found = {condition.item: condition for condition in compare_conditions(run_with_layers)}
+    assert [c.item for c in found.values() if c.kind == "different"] == []
+    assert found["shard"].kind == "declared"
+    assert "pipeline differs by declaration: its ranks hold different layers" in found["shard"].why
+    assert found["global batch size"].kind == "same"
+
+
+def test_summary_of_layers_has_efficiency_and_no_sync_cost(run_with_layers):
+    arm = summarise(run_with_layers).arms[-1]
+    assert arm.efficiency.mean == pytest.approx(0.5)
+    assert arm.samples_per_second.mean == pytest.approx(128 / 8.2e-3, rel=1e-3)
+    assert (arm.sync_seconds, arm.sync_share, arm.detail.exposed_seconds) == (None, None, None)
+    text = markdown(run_with_layers)
+    assert "pipeline: its ranks hold different layers, and share the global batch of 128." in text
+    assert "ranks would wait 20% of a pass; they waited 33%, with messages." in text
+
+
 # ---- parameters in shards ----
 
 
@@ -138,6 +180,13 @@ def test_same_training_at_period_1_is_judged_by_the_reference(declare):
     assert parse_arm("ddp:period=1").same_training
     far = [a_rank(rank, parity=[a_pass(differences=[0.1] * 20)]) for rank in range(2)]
     assert {gate.name: gate.outcome for gate in check_gates(Arm("ddp"), far)}["float64"] == "failed"
+    gates = check_gates(Arm("ddp"), [a_rank(0), a_rank(1)])
+    assert _verdict(ArmVerification(arm="ddp", gates=gates, seconds=1.0)) == "the same training at period 1"
+    text = markdown(a_run({"ddp": [5.0], "mpi": [5.0]}))
+    assert "ddp is the same training at period 1 alone: read its accuracy and loss" in text
+    assert "ddp at period 1, mpi within 2e-16" in text
+    assert "| test loss |" in text
+    assert "| test loss |" not in markdown(a_run({"mpi": [5.0]}))
 
 
 def test_conditions_of_another_training_declare_its_reduce_op(declare):

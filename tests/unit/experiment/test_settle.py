@@ -101,6 +101,14 @@ def test_choose_arms_refuses_cuda_options_on_the_cpu():
     assert settle.choose_arms(arms, "cuda", a_survey(gpus=2), one_host=True) == (arms, {})
 
 
+def test_choose_arms_refuses_dataparallel_on_the_cpu():
+    with pytest.raises(UnavailableError) as caught:
+        settle.choose_arms(parse_arms(["dataparallel"]), "cpu", a_survey(), one_host=True)
+    assert caught.value.what == "dataparallel cannot run on the CPU."
+    assert "silently returns the plain module" in caught.value.found
+    assert "--device cuda" in caught.value.remedy
+
+
 ALL = ["ddp", "manual", "manual:mode=shared_memory", "horovod", "mpi"]
 
 

@@ -122,8 +122,20 @@ def test_arm_options_default_and_delay_no_update_while_proven():
 
 def test_arm_synchronises_and_communicates_with_few_exceptions():
     assert [name for name in BACKENDS if not Arm(name).synchronises] == ["none"]
-    assert [name for name in BACKENDS if Arm(name).one_process] == ["single"]
-    assert [name for name in BACKENDS if not Arm(name).communicates] == ["none", "single"]
+    one_process, in_layers = ["single", "dataparallel"], ["modelparallel", "pipeline"]
+    assert [name for name in BACKENDS if Arm(name).one_process] == one_process
+    assert [name for name in BACKENDS if Arm(name).in_layers] == in_layers
+    assert [name for name in BACKENDS if not Arm(name).communicates] == ["none", *one_process]
+    without = {"none", *one_process, *in_layers}
+    assert {name for name in BACKENDS if not Arm(name).has_sync_cost} == without
+
+
+def test_arm_of_local_sgd_is_the_same_training_at_period_1():
+    assert not Arm("localsgd").same_training
+    assert parse_arm("localsgd:period=1").same_training
+    assert not parse_arm("localsgd:period=1:outer=nesterov").same_training
+    proven = parse_arm("localsgd:period=4:outer=nesterov").options_while_proven
+    assert (proven["period"], proven["outer"]) == (1, "none")
 
 
 def test_parse_arms_ignores_blanks_and_empty_places():

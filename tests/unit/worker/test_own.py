@@ -115,6 +115,16 @@ def test_schedule_sets_the_rates_and_clipping_comes_before_the_step():
     assert a_task().before_step() is None
 
 
+@pytest.mark.parametrize(("averages", "parts", "size"), [(True, 1, 2), (False, 4, 2), (True, 3, 3)])
+def test_proof_of_a_replica_has_its_parts_and_averaged_gradients(averages, parts, size):
+    task = a_task(before_step=lambda _: None)
+    replica = SimpleNamespace(averages_gradients=averages, parts_per_pass=parts)
+    proven = task.for_proof_of(replica)
+    assert proven.config.batch_size_per_rank == size
+    assert proven.changes_gradients is averages
+    assert task.changes_gradients
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "rate"), [("float64", torch.float64, 0.01), ("as run", torch.float32, 0.5)]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import distributed, nn
 
 from backends import base as seam
 from backends.strategies.ddp import DDPReplica
+from backends.strategies.parts import cut
 from compare.analysis.parity import check_gates
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
@@ -34,6 +36,8 @@ class Replica:
     learn = seam.Replica.learn
     whole = seam.Replica.whole
     module = seam.Replica.module
+    parts = seam.Replica.parts
+    parts_per_pass, first_layer, averages_gradients = 1, None, True
     broadcasts_buffers = needs_every_gradient = takes_whole_step = False
 
     def accumulate(self, passes):
@@ -52,6 +56,25 @@ class Replica:
     def step(self):
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+class InParts(Replica):
+    """Takes each pass in four parts, as a pipeline does."""
+
+    parts_per_pass = 4
+
+    def parts(self, batch):
+        return cut(batch, 4)
+
+    def learn(self, batch, loss, *_):
+        for part in self.parts(batch):
+            (loss(self.model, part) / 4).backward()
+
+
+class SkipsAPart(InParts):
+    def learn(self, batch, loss, *_):
+        for part in self.parts(batch)[1:]:
+            (loss(self.model, part) / 4).backward()
 
 
 class Doubles(Replica):
@@ -123,6 +146,33 @@ def test_prove_right_replica_equals_the_reference(data, kind):
     assert taken.share_of_first_update == pytest.approx(1, abs=1e-6)
     assert taken.error_of_first_update == pytest.approx(0, abs=1e-5)
     assert taken.seconds > 0
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(1, 8), (3, 4), (4, 2)])
+def test_prove_replica_in_parts_divides_every_batch(data, ranks, size):
+    taken = proof(data, InParts, ranks=ranks)
+    assert taken.samples_per_rank == size
+    assert taken.is_exact
+
+
+def test_prove_replica_that_skips_a_part_differs(data):
+    assert proof(data, SkipsAPart, brief=True).differences[0] > FAR
+
+
+@pytest.mark.parametrize("first", [None, 0])
+def test_prove_seeds_each_layer_of_a_divided_chain(data, first, monkeypatch):
+    """Let a replica draw other random numbers first, as later ranks do."""
+
+    class Elsewhere(InParts):
+        first_layer = first
+
+        def learn(self, *passed):
+            torch.rand(7)
+            super().learn(*passed)
+
+    chain = nn.Sequential(nn.Linear(784, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    monkeypatch.setattr(mnist, "build_model", lambda _: copy.deepcopy(chain))
+    assert proof(data, Elsewhere).is_exact is (first == 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""Train through torch's ``nn.DataParallel``: one process, several GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from backends.base import BackendError
+from backends.strategies.parts import cut
+from backends.strategies.single import SingleReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.base import Batch, Facts, Group, Loss, MakeOptimizer, Options
+
+
+class DataParallelReplica(SingleReplica):
+    """A replica that copies the model to each GPU in every pass."""
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        self.parts_per_pass = int(options["gpus"])
+        there = torch.cuda.device_count() if group.device.type == "cuda" else 0
+        if there < self.parts_per_pass:
+            raise BackendError(
+                f"gpus={self.parts_per_pass} needs so many GPUs of one host, which has {there}. Without them "
+                "nn.DataParallel silently returns the plain module. Leave this arm out."
+            )
+        self.gpus = list(range(self.parts_per_pass))
+        self._wrapped = nn.DataParallel(model, device_ids=self.gpus)
+        self._first_pass = True
+        super().__init__(model, make_optimizer, group, options)
+
+    @property
+    def module(self) -> nn.DataParallel[nn.Module]:
+        return self._wrapped
+
+    def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
+        before = torch.cuda.get_rng_state_all() if self._first_pass else []
+        super().learn(batch, loss, on_phase)
+        after = torch.cuda.get_rng_state_all() if self._first_pass else []
+        self._first_pass = False
+        if any(not torch.equal(*states) for states in zip(before, after, strict=True)):
+            raise BackendError(
+                "the model draws random numbers on several GPUs at once, in no order that one process could "
+                "repeat. Leave out dropout, or this arm."
+            )
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        return cut(batch, self.parts_per_pass)
+
+    def attest(self) -> Facts:
+        return super().attest() | {"gpus": len(self._wrapped.device_ids)}

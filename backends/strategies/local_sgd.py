@@ -1,0 +1,107 @@
+"""Train alone for some steps, then average the parameters.
+
+This is local SGD, and with ``outer=nesterov`` DiLoCo. There the change since the last average is the gradient
+of an outer optimizer: SGD with Nesterov's momentum (https://arxiv.org/abs/2311.08105).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from backends.strategies.averaging import Bucket, by_dtype
+from backends.strategies.local import LocalReplica, copy_with, require_carried, start_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from backends.base import Collectives, Facts, Group, MakeOptimizer, Options
+
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
+"""Learning rate and momentum of the outer optimizer, as DiLoCo has them."""
+
+
+class LocalSGDReplica(LocalReplica):
+    """A replica that trains alone, and averages parameters every ``period`` steps.
+
+    The optimizer's state and the buffers stay on their rank.
+    """
+
+    phases = ("forward", "backward", "step")
+    averages_gradients = False
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        require_carried(model, group)
+        for tensor in start_of(model).values():
+            group.broadcast_(tensor)
+        self.group = group
+        self.cycle = int(options["period"])
+        self._steps_alone = 0
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._buckets = [Bucket(its) for its in by_dtype(self._trained)]
+        self._outer: torch.optim.SGD | None = None
+        if options["outer"] == "nesterov":
+            kept = [p.detach().clone() for p in self._trained]
+            self._outer = torch.optim.SGD(kept, OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True)
+        super().__init__(model, make_optimizer, group, options)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        super().step()
+        self._steps_alone += 1
+        if self._steps_alone == self.cycle:
+            self._steps_alone = 0
+            means = self._means()
+            torch._foreach_copy_([*self._trained], self._move_on(means) if self._outer else means)
+
+    def _means(self) -> list[torch.Tensor]:
+        """Average the parameters of all ranks, by one all-reduce per dtype."""
+        means: dict[int, torch.Tensor] = {}
+        for bucket in self._buckets:
+            torch._foreach_copy_(bucket.views, [*bucket.parameters])
+            bucket.flat.div_(self.group.world_size)
+            self.group.all_reduce_(bucket.flat)
+            means |= {id(p): view for p, view in zip(bucket.parameters, bucket.views, strict=True)}
+        return [means[id(parameter)] for parameter in self._trained]
+
+    def _move_on(self, means: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Take a step of the outer optimizer, and return its parameters."""
+        assert self._outer is not None  # noqa: S101 -- the caller asked
+        kept: list[torch.Tensor] = self._outer.param_groups[0]["params"]
+        for outer, mean in zip(kept, means, strict=True):
+            outer.grad = outer - mean
+        self._outer.step()
+        self._outer.zero_grad()
+        return kept
+
+    @torch.no_grad()
+    def whole(self) -> nn.Module:
+        if not self._steps_alone:
+            return self.model  # all ranks have the average
+        means = {id(p): mean for p, mean in zip(self._trained, self._means(), strict=True)}
+        return copy_with(self.model, lambda tensor: means.get(id(tensor), tensor).detach().clone())
+
+    def held_bytes(self) -> Facts:
+        if not self._outer:
+            return super().held_bytes()
+        kept = self._outer.param_groups[0]["params"]
+        momentum = [held["momentum_buffer"] for held in self._outer.state.values()]
+        outer = sum(tensor.numel() * tensor.element_size() for tensor in [*kept, *momentum])
+        return super().held_bytes() | {"outer_bytes": outer}
+
+    def attest(self) -> Facts:
+        # Averages of every step are those of gradients, where a step is linear in its gradient.
+        linear = isinstance(self.optimizer, torch.optim.SGD)
+        same = self.cycle == 1 and linear and not self._outer
+        return {
+            "reduce_op": "mean" if same else f"mean of parameters, period {self.cycle}",
+            "passes_per_step": self.passes_per_step,
+            "period": self.cycle,
+            "outer": "nesterov" if self._outer else "none",
+        }
+
+    def collectives(self) -> Collectives | None:
+        return None  # most steps have none

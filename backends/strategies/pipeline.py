@@ -1,0 +1,333 @@
+"""Divide the layers of a chain among the ranks.
+
+With microbatches this is a pipeline, and without them model parallelism.
+
+``torch.distributed.pipelining`` sends activations forward, and their gradients back. All ranks have the
+global batch. They call the loss to find the model's inputs, and stop it there. The last rank then calls it
+for each microbatch, with a model that returns what the pipeline computed.
+
+The bubble is the time in which a rank waits. Of equal stages it is (n - 1) / (m + n - 1) of a pass, for n
+ranks and m microbatches. The strategy also measures how long ranks really wait, for messages too.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from backends.base import BackendError
+from backends.strategies.local import LocalReplica, copy_with, start_of
+from backends.strategies.parts import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options
+
+SCHEDULES: dict[str, type[Schedule1F1B | ScheduleGPipe]] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+class PipelineReplica(LocalReplica):
+    """A replica that holds some layers, and trains them on every batch."""
+
+    phases = ("backward", "step")
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        layers = _layers_of(model)
+        for tensor in start_of(model).values():
+            group.broadcast_(tensor)
+        self.group = group
+        self.schedule = str(options["schedule"])
+        self.parts_per_pass = int(options["microbatches"])
+        if self.schedule == "1f1b" and self.parts_per_pass < group.world_size:
+            raise BackendError(
+                "schedule=1f1b needs a microbatch for each rank. There are "
+                f"{self.parts_per_pass} for {group.world_size}. Choose more, or schedule=gpipe."
+            )
+        self.starts = divide(layers, group.world_size)
+        self.first_layer = self.starts[group.rank]
+        own = slice(self.first_layer, [*self.starts, len(layers)][group.rank + 1])
+        self._plain = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+        self._pass: _Pass | None = None
+        super().__init__(_Chain(*layers[own]), make_optimizer, group, options)
+        self.shard = (0, 1)
+
+    def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
+        if self._pass is None:
+            self._pass = _Pass(self.model, self.group, SCHEDULES[self.schedule], self.parts_per_pass)
+            self._pass.prepare(batch, loss)
+        self._pass.run(batch, loss, 1 / (self.parts_per_pass * self.passes_per_step))
+        on_phase("backward")
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        return cut(batch, self.parts_per_pass)
+
+    @torch.no_grad()
+    def whole(self) -> nn.Module:
+        found: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(_layers_of(self._plain)):
+            owner = sum(start <= index for start in self.starts) - 1
+            own = (
+                _tensors_of(_layers_of(self.model)[index - self.starts[owner]])
+                if owner == self.group.rank
+                else None
+            )
+            for place, tensor in enumerate(_tensors_of(layer)):
+                full = own[place].clone() if own else torch.empty_like(tensor, device=self.group.device)
+                self.group.broadcast_(full.view(torch.uint8) if full.dtype == torch.bool else full, owner)
+                found[id(tensor)] = full
+        return copy_with(self._plain, lambda tensor: found[id(tensor)])
+
+    def attest(self) -> Facts:
+        ranks, parts = self.group.world_size, self.parts_per_pass
+        waits = {}
+        if self._pass and self.group.device.type == "cpu":  # a GPU computes while this process goes on
+            share = torch.tensor([self._pass.waiting_share / ranks])
+            self.group.all_reduce_(share)
+            waits = {"waiting_share": round(float(share), 3)}
+        return {
+            "reduce_op": "mean",
+            "passes_per_step": self.passes_per_step,
+            "schedule": self.schedule,
+            "microbatches": parts,
+            "first_layers": self.starts,
+            "bubble_in_theory": round((ranks - 1) / (parts + ranks - 1), 3),
+            **waits,
+        }
+
+    def collectives(self) -> Collectives | None:
+        return None  # activations go from neighbour to neighbour
+
+
+class ModelParallelReplica(PipelineReplica):
+    """A replica that computes each batch at once, while other ranks wait."""
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        super().__init__(model, make_optimizer, group, {**options, "schedule": "gpipe", "microbatches": 1})
+
+
+# ---- the layers ----
+
+
+class _Chain(nn.Sequential):
+    """Layers that may begin with several activations, as a stage gets them."""
+
+    def forward(self, *inputs: Any) -> Any:
+        return super().forward(inputs[0] if len(inputs) == 1 else inputs)
+
+
+def _layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a chain, in order.
+
+    Raises:
+        BackendError: the model is no chain of layers.
+    """
+    if not isinstance(model, nn.Sequential) or type(model).forward not in {
+        nn.Sequential.forward,
+        _Chain.forward,
+    }:
+        raise BackendError(
+            f"the model is a {type(model).__name__}, and no chain of layers that ranks could divide. Make it "
+            "an nn.Sequential, or leave this arm out."
+        )
+    return list(model)
+
+
+def _tensors_of(layer: nn.Module) -> list[torch.Tensor]:
+    return [*layer.parameters(), *layer.buffers()]
+
+
+def divide(layers: Sequence[nn.Module], ranks: int) -> list[int]:
+    """Return the first layer of each rank.
+
+    Every rank gets layers in a row, at least one of them with parameters. The rank with the most parameters
+    has as few as possible.
+
+    Raises:
+        BackendError: there are too few layers, or ranks would share a parameter.
+    """
+    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    # A layer without parameters stays with the one before it.
+    cuts = [0, *[index for index, size in enumerate(sizes) if size and sum(sizes[:index])]]
+    if len(cuts) < ranks:
+        raise BackendError(
+            f"{len(cuts)} layers with parameters cannot be divided among {ranks} ranks. Use fewer ranks, or "
+            "leave this arm out."
+        )
+    sums = [0, *accumulate(sizes)]
+    ends = [*cuts, len(layers)]
+
+    @cache
+    def best(count: int, ranks: int) -> tuple[int, list[int]]:
+        """Divide the layers before a cut: the largest part, and the starts."""
+        if ranks == 1:
+            return sums[ends[count]], [0]
+        return min(
+            (max(largest, sums[ends[count]] - sums[ends[before]]), [*starts, ends[before]])
+            for before in range(ranks - 1, count)
+            for largest, starts in [best(before, ranks - 1)]
+        )
+
+    starts = best(len(cuts), ranks)[1]
+    _require_apart(layers, starts)
+    return starts
+
+
+def _require_apart(layers: Sequence[nn.Module], starts: list[int]) -> None:
+    owners: dict[int, int] = {}
+    for index, layer in enumerate(layers):
+        owner = sum(start <= index for start in starts)
+        for name, parameter in layer.named_parameters():
+            if owners.setdefault(id(parameter), owner) != owner:
+                raise BackendError(
+                    f"layer {index} shares its parameter {name} with a layer of another rank. Untie the two, "
+                    "use fewer ranks, or leave this arm out."
+                )
+
+
+# ---- one pass ----
+
+
+class _Pass:
+    """One forward and backward pass through all ranks."""
+
+    def __init__(
+        self, model: nn.Module, group: Group, schedule: type[Schedule1F1B | ScheduleGPipe], parts: int
+    ) -> None:
+        self._model = model
+        self._group = group
+        self._stage = _TimedStage(copy.deepcopy(model), group.rank, group.world_size, group.device)
+        self._pipeline = schedule(self._stage, parts, loss_fn=self._loss_of_part, scale_grads=False)
+        self._numbers = torch.arange(parts)
+        self._parts: list[Batch] = []
+        self._loss: Loss
+        self._weight = 1.0
+        self._outside = _autocast(group.device)
+        self._shape: torch.Size | None = None
+        self._seconds = 0.0
+
+    def prepare(self, batch: Batch, loss: Loss) -> None:
+        """Let the library find the shapes of all activations.
+
+        It takes a pass for that. The layers are copies meanwhile, and the generators are restored, so that
+        nothing is trained.
+        """
+        device = self._group.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            self.run(batch, loss, 1.0)
+        self._stage.submod = self._model
+        self._stage.busy_seconds = self._seconds = 0.0
+
+    def run(self, batch: Batch, loss: Loss, weight: float) -> None:
+        """Add the gradients of a batch to those of this rank's layers.
+
+        ``weight`` is the factor of each microbatch's loss.
+        """
+        self._loss, self._weight, self._outside = loss, weight, _autocast(self._group.device)
+        self._parts = cut(batch, len(self._numbers))
+        called = self._call_of(batch)
+        inputs = [called.inputs] if self._stage.is_first else []
+        begun = time.perf_counter()
+        with called.autocast:
+            # The library hands a part of the target to the loss: here the microbatch's number.
+            self._pipeline.step(*inputs, target=self._numbers, return_outputs=False)
+        self._seconds += time.perf_counter() - begun
+
+    @property
+    def waiting_share(self) -> float:
+        """Return the share of all passes without computation here."""
+        return 1 - self._stage.busy_seconds / self._seconds
+
+    def _call_of(self, batch: Batch) -> _ModelCalled:
+        """Return how the loss calls the model."""
+        try:
+            self._loss(_Divided(_stop), batch)
+        except _ModelCalled as caught:
+            # Its traceback would hold the frames, and with them the batch.
+            called, found = caught.with_traceback(None), caught.inputs
+        else:
+            raise BackendError("the loss never calls the model. Call it once, or leave this arm out.")
+        if self._shape not in {None, found.shape}:
+            raise BackendError(
+                f"the model's inputs have the shape {tuple(found.shape)}, and had {tuple(self._shape or ())} "
+                "in the first step. Pad them to one shape, or leave this arm out."
+            )
+        self._shape = found.shape
+        return called
+
+    def _loss_of_part(self, output: Any, number: torch.Tensor) -> torch.Tensor:
+        begun = time.perf_counter()
+        with self._outside:  # the loss sets its own
+            found = self._loss(_Divided(lambda _: output), self._parts[int(number)]) * self._weight
+        self._stage.busy_seconds += time.perf_counter() - begun
+        return found
+
+
+class _TimedStage(PipelineStage):
+    """A stage that counts the seconds in which it computes."""
+
+    busy_seconds = 0.0
+
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        begun = time.perf_counter()
+        found = super().forward_one_chunk(*arguments, **named)
+        self.busy_seconds += time.perf_counter() - begun
+        return found
+
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        begun = time.perf_counter()
+        super().backward_one_chunk(*arguments, **named)
+        self.busy_seconds += time.perf_counter() - begun
+
+
+class _Divided:
+    """What a loss calls in place of the divided model."""
+
+    def __init__(self, answer: Callable[[torch.Tensor], Any]) -> None:
+        self._answer = answer
+        self._calls = 0
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        self._calls += 1
+        if self._calls > 1 or len(inputs) != 1 or named or not isinstance(inputs[0], torch.Tensor):
+            raise BackendError(
+                "the loss calls the model with other arguments than one tensor, or more than once. Layers of "
+                "this arm are on several ranks: call the model once with a tensor, or leave this arm out."
+            )
+        return self._answer(inputs[0])
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BackendError(
+            f"the loss reads {name} of the model, whose layers are on several ranks. Call the model alone, "
+            "or leave this arm out."
+        )
+
+
+class _ModelCalled(BaseException):  # no error that a loss may catch
+    """The loss has called the model."""
+
+    def __init__(self, inputs: torch.Tensor) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.autocast = _autocast(inputs.device)
+
+
+def _autocast(device: torch.device) -> torch.autocast:
+    """Return the autocast that is set here, to set it elsewhere."""
+    kind = device.type
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
+
+
+def _stop(inputs: torch.Tensor) -> NoReturn:
+    raise _ModelCalled(inputs)
