@@ -135,7 +135,7 @@ def _settled(arm: Arm) -> list[str]:
 
 
 HERE = [backend for backend in BACKENDS.values() if not backend.not_on_cpus and not backend.own_step]
-"""The backends that run on CPUs, without a workload of the user's own."""
+"""The backends that run on CPUs by themselves."""
 ARMS = [*chain.from_iterable(arms_of(backend) for backend in HERE), *SMALL_BUCKETS, *EARLY]
 LAUNCHES = launches()
 GROUPS = {meeting.name: meeting for launch in LAUNCHES.values() for meeting in launch.meetings}
