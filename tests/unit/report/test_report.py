@@ -129,7 +129,7 @@ def settling(arms, settle_seconds=300.0, **changes):
 
 def with_buffers(arm, *hashes, broadcasts=False):
     """Return a launch whose ranks end with these hashes of buffers."""
-    attested = {"replica": {"broadcasts_buffers": broadcasts}}
+    attested = {"group": {"transport": "TCP over lo"}, "replica": {"broadcasts_buffers": broadcasts}}
     return a_launch(
         arm, ranks=[a_rank(n, buffer_hash=held, attestation=attested) for n, held in enumerate(hashes)]
     )
