@@ -17,10 +17,13 @@ EXECUTABLE = "mpiexec.hydra"
 REMEDY = "compare install mpich"
 VERSION = "5.0.2"
 
-# If a rank fails, or the launcher is killed, Hydra kills the process groups of all ranks at once. So each
-# rank has a parent that is alone in its group. When Hydra kills that, the rank's witness receives SIGTERM
-# and leaves its record. When the witness is killed, this parent ends likewise, and Hydra ends the launch.
+# Hydra takes a rank for failed if it exits before MPICH's exit handlers have run, as all ranks do. It then
+# sends SIGUSR1 to the process groups of the others. It kills them if a process dies of a signal, or the
+# launcher does. So each rank has a parent that is alone in its group. When Hydra kills that, the rank's
+# witness receives SIGTERM and leaves its record. When the witness is killed, this parent ends likewise, and
+# Hydra ends the launch.
 _PARENT = """\
+trap '' USR1
 setsid "$@"
 status=$?
 [ "$status" -lt 128 ] || kill -KILL $$
@@ -54,6 +57,8 @@ def commands(request: Request) -> list[Command]:
         # All arms must have the same affinity.
         "-bind-to",
         "none",
+        # Without this, it would kill where it now sends SIGUSR1.
+        "-disable-auto-cleanup",
         *("sh", "-c", _PARENT, "sh"),
         # After an uncaught exception in plain mpi4py the other ranks wait for ever. This runner aborts
         # the job.

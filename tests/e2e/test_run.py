@@ -192,6 +192,28 @@ def test_run_budget_ends_the_run_with_whole_rounds(tmp_path, mnist_dir, requires
     assert processes_of(tmp_path) == []
 
 
+def test_run_compares_two_mpi_libraries_under_the_same_conditions(tmp_path, any_data, requires_backend):
+    """Two launches of each must end well, too."""
+    dataset, folder = any_data
+    requires_backend("mpi")
+    requires_backend("mpi", library="mpich")
+    done = compare(
+        *RUN,
+        *("--backend", "mpi,mpi:library=mpich", "--no-control", "--steps", 40, "--warmup", 5),
+        *("--repeats", 2, "--interleave", "launches", "--strict"),
+        *("--dataset", dataset, "--data-dir", folder, "--output", tmp_path / "run"),
+    )
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "run")
+    found = {la.arm: {rank.attestation["group"]["library"] for rank in la.ranks} for la in run.launches}
+    assert {arm: min(names).split()[0] for arm, names in found.items()} == {
+        "mpi": "Open",
+        "mpi:library=mpich": "MPICH",
+    }
+    assert len({rank.final_hash for la in run.launches for rank in la.ranks}) == 1
+    assert processes_of(tmp_path / "run") == []
+
+
 def test_run_on_the_stand_in_digits_states_it_on_the_table(tmp_path, requires_backend):
     requires_backend("mpi")
     done = compare(

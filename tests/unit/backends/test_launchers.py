@@ -75,6 +75,7 @@ def test_hydra_command_starts_ranks_that_load_mpich(monkeypatch):
     parent = command.argv.index("sh")
     assert shlex.join(command.argv[:parent]) == (
         "/opt/env/bin/mpiexec.hydra -n 2 -launcher fork -rmk user -iface lo -bind-to none"
+        " -disable-auto-cleanup"
     )
     assert command.argv[parent + 3 :] == (
         *("sh", "/opt/env/bin/python", "-m", "mpi4py", "-m", "compare.worker", JOB),
