@@ -85,6 +85,8 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     cluster.require_launchers({BACKENDS[arm.backend].launcher for arm in arms})
+    if draft.compile:
+        cluster.require_compilers()
     baseline = choose_baseline(request.baseline, arms)
     if draft.comparisons is None:
         arms = with_control(arms, control=request.control)

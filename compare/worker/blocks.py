@@ -143,7 +143,7 @@ def make_reference(
     """
     with same_randomness(group.device):
         replica = make_replica(task.build_model(), task.make_optimizer, group, {})
-        replica.accumulate(task.config.accumulate)
+        task.prepare(replica)
         side = Side(replica, batches, task.loss, task.before_step())
         side.train(steps)
     read_clock(group.device)

@@ -293,7 +293,7 @@ def _follow(
     steps = _FEW_STEPS if brief and sum(p.numel() for p in model.parameters()) > _LARGE else STEPS
     copied = copy.deepcopy(model)
     replica = make_replica(model, task.make_optimizer)
-    replica.accumulate(task.config.accumulate)
+    task.prepare(replica)
     reference = _Reference(copied, task, replica, drifts=drifts)
     own = Side(replica, iter(task.batches(replica.shard)), task.loss, task.before_step())
     whole = replica.whole()
