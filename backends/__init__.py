@@ -19,7 +19,8 @@ __all__ = ["BACKENDS", "Backend", "Option", "Runtime", "load"]
 _PROCESS_GROUP = Option(
     "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
 )
-_BUCKET_CAP_MB = Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket")
+# torch splits compiled graphs by buckets, and refuses any that are smaller than its first one of 1 MiB.
+_BUCKET_CAP_MB = Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket", compiles_from=1.0)
 _BUCKET_VIEW = Option(
     "gradient_as_bucket_view", "switch", default=False, summary="gradients live in the buckets"
 )

@@ -188,6 +188,13 @@ class Replica(ABC):
         """
         self.passes_per_step = passes
 
+    def compile(self, compile_calls: Callable[[nn.Module], None]) -> None:
+        """Compile calls of the model, in place, before the first step.
+
+        A strategy that calls parts of the model compiles those.
+        """
+        compile_calls(self.model)
+
     def learn(
         self,
         batch: Batch,

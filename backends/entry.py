@@ -51,6 +51,8 @@ class Option:
     """Choices that the library refuses on the CPU."""
     accumulates: bool = True
     """False for a switch that rules out gradient accumulation."""
+    compiles_from: float = 0.0
+    """The smallest number with which torch.compile works."""
     needs: tuple[str, str] | None = None
     """Another option and its value that this option needs."""
     offered_in: str = ""

@@ -35,6 +35,11 @@ class FSDPReplica(LocalReplica):
         self._passes_done = 0
         super().__init__(model, make_optimizer, group, options)
 
+    def compile(self, compile_calls: Callable[[nn.Module], None]) -> None:
+        # Parameters are gathered between units, which cannot be compiled.
+        for unit in self._units:
+            compile_calls(unit)  # type: ignore[arg-type]  # it is a module, too
+
     def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
         if self.passes_per_step > 1:  # only the last pass of a step communicates its gradients
             last = (self._passes_done + 1) % self.passes_per_step == 0

@@ -100,6 +100,11 @@ def _switch(name: str) -> Callable[[RankResult], Any]:
     return read
 
 
+def _is_compiled(rank: RankResult) -> bool | None:
+    graphs = _attested("compiled_graphs")(rank)
+    return None if graphs is None else graphs > 0
+
+
 def _passes(rank: RankResult) -> Any:
     own = _attested("replica", "backward_passes_per_step")(rank)
     return own or _attested("replica", "passes_per_step")(rank)
@@ -147,6 +152,8 @@ _ITEMS = (
     Item("affinity", "controlled", _attested("affinity")),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
+    Item("activation dtypes", "controlled", _attested("activation_dtypes")),
+    Item("compiled", "controlled", _is_compiled),
     Item("input dtype", "controlled", _attested("batch", "dtype")),
     Item("global batch size", "controlled", _global_batch),
     Item("passes per step", "controlled", _passes, optional=True),
@@ -204,6 +211,7 @@ _ITEMS = (
         optional=True,  # compressed messages are not known
     ),
     _compared("gradients as bucket views", _switch("gradient_as_bucket_view"), "gradient_as_bucket_view"),
+    _compared("graph breaks", _attested("graph_breaks"), by_library=True),
     _compared("static graph", _switch("static_graph"), "static_graph"),
     _compared("PowerSGD rank", _attested("replica", "powersgd_rank"), "comm_hook", "powersgd_rank"),
     _compared("PowerSGD start", _attested("replica", "powersgd_start"), "comm_hook", "powersgd_start"),

@@ -133,6 +133,12 @@ class Shared:
     ] = 1
     seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    precision: Annotated[
+        str, typer.Option(help="float32, or bf16-autocast: forward and loss in torch.autocast with bfloat16.")
+    ] = "float32"
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the model of every arm with torch.compile.")
+    ] = False
     threads: Annotated[
         int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")
     ] = None
@@ -225,6 +231,8 @@ def read_request(
             "accumulate": shared.accumulate,
             "seed": shared.seed,
             "device": shared.device,
+            "precision": shared.precision,
+            "compile": shared.compile,
             "launch_timeout_seconds": shared.timeout,
             "stall_seconds": shared.stall,
             **config,

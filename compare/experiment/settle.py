@@ -87,6 +87,8 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     if not cluster.is_this_machine:
         require_other_hosts(arms)
     cluster.require_launchers({arm.runtime.launcher for arm in arms})
+    if draft.compile:
+        cluster.require_compilers()
     baseline = choose_baseline(request.baseline, arms)
     if draft.comparisons is None:
         arms = with_control(arms, control=request.control)

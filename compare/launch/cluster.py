@@ -24,7 +24,7 @@ import msgspec
 
 from backends.launchers import request
 from compare.data import DatasetSource
-from compare.errors import HostError, RingsideError
+from compare.errors import HostError, RingsideError, UnavailableError
 from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
 from compare.launch.engines import Allocation, Carrier
 from compare.launch.engines.commands import enough_files, join_errors, python_command
@@ -166,6 +166,23 @@ class Cluster:
                 found=f"It has {', '.join(mine) or 'none'}; hosts call back where mpirun and horovodrun run.",
                 remedy="Start on a host of the run, name another --interface, or compare ddp and manual.",
             )
+
+    def require_compilers(self) -> None:
+        """Require that torch.compile can compile on every host.
+
+        Raises:
+            UnavailableError: a host has no C++ compiler, or no header of Python.
+        """
+        if "CXX" in self.exported:
+            return
+        for host, ready in zip(self.hosts, self._ready, strict=True):
+            if ready.cannot_compile:
+                raise UnavailableError(
+                    f"Host {host.name}: torch.compile cannot compile.",
+                    found=f"{ready.cannot_compile[:1].upper()}{ready.cannot_compile[1:]}.",
+                    remedy="Install it there: apt-get install g++ python3-dev, for example. Or name another "
+                    "compiler with -x CXX=NAME, or leave out --compile.",
+                )
 
     def stage(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """Stage the data set on every host.

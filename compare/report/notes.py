@@ -36,6 +36,8 @@ def headline(run: Run, analysis: Analysis | None = None) -> str:
             config.model if config.is_own else f"{config.model} on {_DATASETS[run.dataset.name]}",
             f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
             config.device,
+            *([config.precision] if config.precision != "float32" else []),
+            *(["compiled"] if config.compile else []),
             f"batch {config.batch_size_per_rank} per rank"
             + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
             *([] if config.is_own else [f"{config.optimizer} lr {config.learning_rate:g}"]),
@@ -72,6 +74,7 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
             if arm.test_loss is None
         ),
         *_unused(run),
+        *_not_compiled(run),
         *(
             f"{launch.arm}, round {launch.round}: launched twice, because {launch.restarted_because}."
             for launch in run.launches
@@ -97,6 +100,18 @@ def _unused(run: Run) -> list[str]:
     moving = [arm.label for arm in run.config.arms if arm.zeros_for_unused]
     moved = f" {', '.join(moving)} gives them zero gradients, so weight decay moves them." if moving else ""
     return [f"Parameters that take no part in the loss: {', '.join(names)}.{moved}"]
+
+
+def _not_compiled(run: Run) -> list[str]:
+    """Name arms of a compiled run that compiled nothing."""
+    names = [
+        arm.label
+        for arm in run.config.arms
+        if run.config.compile
+        and any(la.ranks[0].attestation.get("compiled_graphs") == 0 for la in run.of(arm))
+    ]
+    why = "--compile compiles calls of the model, and its loss or strategy calls parts of it"
+    return [f"Not compiled: {', '.join(names)}. {why}."] if names else []
 
 
 def _incomplete(run: Run) -> list[str]:
@@ -157,6 +172,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_trained_model(run, summary),
         *_parity(run, summary),
         *_buffers(run),
+        *_compiled(run),
     ]
 
 
@@ -341,6 +357,22 @@ def _buffers(run: Run) -> list[str]:
         return []
     found = f"Buffers, such as BatchNorm's statistics, differ between the ranks of {', '.join(different)}."
     return [f"{found} The test used rank 0's on every rank."]
+
+
+def _compiled(run: Run) -> list[str]:
+    """Count the graphs of compiled models, and the breaks between them."""
+    arms: dict[tuple[int, int], list[str]] = {}
+    for arm in run.config.arms if run.config.compile else ():
+        for launch in run.of(arm)[:1]:
+            found = launch.ranks[0].attestation
+            if found.get("compiled_graphs"):
+                arms.setdefault((found["compiled_graphs"], found["graph_breaks"]), []).append(arm.label)
+    each = [
+        f"{counted(graphs, 'graph')} with {counted(breaks, 'break')}"
+        + (f" in {', '.join(labels)}" if len(arms) > 1 else "")
+        for (graphs, breaks), labels in arms.items()
+    ]
+    return [f"Compiled: {'; '.join(each)}. What lies at a break runs as it was written."] if each else []
 
 
 def _who(run: Run, summary: Summary, proven: list[str]) -> str:

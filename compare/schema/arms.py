@@ -185,6 +185,13 @@ class Arm(msgspec.Struct, frozen=True):
         """Return the settings that rule out gradient accumulation."""
         return self._settings(lambda option, value: value is True and not option.accumulates)
 
+    @property
+    def never_compiles(self) -> tuple[str, ...]:
+        """Return the settings with which torch.compile fails."""
+        return self._settings(
+            lambda option, value: isinstance(value, (int, float)) and value < option.compiles_from
+        )
+
     def _settings(self, which: Callable[[Option, OptionValue], bool]) -> tuple[str, ...]:
         settings = ((option, self.options[option.name]) for option in BACKENDS[self.backend].options)
         return tuple(f"{option.name}={_spell(value)}" for option, value in settings if which(option, value))

@@ -23,6 +23,8 @@ LARGEST_NUMBER = 10**9
 _OWN = re.compile(r"[^/]+\.py:[A-Za-z_][A-Za-z0-9_]*")
 Interleave: TypeAlias = Literal["auto", "blocks", "launches"]
 """``blocks``: in turns. ``launches``: one after another. ``auto``: in turns if possible."""
+Precision: TypeAlias = Literal["float32", "bf16-autocast"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
 
 
@@ -62,6 +64,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of noisy rounds to repeat."""
     seed: int = 0
     device: str = "cpu"
+    precision: Precision = "float32"
+    """``bf16-autocast``: the forward pass and the loss run in torch.autocast with bfloat16."""
+    compile: bool = False
+    """Whether torch.compile compiles the model."""
     threads_per_rank: int = 1
     launch_timeout_seconds: float = 300.0
     stall_seconds: float = 30.0
@@ -101,6 +107,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--optimizer", self.optimizer, tuple(OPTIMIZERS)),
             ("--device", self.device, DEVICES),
             ("--interleave", self.interleave, INTERLEAVES),
+            ("--precision", self.precision, PRECISIONS),
         ):
             require(name in known, flag, name, " or ".join(known))
         if not self.is_own:
@@ -114,6 +121,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "samples",
             )
         self._require_arms_that_fit()
+        self._require_arms_that_compile()
         if self.total_steps <= self.untimed_steps:
             raise UsageError(
                 "No training step is left to time.",
@@ -155,6 +163,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                     found=f"--accumulate {self.accumulate} needs passes that do not communicate. "
                     f"With {' and '.join(arm.never_accumulates)} every pass communicates.",
                     remedy="Leave out one of the two.",
+                )
+
+    def _require_arms_that_compile(self) -> None:
+        for arm in self.arms:
+            if self.compile and (arm.in_layers or arm.own_step):
+                raise UsageError(
+                    f"{arm.label} cannot be compiled from outside.",
+                    found="Its ranks hold layers alone." if arm.in_layers else "Its step is your own.",
+                    remedy="Leave it out, or leave out --compile." if arm.in_layers else "Compile in your step.",
+                )
+            if self.compile and arm.never_compiles:
+                raise UsageError(
+                    f"{arm.label} cannot be compiled.",
+                    found=f"torch.compile fails with {' and '.join(arm.never_compiles)}.",
+                    remedy="Use a larger number, or leave out --compile.",
                 )
 
     def ranks_of(self, arm: Arm) -> int:
@@ -203,6 +226,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         These are the warm-up, and always the first step, which allocates buffers.
         """
         return max(1, self.warmup_steps)
+
+    @property
+    def compile_limit_seconds(self) -> float:
+        """Return the maximum time of a first step, which compiles.
+
+        It may take as long as a launch. 0 without ``compile``.
+        """
+        return self.launch_timeout_seconds if self.compile else 0.0
 
     @property
     def control(self) -> Arm | None:

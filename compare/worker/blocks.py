@@ -151,7 +151,7 @@ def make_reference(
     """
     with same_randomness(group.device):
         replica = make_replica(task.build_model(), task.make_optimizer, group, {})
-        replica.accumulate(task.config.accumulate)
+        task.prepare(replica)
         side = make_side(replica, task, batches)
         side.train(steps)
     read_clock(group.device)

@@ -11,6 +11,7 @@ from torch import nn
 
 from backends.base import Group, Replica
 from compare.schema.results import Evaluation
+from compare.worker.compilation import not_compiled
 from compare.worker.parity import hash_parameters, hash_tensors
 from compare.worker.task import Task
 
@@ -31,13 +32,15 @@ def test_model(
 ) -> Trained:
     """Test the whole model on this rank's share of samples. Collective.
 
-    Every rank tests rank 0's buffers where the arm ``communicates``, so all shares are of one model. ``note``
-    is called before every batch.
+    It has the run's precision. Where the arm ``communicates``, every rank tests rank 0's buffers. So all
+    shares are of one model. ``note`` is called before every batch.
     """
     whole = replica.whole()
     buffers = list(whole.buffers())
     buffer_hash = hash_tensors(buffers) if buffers else ""
-    with _buffers_of_first_rank(whole, group if communicates else None):
+    shared = _buffers_of_first_rank(whole, group if communicates else None)
+    # Not compiled: another graph for one pass would take longer than it saves.
+    with shared, task.in_precision(), not_compiled(task.config):
         evaluation = task.test(whole, (group.rank, group.world_size), note)
     return Trained(
         final_hash=hash_parameters(whole),

@@ -15,7 +15,7 @@ from compare.schema.results import Evaluation
 from compare.worker.batches import PixelBatches, as_tensors, normalise
 from compare.worker.loop import evaluate
 from compare.worker.models import build_model, classify, optimizer_maker
-from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, Task
+from compare.worker.task import PROOF_DTYPES, PROOF_SAMPLES, PROOF_SETTINGS, Task
 
 if TYPE_CHECKING:
     from backends.base import Loss
@@ -59,7 +59,7 @@ class MnistTask(Task):
         return build_model(self.config.model).to(self.device, self._dtype)
 
     @property
-    def loss(self) -> Loss:
+    def plain_loss(self) -> Loss:
         return classify
 
     def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
@@ -79,7 +79,5 @@ class MnistTask(Task):
     def for_proof(self, kind: PassKind) -> MnistTask:
         config = self.config
         size = min(config.batch_size_per_rank, max(1, PROOF_SAMPLES // config.ranks))
-        config = msgspec.structs.replace(config, batch_size_per_rank=size)
-        if kind != "as run":
-            config = msgspec.structs.replace(config, optimizer="sgd", learning_rate=PROOF_RATE)
+        config = msgspec.structs.replace(config, batch_size_per_rank=size, **PROOF_SETTINGS[kind])
         return MnistTask(config, self._dataset, self._images, self._labels, dtype=PROOF_DTYPES[kind])

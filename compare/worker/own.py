@@ -22,7 +22,7 @@ from compare.data.own import code_digest
 from compare.schema.results import Evaluation
 from compare.worker.batches import ShardOrder
 from compare.worker.randomness import same_randomness, seed_generators
-from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, Task, tensors_of
+from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, PROOF_SETTINGS, Task, tensors_of
 from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class OwnTask(Task):
         return self._workload.optimizer(parameters)
 
     @property
-    def loss(self) -> Loss:
+    def plain_loss(self) -> Loss:
         return self._workload.loss
 
     @property
@@ -184,10 +184,8 @@ class OwnTask(Task):
 
     def for_proof(self, kind: PassKind) -> OwnTask:
         size = min(self.config.batch_size_per_rank, max(1, PROOF_SAMPLES // self.config.ranks))
-        config = msgspec.structs.replace(self.config, batch_size_per_rank=size)
+        config = msgspec.structs.replace(self.config, batch_size_per_rank=size, **PROOF_SETTINGS[kind])
         gate = kind != "as run"
-        if gate:
-            config = msgspec.structs.replace(config, optimizer="sgd", learning_rate=PROOF_RATE)
         dtype = PROOF_DTYPES[kind] if gate else None
         return OwnTask(config, self._workload, self._start, self.device, dtype=dtype, plain=gate)
 

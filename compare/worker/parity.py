@@ -184,7 +184,7 @@ def _follow(
     count = _FEW_STEPS if brief and sum(p.numel() for p in model.parameters()) > _LARGE else STEPS
     copied = copy.deepcopy(model)
     replica = make_replica(model, task.make_optimizer)
-    replica.accumulate(task.config.accumulate)
+    task.prepare(replica)
     task = task.for_proof_of(replica)
     _prepare_layers(replica, copied, task)
     reference = Reference(copied, task, replica, drifts=kind == "as run")

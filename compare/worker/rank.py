@@ -35,7 +35,9 @@ from compare.worker.blocks import (
 )
 from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
+from compare.worker.compilation import compiled_for_proof, load_compiler
 from compare.worker.evaluation import Trained, test_model
+from compare.worker.first_step import take_first_step
 from compare.worker.loop import EVALUATION_BATCH
 from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
 from compare.worker.mnist import MnistTask
@@ -70,10 +72,10 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     initial_hash = hash_parameters(replica.whole())
     start_up.mark("replica_ready")
 
-    watchdog.note("warm-up")
+    watchdog.note("warm-up", limit_seconds=job.config.compile_limit_seconds)
     batches = joined.task.batches(replica.shard)
     own = make_side(replica, joined.task, iter(batches))
-    first = _take_first_step(own, device)
+    first = take_first_step(own, job.config, device)
     start_up.mark("first_step_done")
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier_peak=proof_peak)
     measured = _measure(job, replica, group, watchdog, step_seconds=timed.step_seconds)
@@ -91,9 +93,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         gradient_bytes=sum(timed.trained.gradient_bytes),
         gradient_tensors=len(timed.trained.gradient_bytes),
-        message_bytes=measured.message_bytes,
-        collective_ns=measured.collective_ns,
-        sweep=measured.sweep,
+        **measured._asdict(),
         cpu_ns=timed.cpu_ns,
         waited_ns=timed.waited_ns,
         waited_cpu_ns=timed.waited_cpu_ns,
@@ -102,7 +102,8 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         moments=start_up.read(),
         parity=parity,
         whole_peak_memory_bytes=max(proof_peak, peak_memory_bytes()),
-        attestation=attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset),
+        attestation=attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
+        | first.attested,
     )
     # Ranks attest their open connections, so all of them keep theirs until here.
     group.barrier()
@@ -182,10 +183,11 @@ class _Joined(NamedTuple):
 
 def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp) -> _Joined:
     config = job.config
-    watchdog.note("load")
+    watchdog.note("load", limit_seconds=config.compile_limit_seconds)
     torch.set_num_threads(config.threads_per_rank)
     _require_same_conditions(job)
     device = _device(config.device, placement)
+    load_compiler(config, device)
     make_group, strategy = backends.load(job.arm.backend, job.arm.options)
 
     watchdog.note("data")
@@ -227,42 +229,23 @@ def _prove(job: Job, joined: _Joined, watchdog: Watchdog) -> list[ParityPass]:
 
     def note(step_seconds: float) -> None:
         # Rank 0 also trains the reference on all ranks' samples, and the others wait for it.
-        watchdog.note("parity", expected_seconds=job.config.ranks * step_seconds)
+        # The first step of a pass compiles.
+        limit_seconds = 0.0 if step_seconds else job.config.compile_limit_seconds
+        expected_seconds = job.config.ranks * step_seconds
+        watchdog.note("parity", expected_seconds=expected_seconds, limit_seconds=limit_seconds)
 
-    leads = group.rank == 0
-    return [
-        prove(make, joined.task, kind, note, leads=leads, brief=job.proof == "brief")
-        for kind in PASSES[job.proof]
-    ]
+    leads, brief = group.rank == 0, job.proof == "brief"
+    with compiled_for_proof(job.config):
+        return [prove(make, joined.task, kind, note, leads=leads, brief=brief) for kind in PASSES[job.proof]]
 
 
 def _make_replica(job: Job, joined: _Joined) -> Replica:
     config, group, task = job.config, joined.group, joined.task
     replica = joined.make_replica(task.build_model(), task.make_optimizer, group, job.arm.options)
-    replica.accumulate(config.accumulate)
+    task.prepare(replica)
     # From here on, dropout may differ between ranks, but not between runs.
     seed_generators(config.seed + 1 + group.rank)
     return replica
-
-
-class _FirstStep(NamedTuple):
-    seconds: float
-    gradient_bytes: int
-    """Bytes of gradients that the rank held before the optimizer's step."""
-
-
-def _take_first_step(own: Side, device: torch.device) -> _FirstStep:
-    """Train one step, and count the gradients on this rank."""
-    found: list[int] = []
-
-    def count(phase: str) -> None:
-        if phase == "sync":
-            found.append(own.replica.held_bytes()["gradient_bytes"])
-
-    begun = time.monotonic()
-    own.train(1, count)
-    read_clock(device)
-    return _FirstStep(time.monotonic() - begun, found[0])
 
 
 def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
@@ -310,7 +293,12 @@ def _timed(
     peak = peak_memory_bytes()  # without the memory of the reference
     sides: Sides = {"training": own}
     if job.arm.has_sync_cost:
-        watchdog.note("reference", untimed, expected_seconds=step_seconds)
+        watchdog.note(
+            "reference",
+            untimed,
+            expected_seconds=step_seconds,
+            limit_seconds=config.compile_limit_seconds,
+        )
         _, make_control = backends.load(CONTROL, {})
         same = iter(joined.task.batches(own.replica.shard))
         steps = min(FIRST_STEPS, config.untimed_steps, watchdog.steps_at_once(step_seconds))

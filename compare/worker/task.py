@@ -6,12 +6,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import torch
 from torch import nn
 
+from compare.worker.compilation import compile_in_place
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
@@ -28,6 +30,17 @@ A gradient of few samples shows every fault that one of many shows, and costs th
 """
 PROOF_RATE = 0.01
 """Learning rate of the gates, which train by plain SGD."""
+_GATE = {"optimizer": "sgd", "learning_rate": PROOF_RATE, "precision": "float32"}
+PROOF_SETTINGS: dict[PassKind, dict[str, Any]] = {
+    "float64": _GATE,
+    "float32": _GATE | {"compile": False},
+    "as run": {},
+}
+"""Settings of the passes of a proof.
+
+The gates have no autocast, because its rounding would hide faults of a strategy. In float32 the compiler's
+rounding would, too.
+"""
 PROOF_DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
 
 
@@ -64,10 +77,38 @@ class Task(ABC):
     def build_model(self) -> nn.Module:
         """Return a new model on the device, from the seed's start."""
 
+    def prepare(self, replica: Replica) -> None:
+        """Set the passes of a step, and compile if the run does."""
+        replica.accumulate(self.config.accumulate)
+        if self.config.compile:
+            replica.compile(compile_in_place)
+
+    @property
+    def loss(self) -> Loss:
+        """Return the loss of a model on a batch, in its precision."""
+        plain = self.plain_loss
+        if self.config.precision == "float32":
+            return plain
+
+        def precise(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
+            with self.in_precision():
+                return plain(model, batch)
+
+        return precise
+
     @property
     @abstractmethod
-    def loss(self) -> Loss:
-        """Return the loss of a model on a batch, a scalar."""
+    def plain_loss(self) -> Loss:
+        """Return the loss of a model on a batch, without autocast."""
+
+    def in_precision(self) -> AbstractContextManager[object]:
+        """Return the context of a forward pass and its loss.
+
+        Parameters and gradients stay as they are, so any backend can average them.
+        """
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     @abstractmethod
     def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:

@@ -62,13 +62,15 @@ class Watchdog:
         """
         return max(1, int(self._stall_seconds / (SLACK * max(step_seconds, _SHORT_STEP_SECONDS))))
 
-    def note(self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0) -> None:
+    def note(
+        self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0, limit_seconds: float = 0.0
+    ) -> None:
         """Record what the rank does next, and restart the timer.
 
         It takes some 0.1 ms, so timed code calls it only once in seconds. The limit is ``SLACK`` times the
-        expected time, or the stall where that is longer.
+        expected time, ``limit_seconds`` or the stall: the longest of them.
         """
-        self._expect(stage, step, SLACK * expected_seconds)
+        self._expect(stage, step, max(SLACK * expected_seconds, limit_seconds))
 
     def wait_for_turn(self, step: int) -> None:
         """Stop the timer while other arms train."""

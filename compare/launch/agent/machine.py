@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import platform
+import shutil
 import socket
+import sysconfig
 from contextlib import closing, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -25,6 +27,7 @@ def describe() -> Ready:
         addresses=addresses(),
         cpus=sorted(os.sched_getaffinity(0)),
         gpus=count_gpus(),
+        cannot_compile=missing_for_compile(),
     )
 
 
@@ -54,6 +57,15 @@ def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     # CUDA ignores every entry after the first negative number.
     named = takewhile(lambda name: not name.startswith("-"), map(str.strip, visible.split(",")))
     return min(there, len(list(filter(None, named))))
+
+
+def missing_for_compile() -> str:
+    """Return what torch.compile lacks here; empty if it can compile."""
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        return f"there is no C++ compiler: {compiler} is not on PATH"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if header.is_file() else f"there is no {header}"
 
 
 def memory_left_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:

@@ -46,6 +46,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """CPUs that a launch may use there."""
     gpus: int = 0
     """Number of NVIDIA GPUs that its driver and CUDA_VISIBLE_DEVICES show."""
+    cannot_compile: str = ""
+    """What torch.compile lacks there; empty if it can compile."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):

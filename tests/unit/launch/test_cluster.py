@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from compare import data
 from compare.data import DatasetSource
-from compare.errors import HostError
+from compare.errors import HostError, UnavailableError
 from compare.launch import staging
 from compare.launch.cluster import open_cluster
 from compare.launch.engines import Allocation
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
+from tests.unit.factories import AnAgent, a_cluster
 
 NOWHERE = [Host(f"no-such-host-{n}.invalid", 1, source=f"hosts:{n}") for n in (1, 2)]
 
@@ -27,6 +29,19 @@ def test_open_cluster_every_host_that_cannot_be_used_is_named():
         pass
     assert "no-such-host-1.invalid (hosts:1)" in caught.value.found
     assert "no-such-host-2.invalid (hosts:2)" in caught.value.found
+
+
+def test_cluster_host_without_a_compiler_is_named():
+    agent = AnAgent()
+    cluster = a_cluster(agent=agent)
+    cluster.require_compilers()
+    agent.ready = msgspec.structs.replace(agent.ready, cannot_compile="there is no C++ compiler")
+    with pytest.raises(UnavailableError, match="Host localhost: torch") as caught:
+        a_cluster(agent=agent).require_compilers()
+    assert caught.value.found == "There is no C++ compiler."
+    named = a_cluster(agent=agent)
+    named.exported = {"CXX": "clang++"}
+    named.require_compilers()
 
 
 @pytest.fixture

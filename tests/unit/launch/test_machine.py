@@ -1,8 +1,10 @@
 """Test what an agent reports of its machine."""
 
+import sys
+
 import pytest
 
-from compare.launch.agent.machine import count_gpus, memory_left_bytes
+from compare.launch.agent.machine import count_gpus, memory_left_bytes, missing_for_compile
 
 
 @pytest.mark.parametrize(
@@ -16,6 +18,16 @@ def test_gpus_are_counted_without_torch(tmp_path, monkeypatch, visible, counted)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert count_gpus(tmp_path) == counted
     assert count_gpus(tmp_path / "no driver") == 0
+
+
+def test_missing_compiler_or_header_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert missing_for_compile() == "there is no C++ compiler: no-such-compiler is not on PATH"
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    assert missing_for_compile() == f"there is no {tmp_path}/Python.h"
+    (tmp_path / "Python.h").touch()
+    assert missing_for_compile() == ""
 
 
 @pytest.mark.parametrize(

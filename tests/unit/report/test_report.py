@@ -135,6 +135,12 @@ def with_buffers(arm, *hashes, broadcasts=False):
     )
 
 
+def compiled(arm, graphs, breaks):
+    """Return a launch whose ranks compiled so many graphs."""
+    attested = {"group": {"transport": "TCP"}, "compiled_graphs": graphs, "graph_breaks": breaks}
+    return a_launch(arm, ranks=[a_rank(n, attestation=attested) for n in range(2)])
+
+
 BUFFERS = launched(
     {"none": [], "ddp": [], "manual": [], "mpi": [], "horovod": []},
     with_buffers("none", "a", "b"),
@@ -152,7 +158,24 @@ LINES = [
         [],
         id="buffers",
     ),
-    pytest.param(QUIET, [], ["Buffers"], id="no buffers"),
+    pytest.param(QUIET, [], ["Buffers", "ompiled"], id="no buffers"),
+    pytest.param(
+        launched(
+            {"none": [], "ddp": [], "manual": [], "mpi": []},
+            compiled("none", 1, 0),
+            compiled("ddp", 1, 0),
+            compiled("manual", 3, 2),
+            compiled("mpi", 0, 0),
+            config=ONE_ROUND | {"compile": True, "precision": "bf16-autocast"},
+        ),
+        [
+            "· cpu · bf16-autocast · compiled · batch 64",
+            "Compiled: 1 graph with 0 breaks in none, ddp; 3 graphs with 2 breaks in manual.",
+            "Not compiled: mpi. --compile compiles calls of the model",
+        ],
+        [],
+        id="compiled",
+    ),
     pytest.param(
         a_run(MEASURED, config=CONVNET),
         [

@@ -127,6 +127,15 @@ def test_config_refuses_to_accumulate_with_a_static_graph():
     assert "static_graph=true" in caught.value.found
 
 
+def test_config_refuses_to_compile_with_buckets_that_torch_refuses():
+    assert a_config("ddp:bucket_cap_mb=1,mpi", compile=True).compile
+    assert not a_config("ddp:bucket_cap_mb=0.5").compile
+    with pytest.raises(UsageError) as caught:
+        a_config("mpi,zero:bucket_cap_mb=0.5", compile=True)
+    assert caught.value.what == "zero:bucket_cap_mb=0.5 cannot be compiled."
+    assert "bucket_cap_mb=0.5" in caught.value.found
+
+
 @pytest.mark.parametrize(("steps", "warmup"), [(10, 30), (10, 10), (1, 1), (1, 0)])
 def test_config_refuses_a_run_without_timed_steps(steps, warmup):
     # The first step is never timed, because libraries allocate buffers in it.
@@ -149,7 +158,7 @@ def test_config_accepts_the_least_and_prefers_steps_to_epochs():
 
 def test_config_is_unchanged_by_json():
     config = a_config(
-        "none,ddp:bucket_cap_mb=0.1:gradient_as_bucket_view=true,manual:mode=overlap,horovod:controller=mpi",
+        "none,ddp:bucket_cap_mb=1.5:gradient_as_bucket_view=true,manual:mode=overlap,horovod:controller=mpi",
         ranks=3,
         model="convnet",
         optimizer="adamw",
@@ -167,6 +176,8 @@ def test_config_is_unchanged_by_json():
         interleave="blocks",
         seed=2**32 - 1,
         device="cuda",
+        precision="bf16-autocast",
+        compile=True,
         threads_per_rank=2,
         launch_timeout_seconds=12.5,
         stall_seconds=1.25,

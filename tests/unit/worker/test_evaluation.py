@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from compare.schema.results import Evaluation
 from compare.worker.evaluation import test_model as take_test
+from tests.unit.factories import a_config
 
 
 class Replica:
@@ -33,8 +35,13 @@ class Group:
 
 
 class Task:
+    config = a_config()
+
     def __init__(self):
         self.tested = []
+
+    def in_precision(self):
+        return nullcontext()
 
     def test(self, model, shard, note):
         assert shard == Replica.shard

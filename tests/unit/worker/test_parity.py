@@ -11,6 +11,7 @@ from torch import distributed, nn
 
 from backends import base as seam
 from backends.strategies.ddp import DDPReplica
+from backends.strategies.local import LocalReplica
 from backends.strategies.parts import cut
 from compare.analysis.parity import check_gates
 from compare.schema.arms import Arm, parse_arm
@@ -363,6 +364,16 @@ def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
     assert taken.steps == 5
     assert max(taken.differences[:2]) <= min(taken.limits[:2])
     assert min(taken.differences[2:]) > 1e-3
+
+
+@pytest.mark.parametrize(("compiled", "limit"), [(True, 300.0), (False, 0.0)])
+def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, alone, compiled, limit):
+    monkeypatch.setattr("compare.worker.task.compile_in_place", lambda _: None)
+    noted = []
+    job = SimpleNamespace(arm=parse_arm("manual"), config=a_config(compile=compiled), proof="brief")
+    watchdog = SimpleNamespace(note=lambda *_, limit_seconds, **__: noted.append(limit_seconds))
+    rank._prove(job, rank._Joined(LocalReplica, alone, MnistTask(job.config, None, *data)), watchdog)
+    assert noted == [limit, *[0.0] * (STEPS - 1)]
 
 
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])

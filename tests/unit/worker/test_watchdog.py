@@ -102,14 +102,22 @@ def test_watchdog_steps_at_once_fit_three_times_into_the_stall(step_seconds, ste
     assert watchdog.steps_at_once(step_seconds) == steps
 
 
-@pytest.mark.parametrize(("expected", "limit"), [(0.0, 15.0), (4.0, 15.0), (6.0, 18.0)])
+@pytest.mark.parametrize(
+    ("expected", "limit"),
+    [
+        ({}, 15.0),
+        ({"expected_seconds": 4.0}, 15.0),
+        ({"expected_seconds": 6.0}, 18.0),
+        ({"expected_seconds": 6.0, "limit_seconds": 300.0}, 300.0),
+    ],
+)
 def test_watchdog_limit_is_three_times_the_expected_time_or_the_stall(monkeypatch, expected, limit):
     timers, notes = [], BytesIO()
     timer = SimpleNamespace(dump_traceback_later=lambda seconds, **how: timers.append((seconds, how)))
     monkeypatch.setattr("compare.worker.watchdog.faulthandler", timer)
     file = SimpleNamespace(open=lambda *_, **_how: notes)
     files = SimpleNamespace(progress=lambda _: file)
-    Watchdog(files, 1, stall_seconds=15.0).note("train", 7, expected_seconds=expected)
+    Watchdog(files, 1, stall_seconds=15.0).note("train", 7, **expected)
     assert timers == [(limit, {"exit": True})]
     noted = json.loads(notes.getvalue())
     assert (noted["stage"], noted["step"], noted["limit_seconds"]) == ("train", 7, limit)

@@ -1,0 +1,70 @@
+"""Take the first step, which shows what really runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from backends.base import Batch, Facts
+from compare.schema.config import RunConfig
+from compare.worker.blocks import Side
+from compare.worker.clock import read_clock
+from compare.worker.compilation import counting_graphs
+
+
+class FirstStep(NamedTuple):
+    """The first step of a training."""
+
+    seconds: float
+    gradient_bytes: int
+    """Bytes of gradients that the rank held before the optimizer's step."""
+    attested: Facts
+
+
+def take_first_step(own: Side, config: RunConfig, device: torch.device) -> FirstStep:
+    """Train one step; note activations, compiled graphs and gradients."""
+    dtypes: set[str] = set()
+    attested: Facts = {}
+    gradient_bytes = 0
+
+    def count(phase: str) -> None:
+        nonlocal gradient_bytes
+        if phase == "sync":
+            gradient_bytes = own.replica.held_bytes()["gradient_bytes"]
+
+    def loss(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
+        found = own.loss(model, batch)
+        dtypes.update(_activation_dtypes(found))
+        return found
+
+    begun = time.monotonic()
+    with counting_graphs(config, attested):
+        own._replace(loss=loss).train(1, count)
+    read_clock(device)
+    attested["activation_dtypes"] = sorted(dtypes)
+    return FirstStep(time.monotonic() - begun, gradient_bytes, attested)
+
+
+def _activation_dtypes(loss: torch.Tensor) -> set[str]:
+    """Return the dtypes of what the operations of a forward pass returned."""
+    found: set[str] = set()
+    for node in _operations_before(loss):
+        found.update(str(result.dtype) for result in node._input_metadata)  # noqa: SLF001 -- no public name
+        # A compiled graph is one operation. Other saved tensors stay alone: checkpointing computes them anew.
+        if node.name().startswith("CompiledFunction"):
+            found.update(str(kept.dtype) for kept in node.saved_tensors if kept.is_floating_point())
+    return found
+
+
+def _operations_before(loss: torch.Tensor) -> Iterator[Any]:
+    """Yield the nodes of autograd, without parameters."""
+    ahead, seen = [loss.grad_fn], set[Any]()
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen and not hasattr(node, "variable"):
+            seen.add(node)
+            ahead += [before for before, _ in node.next_functions]
+            yield node
