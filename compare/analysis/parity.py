@@ -27,6 +27,11 @@ ANOTHER_TRAINING = "another training by declaration"
 AT_PERIOD_1 = "the same training at period 1"
 """What is proven of an arm that averages less often."""
 _WORTHLESS = "the speed of this arm means nothing."
+_WRONG_SHARD = "A shard is not updated, or samples are left out. Check every rank's part of the work."
+_OTHER_SAMPLES = (
+    "The ranks agree with each other, on gradients of other samples. Check that their shards are the parts "
+    "of every global batch."
+)
 _Name: TypeAlias = Literal["ranks", "float64", "float32"]
 _CLOSE = 0.01
 """Largest distance of an update's share from one with a meaning."""
@@ -140,7 +145,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         name,
         f"{arm.label} does not train what a single process trains on the same samples.",
         f"Largest relative difference of rank 0 in {passes[0].steps} {kind} steps: {_size(figure)}. "
-        f"Allowed: {allowed}. " + diagnose(list(passes.items()), limit),
+        f"Allowed: {allowed}. " + diagnose(list(passes.items()), limit, in_shards=arm.in_shards),
         _WORTHLESS,
         figure=figure,
         limit=limit,
@@ -168,10 +173,11 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: _Name) -> Gate:
     )
 
 
-def diagnose(passes: list[tuple[int, ParityPass]], limit: float) -> str:
+def diagnose(passes: list[tuple[int, ParityPass]], limit: float, *, in_shards: bool = False) -> str:
     """Describe what the first updates of a failed pass show.
 
-    Each pass comes with its rank. ``limit`` is the relative difference that is allowed.
+    Each pass comes with its rank. ``limit`` is the relative difference that is allowed. Ranks ``in_shards``
+    gather the same model, so their agreement shows nothing.
     """
     wrong = [(rank, taken) for rank, taken in passes if not _is_within(taken.differences[0], limit)]
     if not wrong and any(None in taken.differences for _, taken in passes):
@@ -190,10 +196,7 @@ def diagnose(passes: list[tuple[int, ParityPass]], limit: float) -> str:
     if meaning:
         return meaning
     if len({taken.hash for _, taken in passes}) == 1:
-        return (
-            "The ranks agree with each other, on gradients of other samples. Check that their shards are the "
-            "parts of every global batch."
-        )
+        return _WRONG_SHARD if in_shards else _OTHER_SAMPLES
     return f"{_named(wrong)}: gradients are not averaged over the ranks."
 
 

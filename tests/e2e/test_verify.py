@@ -23,9 +23,9 @@ WRONG = {
     UNSHARDED: "Check that their shards are the parts of every global batch.",
     NEVER_STEPS: "the step does not reach them",
     ROUNDS_UNSHARDED: "Check that their shards are the parts of every global batch.",
-    "fsdp": "The ranks agree with each other",
+    "fsdp": "A shard is not updated, or samples are left out.",
     "zero": "The first update is right on every rank, and later ones are wrong.",
-    "pipeline": "The ranks agree with each other",
+    "pipeline": "A shard is not updated, or samples are left out.",
 }
 """The wrong arms, and what is found."""
 
