@@ -175,7 +175,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         name,
         f"{arm.label} does not train what a single process trains on the same samples.",
         f"Largest relative difference of rank 0 in {passes[0].steps} {kind} steps: {_size(figure)}. "
-        f"Allowed: {allowed}. " + diagnose(list(passes.items())),
+        f"Allowed: {allowed}. " + diagnose(list(passes.items()), in_shards=arm.in_shards),
         _WORTHLESS,
         figure=figure,
         limit=limit,

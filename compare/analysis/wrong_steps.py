@@ -13,14 +13,15 @@ It is also the largest part of an update without an explanation.
 """
 
 _SHARDS = "Check that the shards are the parts of every global batch."
+_WRONG_SHARD = "A shard is not updated, or samples are left out. Check every rank's part of the work."
 _SAME_SAMPLES = f"Every rank trains on the same samples. {_SHARDS}"
 _OTHER_SAMPLES = f"The ranks agree, on gradients of other samples or of another loss. {_SHARDS}"
 
 
-def diagnose(passes: Sequence[tuple[int, ParityPass]]) -> str:
+def diagnose(passes: Sequence[tuple[int, ParityPass]], *, in_shards: bool = False) -> str:
     """Describe where a failed pass goes wrong first, and the likely cause.
 
-    Each pass comes with its rank.
+    Each pass comes with its rank. Ranks ``in_shards`` gather the same model, so their agreement shows nothing.
     """
     wrong = [(rank, taken.wrong) for rank, taken in passes if taken.wrong]
     first = min(wrong, key=lambda found: (found[1].step, found[0]), default=None)
@@ -32,9 +33,12 @@ def diagnose(passes: Sequence[tuple[int, ParityPass]]) -> str:
     if first is None:
         return _without_a_wrong_step(passes)
     rank, step = first
-    agree = len({taken.hash for _, taken in passes}) == 1
+    agree = len({taken.hash for _, taken in passes}) == 1 and not in_shards
     others_right = step.step == 1 and any(taken.wrong is None for _, taken in passes)
-    cause = _cause(step, agree=agree) or _unexplained(step, agree=agree, others_right=others_right)
+    cause = _cause(step, agree=agree)
+    if not cause and in_shards and step.step == 1:
+        cause = _WRONG_SHARD
+    cause = cause or _unexplained(step, agree=agree, others_right=others_right)
     return f"{_where(first)} {cause}"
 
 

@@ -170,8 +170,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             if self.compile and (arm.in_layers or arm.own_step):
                 raise UsageError(
                     f"{arm.label} cannot be compiled from outside.",
-                    found="Its ranks hold layers alone." if arm.in_layers else "Its step is your own.",
-                    remedy="Leave it out, or leave out --compile." if arm.in_layers else "Compile in your step.",
+                    found="Its step is your own." if arm.own_step else "Its ranks hold layers alone.",
+                    remedy="Leave out --compile, or compile in a step of your own.",
                 )
             if self.compile and arm.never_compiles:
                 raise UsageError(

@@ -23,9 +23,9 @@ WRONG = {
     UNSHARDED: "Check that the shards are the parts of every global batch.",
     NEVER_STEPS: "the step does not reach them",
     ROUNDS_UNSHARDED: "Check that the shards are the parts of every global batch.",
-    "fsdp": "The ranks agree, on gradients of other samples",
+    "fsdp": "A shard is not updated, or samples are left out.",
     "zero": "Something is left over from the step before, or a rank leaves out a part.",
-    "pipeline": "The ranks agree, on gradients of other samples",
+    "pipeline": "A shard is not updated, or samples are left out.",
 }
 """The wrong arms, and what is found."""
 

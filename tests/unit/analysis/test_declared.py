@@ -154,6 +154,8 @@ def test_gate_of_ranks_in_shards_is_exempt_with_its_reason(declare):
     row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
     assert _verdict(row) == "the same training"
     assert _cell(gates["ranks"]) == "held in shards; proven by the reference alone"
+    wrong = [a_rank(rank, parity=[a_pass(differences=[0.1] * 20)]) for rank in range(2)]
+    assert "A shard is not updated" in next(g for g in check_gates(arm, wrong) if g.name == "float64").found
     untrained = [a_rank(0), a_rank(1, final_hash=INITIAL)]
     assert {gate.name: gate.outcome for gate in check_gates(arm, untrained)}["ranks"] == "failed"
 
