@@ -58,7 +58,7 @@ class Workload:
     loader: Callable[[int, int, int], Iterable[Any]] | None = None
     """Make your own loader of a shard: rank, ranks and batch size.
 
-    It yields an epoch's batches each time. The proof checks that each rank has samples of its own. A smaller
+    It yields an epoch's batches each time. The proof compares the ranks' first batches and the length of an epoch. A smaller
     last batch is left out.
     """
     own_step: Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[Any], object]] | None = (

@@ -47,6 +47,8 @@ class OwnReplica(LocalReplica):
         self.shard = (group.rank, group.world_size)
         self.parameters = list(model.parameters())
         self._step = make_step(model, make)
+        if not callable(self._step):
+            raise BackendError("own_step returned no function: return step, which takes a batch")
         if not made:
             raise BackendError(
                 "own_step made no optimizer by its second argument, so the proof cannot choose plain SGD: "

@@ -50,6 +50,8 @@ class Item(NamedTuple):
     """An arm of one process differs in it by declaration."""
     by_layers: bool = False
     """Ranks that hold different layers differ in it by declaration."""
+    by_own_step: bool = False
+    """A step of the user's own does not show it."""
     by_training: bool = False
     """An arm that declares another training differs in it by declaration."""
     from_shell: bool = False
@@ -132,6 +134,7 @@ def _held(rank: RankResult) -> Any:
 
 
 BY_ONE_PROCESS = "by declaration: one process has all threads and the global batch"
+BY_OWN_STEP = "by declaration: its step is the user's own"
 BY_LAYERS = "by declaration: its ranks hold different layers and share each batch"
 BY_ANOTHER_TRAINING = "by declaration: another training"
 BY_HOST = "a rank that is alone on its host cannot use shared memory"
@@ -152,7 +155,11 @@ _ITEMS = (
     Item("affinity", "controlled", _attested("affinity")),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
-    Item("activation dtypes", "controlled", _attested("activation_dtypes")),
+    Item(
+        *("activation dtypes", "controlled", _attested("activation_dtypes")),
+        by_layers=True,
+        by_own_step=True,
+    ),
     Item("compiled", "controlled", _is_compiled),
     Item("input dtype", "controlled", _attested("batch", "dtype")),
     Item("global batch size", "controlled", _global_batch),

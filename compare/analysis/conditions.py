@@ -15,6 +15,7 @@ from compare.analysis.attested import (
     BY_HOST,
     BY_LAYERS,
     BY_ONE_PROCESS,
+    BY_OWN_STEP,
     WHAT_IS_COMPARED,
     Item,
     Role,
@@ -79,6 +80,8 @@ def _exempt_by(arm: Arm, item: Item) -> str:
         return BY_ONE_PROCESS
     if item.by_layers and arm.in_layers:
         return BY_LAYERS
+    if item.by_own_step and arm.own_step:
+        return BY_OWN_STEP
     return BY_ANOTHER_TRAINING if item.by_training and not arm.same_training else ""
 
 

@@ -164,7 +164,8 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     right_at_first = all(_is_within(taken.error_of_first_update, _ROUNDED) for taken in passes.values())
     if not arm.exact and figure is not None and same and right_at_first:
         return _check_end_of_lossy(arm, passes[0], name)
-    if arm.exact and same and all(taken.is_exact for taken in passes.values()):
+    steps_once = all(count == 1 for taken in passes.values() for count in taken.optimizer_steps)
+    if arm.exact and same and steps_once and all(taken.is_exact for taken in passes.values()):
         steps = passes[0].steps
         what = "" if arm.same_training else AT_PERIOD_1
         if passes[0].diverged:

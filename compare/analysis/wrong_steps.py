@@ -14,6 +14,8 @@ It is also the largest part of an update without an explanation.
 
 _SHARDS = "Check that the shards are the parts of every global batch."
 _WRONG_SHARD = "A shard is not updated, or samples are left out. Check every rank's part of the work."
+_PLAIN_MEAN = "It is the plain mean: the step leaves out what the workload's before_step does."
+_SMALL = "It is nearly the mean: something small is added, such as weight decay or half precision."
 _SAME_SAMPLES = f"Every rank trains on the same samples. {_SHARDS}"
 _OTHER_SAMPLES = f"The ranks agree, on gradients of other samples or of another loss. {_SHARDS}"
 
@@ -21,7 +23,7 @@ _OTHER_SAMPLES = f"The ranks agree, on gradients of other samples or of another 
 def diagnose(passes: Sequence[tuple[int, ParityPass]], *, in_shards: bool = False) -> str:
     """Describe where a failed pass goes wrong first, and the likely cause.
 
-    Each pass comes with its rank. Ranks ``in_shards`` gather the same model, so their agreement shows nothing.
+    Each pass comes with its rank. Ranks ``in_shards`` gather the same model: their agreement shows nothing.
     """
     wrong = [(rank, taken.wrong) for rank, taken in passes if taken.wrong]
     first = min(wrong, key=lambda found: (found[1].step, found[0]), default=None)
@@ -73,14 +75,16 @@ def _without_a_wrong_step(passes: Sequence[tuple[int, ParityPass]]) -> str:
 
 def _cause(wrong: WrongStep, *, agree: bool) -> str:
     """Read the shares of an update; empty without a known meaning."""
+    if wrong.difference is None:
+        return "The loss or a gradient is not a number."
     if not wrong.shares or wrong.unexplained is None or wrong.unexplained > _CLOSE:
         return ""
     if not _near(wrong.left_over, 0):
         return f"The update before is in it {wrong.left_over:.2g} times: its gradients are not reset."
-    if not _near(wrong.kept, 1) and _are(wrong.shares, 1):
-        return "It is the plain mean: the step leaves out what the workload's before_step does."
-    shares, count = [share / wrong.kept for share in wrong.shares], len(wrong.shares)
-    return _evenly(shares[0], count) if _are(shares, shares[0]) else _unevenly(shares, agree=agree)
+    shares = [share / wrong.kept for share in wrong.shares]
+    if _are(shares, shares[0]):
+        return _evenly(shares[0], wrong)
+    return _unevenly(shares, agree=agree and wrong.step == 1)
 
 
 def _unevenly(shares: list[float], *, agree: bool) -> str:
@@ -88,7 +92,7 @@ def _unevenly(shares: list[float], *, agree: bool) -> str:
     count = len(shares)
     missing = [index for index, share in enumerate(shares) if _near(share, 0)]
     if len(missing) == count - 1 and _near(max(shares), count):
-        return _SAME_SAMPLES if agree else "It applies its own gradient alone, in place of the mean."
+        return _SAME_SAMPLES if agree else "It applies one rank's gradient alone, in place of the mean."
     if missing:
         names = ", ".join(map(str, missing))
         return f"The gradient of rank {names} is missing from the mean: that rank skips, or sends zeros."
@@ -99,15 +103,24 @@ def _unevenly(shares: list[float], *, agree: bool) -> str:
     )
 
 
-def _evenly(share: float, count: int) -> str:
+def _evenly(share: float, wrong: WrongStep) -> str:
     """Describe an update that is a multiple of the right one."""
-    if _near(share, 0):
-        return "The parameters do not change: the step does not reach them."
-    if count > 1 and _near(share, count):
-        return f"It is {count} times the right one: a sum in place of the mean."
-    if count > 1 and _near(share * count, 1):
-        return f"It is the right one divided by {count}: the mean is divided twice."
-    return f"It is {share:.3g} times the right one: the gradients are scaled or clipped."
+    count = len(wrong.shares)
+    meanings = (
+        (not _near(wrong.kept, 1) and _are(wrong.shares, 1), _PLAIN_MEAN),
+        (_near(share, 1), _SMALL),
+        (_near(share, 0), "The parameters do not change: the step does not reach them."),
+        (
+            count > 1 and _near(share, count),
+            f"It is {count} times the right one: a sum in place of the mean.",
+        ),
+        (
+            count > 1 and wrong.step == 1 and _near(share * count, 1),
+            f"It is the right one divided by {count}: the mean is divided twice.",
+        ),
+    )
+    scaled = f"It is {share:.3g} times the right one: gradients or the learning rate are scaled or clipped."
+    return next((meaning for holds, meaning in meanings if holds), scaled)
 
 
 def _unexplained(wrong: WrongStep, *, agree: bool, others_right: bool) -> str:

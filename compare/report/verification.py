@@ -85,6 +85,8 @@ def _failures(verification: Verification) -> Iterator[str]:
         failed = {gate.name: gate for gate in arm.gates if gate.outcome == "failed"}
         if "float64" in failed:
             failed.pop("float32", None)  # it fails for the same reason, with more rounding
+        if "samples" in failed:
+            failed = {"samples": failed["samples"]}
         for gate in failed.values():
             yield f"{gate.what} {gate.found}"
 

@@ -167,6 +167,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _require_arms_that_compile(self) -> None:
         for arm in self.arms:
+            if arm.own_step and self.precision != "float32":
+                raise UsageError(
+                    f"{arm.label} cannot take --precision {self.precision}.",
+                    found="Its step is your own.",
+                    remedy="Leave out --precision, and use torch.autocast inside your step and your loss.",
+                )
             if self.compile and (arm.in_layers or arm.own_step):
                 raise UsageError(
                     f"{arm.label} cannot be compiled from outside.",

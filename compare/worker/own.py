@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -262,7 +262,10 @@ class LoaderBatches:
     def attest(self) -> Facts:
         """Return the facts of a batch, and the samples of an epoch."""
         batch = self._first(0)[0]
-        whole = len(self._loader) * self._size if isinstance(self._loader, Sized) else None
+        try:
+            whole = len(self._loader) * self._size  # type: ignore[arg-type]
+        except TypeError:  # a stream has no length, and its DataLoader raises
+            whole = None
         return {
             "samples": self._size,
             "dtype": ", ".join(sorted({str(t.dtype) for t in tensors_of(batch)})),
@@ -315,8 +318,8 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     """Move a batch to a device; its floats become ``dtype``."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, dtype if dtype and batch.is_floating_point() else batch.dtype)
-    if isinstance(batch, dict):
-        return type(batch)({name: move(part, device, dtype) for name, part in batch.items()})
+    if isinstance(batch, Mapping):
+        return type(batch)({name: move(part, device, dtype) for name, part in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move(part, device, dtype) for part in batch))
     if isinstance(batch, (tuple, list)):

@@ -24,6 +24,7 @@ import gc
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -42,7 +43,6 @@ from compare.worker.reference import (
     Update,
     bytes_of,
     hash_batch,
-    largest_difference,
     seed_layers,
     seed_step,
 )
@@ -140,7 +140,7 @@ class _Steps:
 
     def compare(self, step: int, found: nn.Module, reference: Reference) -> None:
         """Compare a step of both; explain the first that rounding does not."""
-        difference, update = largest_difference(found, reference.model), reference.update()
+        difference, update = reference.difference(found), reference.update()
         # The training of the gate diverges with some models: then the steps before that prove the arm.
         self.diverged = self.diverged or (
             math.isnan(difference.size)
@@ -204,7 +204,7 @@ def _follow(
         seed_step(task.config, step, replica.shard[0])
         with _counted_steps() as counted:
             own.train(1)
-        optimizer_steps.append(len(counted))
+        optimizer_steps.append(max(counted.values(), default=0))
         whole = replica.whole()
         if leads:
             reference.add_error(whole)
@@ -261,25 +261,26 @@ def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
 
 
 @contextmanager
-def _counted_steps() -> Iterator[list[None]]:
-    """Count the optimizer's steps; Horovod's optimizer calls another's."""
-    counted: list[None] = []
+def _counted_steps() -> Iterator[Counter[int]]:
+    """Count the steps of each optimizer; Horovod's calls another's within."""
+    counted: Counter[int] = Counter()
     depth = 0
 
     def enter(*_: object) -> None:
         nonlocal depth
         depth += 1
 
-    def leave(*_: object) -> None:
+    def leave(optimizer: torch.optim.Optimizer, *_: object) -> None:
         nonlocal depth
         depth -= 1
-        if depth == 0:
-            counted.append(None)
+        counted[id(optimizer)] += depth == 0
 
     hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)
-    yield counted
-    for hook in hooks:
-        hook.remove()
+    try:
+        yield counted
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _finite(number: float) -> float | None:

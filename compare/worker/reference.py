@@ -34,13 +34,17 @@ class Difference(NamedTuple):
     parameter: str
 
 
-def largest_difference(found: nn.Module, expected: nn.Module) -> Difference:
-    """Return the largest relative difference within a parameter, over all parameters."""
+def largest_difference(found: nn.Module, expected: nn.Module, least: float = 0.0) -> Difference:
+    """Return the largest relative difference within a parameter, over all parameters.
+
+    ``least`` is the least size of a parameter that a difference is divided by. A bias before BatchNorm, with
+    a gradient of rounding alone, is compared with the largest update of the model.
+    """
     worst = Difference(0.0, "")
     pairs = zip(found.named_parameters(), expected.parameters(), strict=True)
     with torch.no_grad():
         for (name, f), e in pairs:
-            size = _relative(f - e, f, e)
+            size = _relative(f - e, f, e, least)
             if math.isnan(size) or size > worst.size or not worst.parameter:
                 worst = Difference(size, name)
             if math.isnan(size):
@@ -48,12 +52,12 @@ def largest_difference(found: nn.Module, expected: nn.Module) -> Difference:
     return worst
 
 
-def _relative(difference: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> float:
+def _relative(difference: torch.Tensor, one: torch.Tensor, other: torch.Tensor, least: float) -> float:
     """Return the size of a difference, relative to the larger tensor."""
     if not difference.numel():
         return 0.0
     # A parameter of zeros is compared with the other's size, so nothing is divided by zero.
-    size = max(float(one.abs().max()), float(other.abs().max())) or 1.0
+    size = max(float(one.abs().max()), float(other.abs().max()), least) or 1.0
     return float(difference.abs().max()) / size
 
 
@@ -179,7 +183,19 @@ class Reference:
     def update(self) -> float:
         """Return the size of this step's update, relative to its parameter."""
         pairs = zip(self.model.parameters(), self._anchor, strict=True)
-        return max((_relative(p - a, p, a) for p, a in pairs), default=0.0)
+        least = self._largest_change()
+        return max((_relative(p - a, p, a, least) for p, a in pairs), default=0.0)
+
+    def difference(self, found: nn.Module) -> Difference:
+        """Return the largest relative difference of another model's step."""
+        return largest_difference(found, self.model, self._largest_change())
+
+    @torch.no_grad()
+    def _largest_change(self) -> float:
+        """Return the largest number of this step's update."""
+        pairs = zip(self.model.parameters(), self._anchor, strict=True)
+        changes = [float((p - a).abs().max()) for p, a in pairs if p.numel()]
+        return max((change for change in changes if math.isfinite(change)), default=0.0)
 
     @torch.no_grad()
     def compare_update(self, found: nn.Module) -> Update:

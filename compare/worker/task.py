@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,7 +48,7 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
     """Yield all tensors of a batch."""
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif isinstance(batch, dict):
+    elif isinstance(batch, Mapping):
         for part in batch.values():
             yield from tensors_of(part)
     elif isinstance(batch, (tuple, list)):

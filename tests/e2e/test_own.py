@@ -110,7 +110,7 @@ CAUSES = {
     "sums": "a sum in place of the mean",
     "unsharded": "Ranks 0 and 1 begin with the same batch. Use torch's DistributedSampler",
     "clips": "they are scaled or clipped before the average",
-    "scales": "It is 1.5 times the right one: the gradients are scaled or clipped",
+    "scales": "It is 1.5 times the right one: gradients or the learning rate are scaled or clipped",
     "skips": "wrong from step 4: 2.bias is off by 3.5e-02. The gradient of rank 1 is missing",
     "steps_twice": "wrong from step 5: 2.weight is off by 5.4e-02. It calls optimizer.step() 2 times",
 }

@@ -280,6 +280,25 @@ class NeedsEveryGradient(Replica):
     needs_every_gradient = True
 
 
+def test_prove_zero_gradients_of_a_zero_bias_are_rounding(data, monkeypatch):
+    """Start a bias before BatchNorm at zero: its true gradient is zero."""
+
+    class StartsAtZero(HasMore):
+        def __init__(self):
+            super().__init__()
+            nn.init.zeros_(self.path[0].bias)
+
+    class InAnotherOrder(Replica):
+        def sync(self):
+            for parameter in self.model.parameters():
+                parameter.grad.mul_(1 / 3).mul_(3)
+
+    monkeypatch.setattr(mnist, "build_model", lambda _: StartsAtZero())
+    taken = proof(data, InAnotherOrder)
+    assert max(taken.differences) > 0
+    assert taken.is_exact
+
+
 def test_prove_names_parameters_outside_the_loss(data, monkeypatch):
     monkeypatch.setattr(mnist, "build_model", lambda _: HasMore(extra=True))
     assert proof(data).unused == ["extra.weight", "extra.bias"]
