@@ -15,6 +15,7 @@ from compare.analysis.summary import summarise
 from compare.report import render
 from compare.report.verification import _cell, _verdict
 from compare.schema.arms import Arm, parse_arm
+from compare.schema.parity import WrongStep
 from compare.schema.results import ArmVerification, Evaluation
 from tests.unit.analysis.test_conditions import attested
 from tests.unit.factories import INITIAL, a_launch, a_pass, a_phased_block, a_rank, a_run
@@ -154,7 +155,8 @@ def test_gate_of_ranks_in_shards_is_exempt_with_its_reason(declare):
     row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
     assert _verdict(row) == "the same training"
     assert _cell(gates["ranks"]) == "held in shards; proven by the reference alone"
-    wrong = [a_rank(rank, parity=[a_pass(differences=[0.1] * 20)]) for rank in range(2)]
+    step = WrongStep(step=1, parameter="0.weight", difference=0.1)
+    wrong = [a_rank(rank, parity=[a_pass(differences=[0.1] * 20, wrong=step)]) for rank in range(2)]
     assert "A shard is not updated" in next(g for g in check_gates(arm, wrong) if g.name == "float64").found
     untrained = [a_rank(0), a_rank(1, final_hash=INITIAL)]
     assert {gate.name: gate.outcome for gate in check_gates(arm, untrained)}["ranks"] == "failed"

@@ -64,7 +64,7 @@ def test_every_rank_tests_the_first_ones_buffers(communicates):
 
 
 def test_buffers_have_a_hash_apart_from_the_parameters():
-    group, note = SimpleNamespace(rank=0, world_size=1), lambda: None
+    group, note = SimpleNamespace(rank=1, world_size=2), lambda: None
     replica = Replica()
     before = take_test(Task(), replica, group, note, communicates=False)
     replica.model[1].running_mean.fill_(3)
