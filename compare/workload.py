@@ -58,8 +58,8 @@ class Workload:
     loader: Callable[[int, int, int], Iterable[Any]] | None = None
     """Make your own loader of a shard: rank, ranks and batch size.
 
-    It yields an epoch's batches each time. The proof compares the ranks' first batches and the length of an epoch. A smaller
-    last batch is left out.
+    It yields an epoch's batches each time. A smaller last batch is left out. The proof compares the ranks'
+    first batches and the length of an epoch.
     """
     own_step: Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[Any], object]] | None = (
         None
