@@ -193,7 +193,7 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
     watchdog.note("data")
     task = _load_task(job, device)
     make_replica: Callable[..., Replica] = strategy
-    if strategy.takes_whole_step:
+    if job.arm.own_step:
         make_replica = partial(make_replica, make_step=task.make_step)
     start_up.mark("data_ready")
 
