@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from compare.errors import OutputError, UsageError, system_reason
+from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.config import RunConfig
 from compare.schema.files import read_json, write_json, write_text
 from compare.schema.hostfile import format_hostfile
@@ -39,6 +40,12 @@ def read_run(path: Path) -> Run:
     if not file.exists():
         if path.is_dir() and (path / VERIFICATION_FILE).exists():
             raise _verification(path / VERIFICATION_FILE)
+        if path.is_dir() and (path / COLLECTIVES_FILE).exists():
+            raise OutputError(
+                f"{path / COLLECTIVES_FILE} holds collectives, not a run.",
+                found="`compare collectives` measures collectives alone. It trains nothing.",
+                remedy="Read its figures in the file, or train with `compare run`.",
+            )
         raise OutputError(
             f"There is no run at {path}.",
             found=f"{file} does not exist.",
@@ -179,7 +186,7 @@ def create_directory(path: Path) -> Path:
     return path.resolve()
 
 
-def write_request(run: Run, directory: Path) -> None:
+def write_request(run: Run | CollectivesRun, directory: Path) -> None:
     """Write the config and the hostfile of a run into its folder.
 
     Raises:
@@ -191,8 +198,13 @@ def write_request(run: Run, directory: Path) -> None:
 
 def default_output(config: RunConfig, *, purpose: str = "") -> Path:
     """Return a new folder for a run, named by time and model."""
-    model = config.model.replace(":", "-")  # scp and rsync treat the text before a colon as a host
-    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{model}-np{config.ranks}{purpose}"
+    return new_folder(config.model, config.ranks, purpose=purpose)
+
+
+def new_folder(what: str, ranks: int, *, purpose: str = "") -> Path:
+    """Return a new folder in ``runs``, named by time."""
+    what = what.replace(":", "-")  # scp and rsync treat the text before a colon as a host
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{what}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 

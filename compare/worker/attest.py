@@ -9,30 +9,36 @@ import torch
 
 from backends.base import Facts, Group, Replica
 from compare.schema.environment import library_settings
-from compare.schema.job import Job
+from compare.schema.job import Job, LaunchJob
 from compare.worker.task import Batches
 
 
-def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:
-    """Return what this rank runs. Collective."""
+def attest_group(group: Group, job: LaunchJob) -> Facts:
+    """Return what this rank runs, apart from a training. Collective."""
     device = group.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
         "torch": str(torch.__version__),
-        "batch": batches.attest(),
-        "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
-        "optimizer": _attest_optimizer(replica.optimizer),
         "affinity": sorted(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "group": group.attest(),
+        "environment": library_settings(os.environ, masked=job.exported),
+    }
+
+
+def attest(group: Group, replica: Replica, batches: Batches, job: Job) -> Facts:
+    """Return what this rank runs. Collective."""
+    return attest_group(group, job) | {
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "batch": batches.attest(),
+        "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
+        "optimizer": _attest_optimizer(replica.optimizer),
         "replica": replica.attest()
         | {"class": type(replica).__name__, "phases": list(replica.phases), "cycle": replica.cycle},
         "held": replica.held_bytes(),
-        "environment": library_settings(os.environ, masked=job.exported),
     }
 
 

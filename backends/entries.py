@@ -1,0 +1,114 @@
+"""Define the entries of the registry: backends, their options, and groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from backends.base import OptionValue
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting of a backend, as written in an arm: ``backend:name=value``."""
+
+    name: str
+    kind: Literal["choice", "number", "count", "switch"]
+    default: OptionValue
+    summary: str
+    choices: tuple[str, ...] = ()
+    """What a ``choice`` may be; empty for the other kinds."""
+    least: int = 1
+    """The smallest that a ``count`` may be."""
+    strategies: Mapping[str, str] = field(default_factory=dict)
+    """Choices with another strategy than the backend's: ``module:class`` of the Replica."""
+    lossy: Mapping[str, float] = field(default_factory=dict)
+    """Choices that change the arithmetic on purpose, each with its tolerance.
+
+    The tolerance is the distance of an averaged gradient from the mean, over the largest number in its
+    tensor.
+    """
+    cuda_only: tuple[str, ...] = ()
+    """Choices that the library refuses on the CPU."""
+    accumulates: bool = True
+    """False for a switch that rules out gradient accumulation."""
+    needs: tuple[str, str] | None = None
+    """Another option and its value that this option needs."""
+    offered_in: str = ""
+    """Fact of the library that lists the choices it was built with.
+
+    It is empty if the library always has all choices.
+    """
+    rebuild: str = ""
+    """The command that installs the library with every choice."""
+    while_proven: OptionValue | None = None
+    """Its value in the proof of parity; None keeps the arm's value.
+
+    The proof takes few steps, which would not show what an option delays.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A group with a strategy, described without importing them."""
+
+    name: str
+    summary: str
+    group: str
+    """``module:class`` of the Group."""
+    strategy: str
+    """``module:class`` of the Replica."""
+    launcher: str
+    """The default launcher; an allocation may need another."""
+    libraries: tuple[str, ...]
+    """Distributions that must be installed beside torch."""
+    install: str = ""
+    """The command that installs what is missing."""
+    options: tuple[Option, ...] = ()
+    on_one_host: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of a second default arm, for ranks on one host's CPUs."""
+    synchronises: bool = True
+    """False only for the control: its ranks train alone and differ."""
+    cuda: bool = True
+    """Whether it can average tensors in GPU memory."""
+    runs_while_waiting: bool = False
+    """Whether threads of its library run while its ranks wait outside it."""
+    only_named: bool = False
+    """Whether it runs only when it is named."""
+    own_step: bool = False
+    """Whether it trains by a step of the user's own."""
+    one_process: bool = False
+    """Whether it always runs as one process with the global batch."""
+    training: Literal["same", "same at period 1", "another"] = "same"
+    """Whether it trains what a single process trains.
+
+    ``same at period 1``: only with the options ``while_proven``. ``another``: never; its accuracy and loss
+    have to be read beside its speed.
+    """
+    zeros_for_unused: bool = False
+    """Whether parameters without a gradient get zeros, which weight decay then moves."""
+    shards: Literal["nothing", "optimizer state", "parameters"] = "nothing"
+    """What is divided among the ranks.
+
+    With divided parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEntry:
+    """A group whose collectives can be timed alone."""
+
+    summary: str
+    backend: str
+    """The backend with its launcher and libraries."""
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """The backend's options that choose this group."""
+    group: str = ""
+    """``module:class`` of the Group, if it is not the backend's."""
+    device: str = ""
+    """The only kind of device whose tensors it moves; empty for any."""
+    one_host: bool = False
+    """Whether it needs all ranks on one host."""

@@ -1,0 +1,99 @@
+"""Time collectives alone: ``compare collectives``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backends import GROUPS
+from compare.cli.console import make_console, make_say
+from compare.cli.options import LaunchFlags, output_option, read_launch, with_launch_flags
+from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from compare.schema.collectives import CollectivesRun
+
+
+@with_launch_flags(
+    output=Annotated[Path | None, output_option(name="runs/<time>-all_reduce-np<ranks>")],
+    export_json=Annotated[Path | None, typer.Option(help="Also write the measurements and figures here.")],
+    seed=Annotated[int, typer.Option(hidden=True)],
+)
+def collectives(
+    flags: LaunchFlags,
+    *,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Groups, comma separated or repeated: {', '.join(GROUPS)}.", show_default="all available"
+        ),
+    ] = None,
+    begin: Annotated[
+        str, typer.Option("-b", "--begin", help="Smallest size in bytes; K, M and G are powers of two.")
+    ] = "8",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
+    factor: Annotated[int, typer.Option("-f", "--factor", help="Each size is this many times the last.")] = 2,
+    iterations: Annotated[
+        int,
+        typer.Option(
+            "-n", "--iterations", help="Timed iterations of a size in each launch, of 5 ms or one call."
+        ),
+    ] = 5,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Calls of a size before the first.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Launches of every group.")] = 3,
+    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    detail: Annotated[
+        bool, typer.Option("--detail", help="One table per group, with every column of nccl-tests.")
+    ] = False,
+) -> None:
+    """Time each group's all-reduce alone over sizes, and check the sums."""
+    from compare.experiment import SweepRequest, compare_collectives
+    from compare.report.progress import LiveProgress
+    from compare.schema.collectives import read_bytes
+
+    _require_format(form)
+    request = SweepRequest(
+        groups=tuple(name.strip() for text in group or () for name in text.split(",") if name.strip()),
+        **read_launch(
+            flags,
+            begin_bytes=read_bytes("-b/--begin", begin),
+            end_bytes=read_bytes("-e/--end", end),
+            factor=factor,
+            iterations=iterations,
+            warmup_iterations=warmup,
+            rounds=repeats,
+        ),
+    )
+    log = make_console(stderr=True)
+    run, directory = compare_collectives(
+        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose)
+    )
+    _print(run, form, flags.export_json, detail=detail)
+    make_say(log)(f"Results: {directory}")
+    raise typer.Exit(run.exit_code)
+
+
+def _require_format(form: str) -> None:
+    from compare.report.collectives import SWEEP_RENDERERS
+
+    if form != "table" and form not in SWEEP_RENDERERS:
+        known = ", ".join(("table", *SWEEP_RENDERERS))
+        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {known}.")
+
+
+def _print(run: CollectivesRun, form: str, export_json: Path | None, *, detail: bool) -> None:
+    from compare.analysis.collectives import summarise_sweeps
+    from compare.report.collectives import SWEEP_RENDERERS, SweepTable
+    from compare.schema.files import write_text
+
+    rows = summarise_sweeps(run)
+    if export_json:
+        write_text(export_json, SWEEP_RENDERERS["json"](run, rows) + "\n")
+    if form == "table":
+        console = make_console()
+        console.print()
+        console.print(SweepTable(run, rows, detail=detail))
+    else:
+        typer.echo(SWEEP_RENDERERS[form](run, rows))
