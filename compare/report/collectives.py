@@ -42,7 +42,7 @@ class SweepTable:
         if self.detail:
             for group, rows in groupby(self.rows, lambda row: row.group):
                 yield Text(group, style="bold")
-                yield _table([*_SIZE, *full_columns()], [[row] for row in rows])
+                yield _table(full_columns(), [[row] for row in rows])
         else:
             yield from self._side_by_side(console, options)
         yield from (Text(line, style="bold yellow") for line in warnings(self.run, self.rows))
@@ -62,7 +62,7 @@ class SweepTable:
             groups = groups[count:]
 
     def _table_of(self, groups: Sequence[str]) -> Table:
-        return _table([*_SIZE, *side_columns(groups)], by_size(self.rows, groups))
+        return _table(side_columns(groups), by_size(self.rows, groups))
 
 
 class Column(NamedTuple):
@@ -72,16 +72,13 @@ class Column(NamedTuple):
     cell: Callable[[Sequence[GroupAtSize]], str]
 
 
-_SIZE = (
-    Column("size\n(B)", lambda rows: str(rows[0].message_bytes)),
-    Column("count", lambda rows: str(rows[0].count)),
-)
+_SIZE = Column("size\n(B)", lambda rows: str(rows[0].message_bytes))
 
 
 def side_columns(groups: Sequence[str]) -> list[Column]:
-    """Return each group's time and busbw, and all wrong elements."""
+    """Return size, each group's time and busbw, and all wrong elements."""
     columns = [column for index, group in enumerate(groups) for column in _columns_of(index, group)]
-    return [*columns, Column("\n#wrong", _wrong)]
+    return [_SIZE, *columns, Column("\n#wrong", _wrong)]
 
 
 def _columns_of(index: int, group: str) -> list[Column]:
@@ -94,6 +91,8 @@ def _columns_of(index: int, group: str) -> list[Column]:
 def full_columns() -> list[Column]:
     """Return the columns of nccl-tests, of one group."""
     return [
+        _SIZE,
+        Column("count", lambda rows: str(rows[0].count)),
         Column("type", lambda rows: rows[0].dtype),
         Column("redop", lambda rows: rows[0].operation),
         Column("time\n(us)", lambda rows: _time(rows[0])),
@@ -193,7 +192,7 @@ def _wrong(rows: Sequence[GroupAtSize]) -> str:
 
 def markdown(run: CollectivesRun, rows: Rows) -> str:
     """Render groups side by side as Markdown."""
-    columns = [*_SIZE, *side_columns(run.config.groups)]
+    columns = side_columns(run.config.groups)
     headings = [column.heading.replace("\n", " ").strip() for column in columns]
     lines = [headings, ["--:"] * len(columns)]
     lines += [[column.cell(its).strip() for column in columns] for its in by_size(rows, run.config.groups)]

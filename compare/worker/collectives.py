@@ -107,15 +107,17 @@ def time_repeated(
     *,
     samples: int = _SWEEP_SAMPLES,
     calls: int = _SWEEP_CALLS,
+    warmup: int = 1,
 ) -> list[int]:
     """Time calls in a row, in nanoseconds each.
 
-    An untimed call comes first. A collective waits for all ranks, so each call begins on all of them at once.
+    Untimed calls come first. A collective waits for all ranks, so each call begins on all of them at once.
     """
 
     def in_a_row() -> None:
         for _ in range(calls):
             work()
 
-    work()
+    for _ in range(warmup):
+        work()
     return [time_together(in_a_row, barrier, device).wall_ns // calls for _ in range(samples)]

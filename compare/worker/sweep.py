@@ -70,26 +70,29 @@ def time_size(group: Group, nbytes: int, config: SweepConfig, note: Callable[[in
         call = group.prepare_all_reduce(tensor)
     except BackendError as error:
         return SizeTiming(message_bytes=nbytes, refused=str(error))
-    note(config.warmup_iterations)
-    for _ in range(config.warmup_iterations):
-        call()
-    calls = _agree_on_calls(group, call, note)
+    calls = _agree_on_calls(group, call, config.warmup_iterations, note)
 
     def barrier() -> None:
         note(calls)
         group.barrier()
 
-    ns = time_repeated(call, barrier, group.device, samples=config.iterations, calls=calls)
+    ns = time_repeated(call, barrier, group.device, samples=config.iterations, calls=calls, warmup=0)
     note(1)
     return SizeTiming(message_bytes=nbytes, calls=calls, ns=ns, wrong=_count_wrong(group, tensor, call))
 
 
-def _agree_on_calls(group: Group, call: Callable[[], object], note: Callable[[int], None]) -> int:
-    """Double the calls in a row until they last long on rank 0."""
+def _agree_on_calls(
+    group: Group, call: Callable[[], object], warmup: int, note: Callable[[int], None]
+) -> int:
+    """Double the calls until they last long on rank 0.
+
+    ``warmup`` calls come first.
+    """
     calls = 1
     while calls < _MOST_CALLS:
-        note(calls)
-        (ns,) = time_repeated(call, group.barrier, group.device, samples=1, calls=calls)
+        note(warmup + calls)
+        (ns,) = time_repeated(call, group.barrier, group.device, samples=1, calls=calls, warmup=warmup)
+        warmup = 0
         enough = torch.tensor([ns * calls / 1e9 >= _ITERATION_SECONDS], dtype=torch.int64)
         enough = enough.to(group.device)
         group.broadcast_(enough)

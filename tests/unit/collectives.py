@@ -12,7 +12,7 @@ def a_sweep_config(*groups, **changes):
 
 
 def a_sweep_launch(config, group, number=1, ns=(1000, 2000, 3000), **of_timings):
-    """Return a launch in which rank 1 takes twice as long as rank 0."""
+    """Return a launch; rank 1 takes twice as long as rank 0."""
     ranks = []
     for rank in range(config.ranks):
         own = [nanoseconds * (rank + 1) for nanoseconds in ns]

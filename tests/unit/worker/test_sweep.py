@@ -13,7 +13,7 @@ from tests.unit.collectives import a_sweep_config
 
 
 class _Group:
-    """Two ranks' group, seen by rank 0; the other rank's data is known."""
+    """The group of rank 0 of two; rank 1's data is known."""
 
     device = torch.device("cpu")
     rank, world_size = 0, 2
