@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backends import GROUPS
 from compare.cli.console import make_console, make_say
 from compare.cli.options import LaunchFlags, output_option, read_launch, with_launch_flags
 from compare.errors import UsageError
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 @with_launch_flags(
     output=Annotated[Path | None, output_option(name="runs/<time>-all_reduce-np<ranks>")],
     export_json=Annotated[Path | None, typer.Option(help="Also write the measurements and figures here.")],
-    seed=Annotated[int, typer.Option(hidden=True)],
 )
 def collectives(
     flags: LaunchFlags,
@@ -27,7 +25,8 @@ def collectives(
     group: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Groups, comma separated or repeated: {', '.join(GROUPS)}.", show_default="all available"
+            help="Groups, comma separated or repeated: gloo, nccl, horovod, horovod_mpi, mpi, shared_memory.",
+            show_default="all available",
         ),
     ] = None,
     begin: Annotated[
@@ -55,7 +54,7 @@ def collectives(
 
     _require_format(form)
     request = SweepRequest(
-        groups=tuple(name.strip() for text in group or () for name in text.split(",") if name.strip()),
+        groups=_read_groups(group),
         **read_launch(
             flags,
             begin_bytes=read_bytes("-b/--begin", begin),
@@ -73,6 +72,15 @@ def collectives(
     _print(run, form, flags.export_json, detail=detail)
     make_say(log)(f"Results: {directory}")
     raise typer.Exit(run.exit_code)
+
+
+def _read_groups(written: list[str] | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for text in written or () for name in text.split(",") if name.strip())
+    if written and not names:
+        raise UsageError(
+            "--group names no group.", remedy="Name some, or leave it out to compare all that are available."
+        )
+    return names
 
 
 def _require_format(form: str) -> None:

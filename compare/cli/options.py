@@ -108,7 +108,6 @@ class LaunchFlags:
             "kept out of command lines, logs and results.",
         ),
     ] = None
-    seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     threads: Annotated[
         int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")
@@ -149,6 +148,7 @@ class Shared(LaunchFlags):
     accumulate: Annotated[
         int, typer.Option(help="Passes per step; gradients add up and are averaged after the last.")
     ] = 1
+    seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0
     dataset: Annotated[str | None, typer.Option(show_default="auto", help="auto, mnist or digits.")] = None
     data_dir: DataDir = None
 
@@ -218,6 +218,7 @@ def read_request(
             model=shared.model or "mlp",
             batch_size_per_rank=shared.batch_size,
             accumulate=shared.accumulate,
+            seed=shared.seed,
             **config,
             **(own.config if own else {}),
         ),
@@ -257,7 +258,6 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         "output": flags.output,
         "threads_per_rank": flags.threads,
         "config": {
-            "seed": flags.seed,
             "device": flags.device,
             "launch_timeout_seconds": flags.timeout,
             "stall_seconds": flags.stall,

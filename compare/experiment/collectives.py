@@ -12,7 +12,8 @@ import msgspec
 
 from backends import BACKENDS, GROUPS
 from compare import __version__
-from compare.doctor import Survey, survey
+from compare.doctor import availability
+from compare.doctor.availability import Survey
 from compare.errors import LaunchError, RingsideError, UnavailableError
 from compare.experiment.run import Watch, command_line, open_hosts
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
@@ -87,7 +88,7 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
         threads_per_rank=choose_threads(request.threads_per_rank, cluster),
         **request.config,
     )
-    found = survey(GROUPS[name].backend for name in draft.groups)
+    found = availability.survey(GROUPS[name].backend for name in draft.groups)
     device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, found))
     one_host = len(cluster.hosts) == 1
     troubles = {name: refusal_of(name, device, found, one_host=one_host) for name in draft.groups}

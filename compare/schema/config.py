@@ -26,7 +26,6 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of every launch, of a training or of collectives alone."""
 
     ranks: int = 2
-    seed: int = 0
     device: str = "cpu"
     threads_per_rank: int = 1
     launch_timeout_seconds: float = 300.0
@@ -40,7 +39,6 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         for flag, value in (("-np/--num-proc", self.ranks), ("--threads", self.threads_per_rank)):
             require_count(flag, value)
-        require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         for flag, seconds in (("--timeout", self.launch_timeout_seconds), ("--stall", self.stall_seconds)):
             _require_seconds(flag, seconds)
         require(self.device in DEVICES, "--device", self.device, " or ".join(DEVICES))
@@ -101,6 +99,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     """Number of comparisons of `compare aa`, which share the rounds equally."""
     max_reruns: int = 3
     """Maximum number of noisy rounds to repeat."""
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot run.
@@ -119,6 +118,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
             require_count(flag, value)
         require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, "0 or more rounds")
         require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
+        require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         _require_seconds("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds)
         require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
         for flag, name, known in (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import BACKENDS
+from backends import BACKENDS, GROUPS
 from compare import data, errors
 from compare.cli import main as cli
 from compare.data import mnist
@@ -147,6 +147,15 @@ def carried_out(monkeypatch):
         ("verify --backend mpi", UNAVAILABLE, ["mpi4py is not installed"]),
         ("verify --backend ddp --model resnet", USAGE, ["--model cannot be resnet"]),
         ("verify --backend ddp --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
+        ("collectives --group ring", USAGE, ["--group cannot be ring", "gloo or nccl"]),
+        ("collectives --group ,", USAGE, ["--group names no group"]),
+        ("collectives --group mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed"]),
+        ("collectives --group horovod_mpi", UNAVAILABLE, ["It has: gloo", "compare install horovod"]),
+        ("collectives --group nccl", UNAVAILABLE, ["GPU memory", "--device cuda"]),
+        ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
+        ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
+        ("collectives --format xml", USAGE, ["--format cannot be 'xml'", "markdown"]),
+        ("collectives --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
         ("doctor -H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
         ("doctor --hostfile gone", USAGE, ["gone: the hostfile cannot be read"]),
@@ -268,6 +277,7 @@ def test_a_path_that_the_system_refuses_exits_with_5(compare, arguments):
         ("run", ["all available", "np<ranks>"]),
         ("aa", ["The one arm that is compared with itself", "np<ranks>-aa"]),
         ("verify", ["np<ranks>-verify", "Also write the verification here"]),
+        ("collectives", ["-all_reduce-np<ranks>", ", ".join(GROUPS)]),
     ],
 )
 def test_help_describes_shared_flags_as_the_command_uses_them(compare, command, says):

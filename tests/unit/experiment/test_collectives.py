@@ -54,7 +54,7 @@ def test_refusal_of_group_that_can_run_is_none(group):
 
 
 def test_settle_unnamed_groups_are_left_out_with_a_reason(monkeypatch):
-    monkeypatch.setattr(collectives, "survey", lambda _: a_survey(missing=["mpi"]))
+    monkeypatch.setattr(collectives.availability, "survey", lambda _: a_survey(missing=["mpi"]))
     config, left_out = settle_sweep(a_request(), a_cluster())
     assert config.groups == ("gloo", "horovod", "horovod_mpi", "shared_memory")
     assert set(left_out) == {"nccl", "mpi"}
@@ -62,7 +62,7 @@ def test_settle_unnamed_groups_are_left_out_with_a_reason(monkeypatch):
 
 
 def test_settle_named_group_that_cannot_run_is_refused(monkeypatch):
-    monkeypatch.setattr(collectives, "survey", lambda _: a_survey())
+    monkeypatch.setattr(collectives.availability, "survey", lambda _: a_survey())
     with pytest.raises(UnavailableError, match="nccl cannot run here"):
         settle_sweep(a_request("gloo", "nccl"), a_cluster())
 

@@ -19,7 +19,8 @@ GROUPS = ("gloo", "horovod", "horovod_mpi", "mpi", "shared_memory")
 
 def a_run(**changes):
     config = a_sweep_config(*GROUPS, end_bytes=64 << 20)
-    return a_collectives_run(config, [a_sweep_launch(config, group) for group in GROUPS], **changes)
+    ns = [15_000_000, 72_000_000, 80_000_000]
+    return a_collectives_run(config, [a_sweep_launch(config, group, ns=ns) for group in GROUPS], **changes)
 
 
 def troubled():
