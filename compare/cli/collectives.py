@@ -51,6 +51,7 @@ def collectives(
     from compare.experiment import SweepRequest, compare_collectives
     from compare.report.progress import LiveProgress
     from compare.schema.collectives import read_bytes
+    from compare.schema.files import write_text
 
     _require_format(form)
     request = SweepRequest(
@@ -69,7 +70,9 @@ def collectives(
     run, directory = compare_collectives(
         request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose)
     )
-    _print(run, form, flags.export_json, detail=detail)
+    if flags.export_json:
+        write_text(flags.export_json, render_collectives(run, "json", detail=detail) + "\n")
+    print_collectives(run, form, detail=detail)
     make_say(log)(f"Results: {directory}")
     raise typer.Exit(run.exit_code)
 
@@ -86,22 +89,26 @@ def _read_groups(written: list[str] | None) -> tuple[str, ...]:
 def _require_format(form: str) -> None:
     from compare.report.collectives import SWEEP_RENDERERS
 
-    if form != "table" and form not in SWEEP_RENDERERS:
-        known = ", ".join(("table", *SWEEP_RENDERERS))
-        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {known}.")
+    if form not in SWEEP_RENDERERS:
+        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SWEEP_RENDERERS)}.")
 
 
-def _print(run: CollectivesRun, form: str, export_json: Path | None, *, detail: bool) -> None:
+def print_collectives(run: CollectivesRun, form: str, *, detail: bool) -> None:
+    """Print a table as wide as the terminal, or another format."""
     from compare.analysis.collectives import summarise_sweeps
-    from compare.report.collectives import SWEEP_RENDERERS, SweepTable
-    from compare.schema.files import write_text
+    from compare.report.collectives import SweepTable
 
-    rows = summarise_sweeps(run)
-    if export_json:
-        write_text(export_json, SWEEP_RENDERERS["json"](run, rows) + "\n")
-    if form == "table":
-        console = make_console()
-        console.print()
-        console.print(SweepTable(run, rows, detail=detail))
-    else:
-        typer.echo(SWEEP_RENDERERS[form](run, rows))
+    if form != "table":
+        typer.echo(render_collectives(run, form, detail=detail))
+        return
+    console = make_console()
+    console.print()
+    console.print(SweepTable(run, summarise_sweeps(run), detail=detail))
+
+
+def render_collectives(run: CollectivesRun, form: str, *, detail: bool) -> str:
+    """Render collectives in one format, without a newline at the end."""
+    from compare.analysis.collectives import summarise_sweeps
+    from compare.report.collectives import SWEEP_RENDERERS
+
+    return SWEEP_RENDERERS[form](run, summarise_sweeps(run), detail=detail)

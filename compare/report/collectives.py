@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compare.analysis.collectives import GroupAtSize, all_reduce_factor
+from compare.report.table import plain
 from compare.schema.collectives import CollectivesRun
 from compare.text import counted, listed
 
@@ -135,6 +136,8 @@ def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
         problems = {row.problem: row for row in rows if row.group == group and row.problem}
         for problem, row in problems.items():
             yield f"{group} has no time from {row.message_bytes} bytes on: {problem}"
+        if any(row.seconds for row in rows if row.group == group):
+            yield from (failure.message for failure in run.failures if failure.arm == group)
     ranks, threads = run.config.ranks, run.config.threads_per_rank
     cores = sum(run.cores_by_host)
     if ranks * threads > cores:
@@ -190,8 +193,14 @@ def _wrong(rows: Sequence[GroupAtSize]) -> str:
     return str(sum(known)) if known else "–"
 
 
-def markdown(run: CollectivesRun, rows: Rows) -> str:
+def table(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
+    """Render the table without colours, in one piece."""
+    return plain(SweepTable(run, rows, detail=detail))
+
+
+def markdown(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
     """Render groups side by side as Markdown."""
+    del detail
     columns = side_columns(run.config.groups)
     headings = [column.heading.replace("\n", " ").strip() for column in columns]
     lines = [headings, ["--:"] * len(columns)]
@@ -201,9 +210,9 @@ def markdown(run: CollectivesRun, rows: Rows) -> str:
     return "\n".join(parts)
 
 
-def csv(run: CollectivesRun, rows: Rows) -> str:
+def csv(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
     """Render one line per group and size, in seconds and bytes."""
-    del run
+    del run, detail
     out = io.StringIO()
     flat = [_flat(row) for row in rows]
     writer = csv_format.DictWriter(out, list(flat[0]), lineterminator="\n")
@@ -219,15 +228,17 @@ def _flat(row: GroupAtSize) -> dict[str, object]:
     return fields | {f"seconds_{name}": getattr(spread, name, None) for name in of_spread}
 
 
-def json(run: CollectivesRun, rows: Rows) -> str:
+def json(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
     """Render ``{"figures": …, "run": …}``."""
+    del detail
     content = msgspec.json.encode({"figures": list(rows), "run": run})
     return msgspec.json.format(content, indent=1).decode()
 
 
-SWEEP_RENDERERS: dict[str, Callable[[CollectivesRun, Rows], str]] = {
+SWEEP_RENDERERS: dict[str, Callable[..., str]] = {
+    "table": table,
     "markdown": markdown,
     "csv": csv,
     "json": json,
 }
-"""The formats beside the table."""
+"""The formats; each takes a run, its figures and ``detail``."""

@@ -25,6 +25,24 @@ _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 """The versions that are read: their older names of fields, and today's."""
 
 
+def collectives_file(path: Path) -> Path:
+    """Return the file of collectives, given the file or its folder."""
+    return path / COLLECTIVES_FILE if path.is_dir() else path
+
+
+def read_collectives(path: Path) -> CollectivesRun | None:
+    """Read what ``compare collectives`` saved in a folder, or in its file.
+
+    Returns:
+        None if the path holds something else.
+
+    Raises:
+        OutputError: the file is not of this version.
+    """
+    file = collectives_file(path)
+    return read_json(file, CollectivesRun) if file.name == COLLECTIVES_FILE and file.exists() else None
+
+
 def results_file(path: Path) -> Path:
     """Return the file of a run, given the file or its folder."""
     return path / RESULTS_FILE if path.is_dir() else path
@@ -40,12 +58,6 @@ def read_run(path: Path) -> Run:
     if not file.exists():
         if path.is_dir() and (path / VERIFICATION_FILE).exists():
             raise _verification(path / VERIFICATION_FILE)
-        if path.is_dir() and (path / COLLECTIVES_FILE).exists():
-            raise OutputError(
-                f"{path / COLLECTIVES_FILE} holds collectives, not a run.",
-                found="`compare collectives` measures collectives alone. It trains nothing.",
-                remedy="Read its figures in the file, or train with `compare run`.",
-            )
         raise OutputError(
             f"There is no run at {path}.",
             found=f"{file} does not exist.",

@@ -36,9 +36,12 @@ from compare.experiment import verify as verification
 from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
 from compare.report import RENDERERS
+from compare.report.collectives import SWEEP_RENDERERS
+from compare.schema.collectives import COLLECTIVES_FILE
 from compare.schema.files import read_json, write_json
 from compare.schema.results import ArmVerification, Gate, Verification
 from compare.schema.store import RESULTS_FILE
+from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import MNIST, a_run, a_survey
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -473,6 +476,20 @@ def test_report_shows_a_run_in_every_format(compare, form):
     assert "ddp" in Path("shown").read_text()
     if form != "table":  # which is as wide as the terminal
         assert Path("shown").read_text() == printed.out
+
+
+@pytest.mark.parametrize("form", SWEEP_RENDERERS)
+def test_report_shows_collectives_in_every_format(compare, form):
+    config = a_sweep_config("gloo")
+    saved = Path("saved")
+    saved.mkdir()
+    write_json(saved / COLLECTIVES_FILE, a_collectives_run(config, [a_sweep_launch(config, "gloo")]))
+    shown = compare("report", saved, "--format", form)
+    assert shown.code == 0, shown.err
+    assert "gloo" in shown.out
+    compare("report", saved / COLLECTIVES_FILE, "--format", form, "--output", "written")
+    assert Path("written").read_text().split() == shown.out.split()
+    assert compare("report", saved, "--output", saved / COLLECTIVES_FILE).code == USAGE
 
 
 def test_backends_lists_options_and_why_one_is_missing(compare):

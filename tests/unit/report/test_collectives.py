@@ -73,6 +73,13 @@ def test_format_for_people_says_what_is_wrong_and_why(form):
     assert "refused" in text
 
 
+def test_table_names_a_later_launch_that_failed():
+    config = a_sweep_config("gloo", rounds=2)
+    failure = Failure(arm="gloo", round=2, kind="LaunchError", message="gloo, round 2: rank 0 died.")
+    run = a_collectives_run(config, [a_sweep_launch(config, "gloo")], failures=[failure])
+    assert failure.message in shown(run)
+
+
 def test_csv_has_a_line_for_every_group_and_size():
     run = troubled()
     lines = list(csv.DictReader(io.StringIO(SWEEP_RENDERERS["csv"](run, summarise_sweeps(run)))))
