@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from compare.schema.collectives import ELEMENT_BYTES, CollectivesRun, SizeTiming, SweepLaunch
+
+Status: TypeAlias = Literal["timed", "refused", "failed", "not run"]
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +48,10 @@ class GroupAtSize(msgspec.Struct, frozen=True, kw_only=True):
     """The same times 2 (n - 1) / n among n ranks."""
     wrong: int | None
     """Wrong elements on all ranks, in all launches."""
+    status: Status
+    """``refused`` by the library at this size, or ``failed`` as a launch."""
     problem: str = ""
-    """Why the library refused it, or why no launch has it."""
+    """Why there is no time; empty if there is one."""
 
 
 def summarise_sweeps(run: CollectivesRun) -> list[GroupAtSize]:
@@ -71,6 +76,7 @@ def _at_size(run: CollectivesRun, group: str, index: int) -> GroupAtSize:
     timings = [rank.timings[index] for launch in launches for rank in launch.ranks]
     samples = [sample for launch in launches for sample in _slowest(launch, index)]
     seconds = _spread(samples) if samples else None
+    status, problem = _problem(run, group, timings) if seconds is None else ("timed", "")
     bandwidth = nbytes / seconds.median if seconds else None
     return GroupAtSize(
         group=group,
@@ -82,7 +88,8 @@ def _at_size(run: CollectivesRun, group: str, index: int) -> GroupAtSize:
         algorithm_bandwidth=bandwidth,
         bus_bandwidth=bandwidth * all_reduce_factor(config.ranks) if bandwidth else None,
         wrong=sum(timing.wrong for timing in timings) if seconds else None,
-        problem="" if seconds else _problem(run, group, timings),
+        status=status,
+        problem=problem,
     )
 
 
@@ -98,7 +105,9 @@ def _spread(samples: Sequence[float]) -> Spread:
     return Spread(median=median, low=low, high=high, minimum=min(samples), n=len(samples))
 
 
-def _problem(run: CollectivesRun, group: str, timings: Sequence[SizeTiming]) -> str:
-    refused = next((timing.refused for timing in timings if timing.refused), "")
-    failed = next((failure.message for failure in run.failures if failure.arm == group), "")
-    return refused or failed or "it has not run yet"
+def _problem(run: CollectivesRun, group: str, timings: Sequence[SizeTiming]) -> tuple[Status, str]:
+    if refused := next((timing.refused for timing in timings if timing.refused), ""):
+        return "refused", refused
+    if failed := next((failure.message for failure in run.failures if failure.arm == group), ""):
+        return "failed", failed
+    return "not run", "it was stopped before"

@@ -201,7 +201,7 @@ class Monitor:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",
                 found=self._how_far(),
-                remedy="Give it longer with --timeout, or train fewer --steps.",
+                remedy="Give it longer with --timeout, or less to do.",
             )
         if ending.status is None:
             what = (

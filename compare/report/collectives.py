@@ -133,11 +133,11 @@ def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
         if wrong:
             sizes = listed(str(row.message_bytes) for row in wrong)
             yield f"WRONG SUMS: {group} at {sizes} bytes. Do not use its figures."
-        problems = {row.problem: row for row in rows if row.group == group and row.problem}
-        for problem, row in problems.items():
-            yield f"{group} has no time from {row.message_bytes} bytes on: {problem}"
-        if any(row.seconds for row in rows if row.group == group):
-            yield from (failure.message for failure in run.failures if failure.arm == group)
+        refused = [row for row in rows if row.group == group and row.status == "refused"]
+        for reason, its in groupby(refused, lambda row: row.problem):
+            sizes = listed(str(row.message_bytes) for row in its)
+            yield f"REFUSED: {group} at {sizes} bytes: {reason}"
+    yield from (f"FAILED: {failure.message}" for failure in run.failures)
     ranks, threads = run.config.ranks, run.config.threads_per_rank
     cores = sum(run.cores_by_host)
     if ranks * threads > cores:
@@ -174,7 +174,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[GroupAtSize]]) -> 
 
 def _time(row: GroupAtSize) -> str:
     if row.seconds is None:
-        return "refused" if row.problem else "–"
+        return row.status
     share = row.seconds.share
     return f"{_microseconds(row.seconds.median)} ±{share * 100:2.0f}%{'!' if share > _WIDE_SHARE else ' '}"
 

@@ -46,5 +46,7 @@ def test_summarise_keeps_every_reason_in_place_of_a_gap():
     launches = [a_sweep_launch(config, "gloo", ns=[], refused="no room")]
     run = a_collectives_run(config, launches, failures=[failure], complete=False)
     problems = [row.problem for row in summarise_sweeps(run)]
-    assert problems == ["no room"] * 2 + [failure.message] * 2 + ["it has not run yet"] * 2
+    assert problems[:4] == ["no room"] * 2 + [failure.message] * 2
+    statuses = [row.status for row in summarise_sweeps(run)]
+    assert statuses == ["refused"] * 2 + ["failed"] * 2 + ["not run"] * 2
     assert run.exit_code == 6
