@@ -9,12 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from backends.entry import Backend, Option, Runtime
+from backends.entry import Backend, GroupEntry, Option, Runtime
 
 if TYPE_CHECKING:
     from backends.base import Group, Options, Replica
 
-__all__ = ["BACKENDS", "Backend", "Option", "Runtime", "load"]
+__all__ = ["BACKENDS", "GROUPS", "Backend", "GroupEntry", "Option", "Runtime", "load"]
 
 _PROCESS_GROUP = Option(
     "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
@@ -347,6 +347,36 @@ BACKENDS: dict[str, Backend] = {
         ),
     )
 }
+
+
+GROUPS: dict[str, GroupEntry] = {
+    "gloo": GroupEntry("torch.distributed over Gloo", "manual", {"process_group": "gloo"}),
+    "nccl": GroupEntry("torch.distributed over NCCL", "manual", {"process_group": "nccl"}, device="cuda"),
+    "horovod": GroupEntry("Horovod with its Gloo controller", "horovod", {"controller": "gloo"}),
+    "horovod_mpi": GroupEntry("Horovod with its MPI controller", "horovod", {"controller": "mpi"}),
+    "mpi": GroupEntry("MPI through mpi4py", "mpi", device="cpu"),
+    "shared_memory": GroupEntry(
+        "sums in memory that all ranks of one host map",
+        "manual",
+        {"mode": "shared_memory"},
+        group="backends.groups.shared_memory_group:SharedMemoryGroup",
+        device="cpu",
+        one_host=True,
+    ),
+}
+"""What ``compare collectives`` can compare, by name."""
+
+
+def load_group(name: str) -> type[Group]:
+    """Import the group of an entry in ``GROUPS``.
+
+    Raises:
+        ImportError: its library is missing, or was built for another torch.
+        KeyError: there is no group of that name.
+    """
+    entry = GROUPS[name]
+    group: type[Group] = _attribute(entry.group or BACKENDS[entry.backend].group)
+    return group
 
 
 def load(name: str, options: Options) -> tuple[type[Group], type[Replica]]:

@@ -118,6 +118,22 @@ class Group(ABC):
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
         """Start ``all_reduce_``; do not touch ``tensor`` before the work is done."""
 
+    def prepare_all_reduce(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Return a call that sums ``tensor`` over all ranks.
+
+        The call is timed alone. It returns the sum, which may take the place of ``tensor``. Every rank
+        prepares at the same point.
+
+        Raises:
+            BackendError: the library refuses the tensor, on all ranks alike.
+        """
+
+        def call() -> torch.Tensor:
+            self.all_reduce_(tensor)
+            return tensor
+
+        return call
+
     @abstractmethod
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Replace ``tensor`` by the one that rank ``root`` holds."""

@@ -1,4 +1,4 @@
-"""Define an entry of the registry: a backend and its options."""
+"""Define the entries of the registry: backends, their options, and groups."""
 
 from __future__ import annotations
 
@@ -123,3 +123,20 @@ class Backend:
             if chosen := option.runtimes.get(str(options.get(option.name))):
                 return chosen
         return Runtime(self.launcher, self.libraries, self.install)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEntry:
+    """A group whose collectives can be timed alone."""
+
+    summary: str
+    backend: str
+    """The backend with its launcher and libraries."""
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """The backend's options that choose this group."""
+    group: str = ""
+    """``module:class`` of the Group, if it is not the backend's."""
+    device: str = ""
+    """The only kind of device whose tensors it moves; empty for any."""
+    one_host: bool = False
+    """Whether it needs all ranks on one host."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from backends import BACKENDS
+from backends import BACKENDS, GROUPS
 from compare import errors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -331,24 +331,27 @@ def test_compare_knows_no_group_and_no_strategy(module):
     assert not [name for name, _ in imports_of(MODULES[module]) if name.startswith(behind)]
 
 
+LOADING = {"backends.load", "backends.load_group"}
+
+
 def test_only_a_rank_loads_a_backend():
     callers = set()
     for module, tree in MODULES.items():
-        if "backends.load" in {name for name, _ in imports_of(tree)}:
+        if LOADING & {name for name, _ in imports_of(tree)}:
             callers.add(module)
-        if any(ast.unparse(call.func) == "backends.load" for call in calls_of(tree)):
+        if any(ast.unparse(call.func) in LOADING for call in calls_of(tree)):
             callers.add(module)
     assert callers == {"compare.worker.rank"}
 
 
 def test_the_registry_names_classes_that_there_are():
+    paths = [entry.group for entry in GROUPS.values() if entry.group]
     for backend in BACKENDS.values():
         chosen = [path for option in backend.options for path in option.strategies.values()]
-        for path in (backend.group, backend.strategy, *chosen):
-            module, _, name = path.partition(":")
-            assert name in {node.name for node in MODULES[module].body if isinstance(node, ast.ClassDef)}, (
-                path
-            )
+        paths += [backend.group, backend.strategy, *chosen]
+    for path in paths:
+        module, _, name = path.partition(":")
+        assert name in {node.name for node in MODULES[module].body if isinstance(node, ast.ClassDef)}, path
 
 
 # ---- the loop ----

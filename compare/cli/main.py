@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from compare import __version__
-from compare.cli import aa, backends, data, doctor, install, report, run, streams, verify
+from compare.cli import aa, backends, collectives, data, doctor, install, report, run, streams, verify
 from compare.cli.console import print_error, print_notes
 from compare.errors import OutputError, RingsideError, UnavailableError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
@@ -32,7 +32,7 @@ EXIT_CODES = {
     5: "output",
     6: "a launch failed",
     7: "a launch stalled",
-    8: "an arm does not train what it should",
+    8: "an arm does not train what it should, or a sum is wrong",
     9: "a host cannot be used",
     10: "--strict found different conditions",
     11: "the budget was too small",
@@ -113,6 +113,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "aa": aa.aa,
     "verify": verify.verify,
+    "collectives": collectives.collectives,
     "report": report.report,
     "backends": backends.backends,
     "doctor": doctor.doctor,

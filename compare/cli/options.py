@@ -63,17 +63,16 @@ InterleaveMode = Annotated[
 MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds to repeat; one twice at most.")]
 
 
-def output_option(suffix: str = "") -> Any:
+def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
     """Return the option for the folder of a run."""
-    name = f"runs/<time>-<model>-np<ranks>{suffix}"
+    name += suffix
     return typer.Option(show_default=name, help="Folder for results and logs.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
-    """The flags that ``run``, ``aa`` and ``verify`` share."""
+class LaunchFlags:
+    """The flags of every command that launches ranks."""
 
-    backend: Backends = None
     num_proc: Annotated[
         int | None,
         typer.Option(
@@ -109,6 +108,24 @@ class Shared:
             "kept out of command lines, logs and results.",
         ),
     ] = None
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    threads: Annotated[
+        int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")
+    ] = None
+    output: Annotated[Path | None, output_option()] = None
+    export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None
+    timeout: Annotated[float, typer.Option(help="Maximum time for a launch, in seconds.")] = 300.0
+    stall: Annotated[float, typer.Option(help="Maximum time without progress, in seconds.")] = 30.0
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(LaunchFlags):
+    """The flags that ``run``, ``aa`` and ``verify`` share."""
+
+    backend: Backends = None
     model: Annotated[
         str | None,
         typer.Option(show_default="mlp", help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10."),
@@ -132,25 +149,14 @@ class Shared:
         int, typer.Option(help="Passes per step; gradients add up and are averaged after the last.")
     ] = 1
     seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     precision: Annotated[
         str, typer.Option(help="float32, or bf16-autocast: forward and loss in torch.autocast with bfloat16.")
     ] = "float32"
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the model of every arm with torch.compile.")
     ] = False
-    threads: Annotated[
-        int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")
-    ] = None
     dataset: Annotated[str | None, typer.Option(show_default="auto", help="auto, mnist or digits.")] = None
     data_dir: DataDir = None
-    output: Annotated[Path | None, output_option()] = None
-    export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None
-    timeout: Annotated[float, typer.Option(help="Maximum time for a launch, in seconds.")] = 300.0
-    stall: Annotated[float, typer.Option(help="Maximum time without progress, in seconds.")] = 30.0
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")
-    ] = False
 
 
 def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -158,19 +164,27 @@ def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..
 
     ``described`` replaces what ``--help`` says of some of them.
     """
-    return partial(_with_shared, described)
+    return partial(_with_flags, Shared, described)
 
 
-def _with_shared(described: Mapping[str, Any], command: Callable[..., None]) -> Callable[..., None]:
+def with_launch_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Pass the flags of ``LaunchFlags`` to a command likewise."""
+    return partial(_with_flags, LaunchFlags, described)
+
+
+def _with_flags(
+    kind: type[LaunchFlags], described: Mapping[str, Any], command: Callable[..., None]
+) -> Callable[..., None]:
     _, *own = inspect.signature(command).parameters.values()
     hints = get_type_hints(command, include_extras=True)
-    # The signature of a dataclass has its flags, all with defaults.
-    flags = inspect.signature(Shared).parameters
-    hints |= get_type_hints(Shared, include_extras=True) | dict(described)
+    # The signature of a dataclass has its flags, all with defaults. Those of every command come last.
+    flags = dict(inspect.signature(kind).parameters)
+    flags = dict(sorted(flags.items(), key=lambda flag: flag[0] in LaunchFlags.__dataclass_fields__))
+    hints |= get_type_hints(kind, include_extras=True) | dict(described)
 
     @wraps(command)
     def called(**given: Any) -> None:
-        command(Shared(**{name: given.pop(name) for name in flags}), **given)
+        command(kind(**{name: given.pop(name) for name in flags}), **given)
 
     parameters = [flag.replace(annotation=hints[flag.name]) for flag in (*flags.values(), *own)]
     # typer looks at these two alone.
@@ -191,54 +205,73 @@ def read_request(
         UsageError: a flag has a wrong value.
         OutputError: the file of ``--export-json`` cannot be written.
     """
-    from compare.experiment.settle import UserRequest, choose_dataset, choose_hosts, choose_own
+    from compare.experiment.settle import UserRequest, choose_dataset, choose_own
+
+    arms = read_arms(shared.backend)
+    dataset = choose_dataset(shared.dataset or "auto")
+    own = choose_own(shared.workload, _replaced_by_a_workload(shared), length=config)
+    return UserRequest(
+        arms=arms,
+        baseline=baseline,
+        control=control,
+        dataset=dataset,
+        data_dir=shared.data_dir,
+        own=own.source if own else None,
+        optimizer=shared.optimizer or "sgd",
+        learning_rate=shared.lr,
+        **read_launch(
+            shared,
+            model=shared.model or "mlp",
+            batch_size_per_rank=shared.batch_size,
+            accumulate=shared.accumulate,
+            seed=shared.seed,
+            precision=shared.precision,
+            compile=shared.compile,
+            **config,
+            **(own.config if own else {}),
+        ),
+    )
+
+
+def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
+    """Read the fields of a ``LaunchRequest`` from the flags.
+
+    ``config`` holds further fields of its config.
+
+    Raises:
+        UsageError: a flag has a wrong value.
+        OutputError: the file of ``--export-json`` cannot be written.
+    """
+    from compare.experiment.settle import choose_hosts
     from compare.launch.engines import Allocation
     from compare.launch.engines.ssh import Ssh
     from compare.schema.environment import read_exports
     from compare.schema.store import require_writable
 
-    arms = read_arms(shared.backend)
-    dataset = choose_dataset(shared.dataset or "auto")
-    own = choose_own(shared.workload, _replaced_by_a_workload(shared), length=config)
     hosts = choose_hosts(
-        shared.hostfile,
-        shared.num_proc,
-        named=shared.hosts,
-        include=shared.include or (),
-        exclude=shared.exclude or (),
+        flags.hostfile,
+        flags.num_proc,
+        named=flags.hosts,
+        include=flags.include or (),
+        exclude=flags.exclude or (),
     )
-    identity = str(shared.ssh_identity.absolute()) if shared.ssh_identity else ""
-    carrier = Ssh(user=shared.ssh_user, port=shared.ssh_port, identity=identity)
-    if shared.export_json:
-        require_writable(shared.export_json, to_be_made=shared.output)
-    return UserRequest(
-        arms=arms,
-        baseline=baseline,
-        control=control,
-        allocation=Allocation(hosts, carrier),
-        interface=shared.interface,
-        exported=read_exports(shared.env or [], os.environ),
-        dataset=dataset,
-        data_dir=shared.data_dir,
-        own=own.source if own else None,
-        output=shared.output,
-        optimizer=shared.optimizer or "sgd",
-        learning_rate=shared.lr,
-        threads_per_rank=shared.threads,
-        config={
-            "model": shared.model or "mlp",
-            "batch_size_per_rank": shared.batch_size,
-            "accumulate": shared.accumulate,
-            "seed": shared.seed,
-            "device": shared.device,
-            "precision": shared.precision,
-            "compile": shared.compile,
-            "launch_timeout_seconds": shared.timeout,
-            "stall_seconds": shared.stall,
+    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
+    carrier = Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
+    if flags.export_json:
+        require_writable(flags.export_json, to_be_made=flags.output)
+    return {
+        "allocation": Allocation(hosts, carrier),
+        "interface": flags.interface,
+        "exported": read_exports(flags.env or [], os.environ),
+        "output": flags.output,
+        "threads_per_rank": flags.threads,
+        "config": {
+            "device": flags.device,
+            "launch_timeout_seconds": flags.timeout,
+            "stall_seconds": flags.stall,
             **config,
-            **(own.config if own else {}),
         },
-    )
+    }
 
 
 def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from compare.cli.collectives import print_collectives, render_collectives
 from compare.cli.console import make_console
 from compare.cli.options import Detail
 from compare.errors import UsageError
@@ -26,13 +27,20 @@ def report(
     from compare.report import RENDERERS, render
     from compare.report.table import RunTable
     from compare.schema.files import write_text
-    from compare.schema.store import read_run, results_file
+    from compare.schema.store import collectives_file, read_collectives, read_run, results_file
 
     if form not in RENDERERS:
         raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(RENDERERS)}.")
+    if collectives := read_collectives(run_directory):
+        if output:
+            _require_another_file(output, collectives_file(run_directory))
+            write_text(output, render_collectives(collectives, form, detail=detail) + "\n")
+        else:
+            print_collectives(collectives, form, detail=detail)
+        return
     run = read_run(run_directory)
-    if output and output.exists() and output.samefile(results_file(run_directory)):
-        raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
+    if output:
+        _require_another_file(output, results_file(run_directory))
     analysis = analyse(run)
     if output:
         write_text(output, render(run, analysis, form, detail=detail) + "\n")
@@ -40,3 +48,8 @@ def report(
         make_console().print(RunTable(run, analysis, detail=detail))
     else:
         typer.echo(render(run, analysis, form, detail=detail))
+
+
+def _require_another_file(output: Path, holding: Path) -> None:
+    if output.exists() and output.samefile(holding):
+        raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")

@@ -22,11 +22,11 @@ from compare.experiment.schedule import (
     discard_unfinished,
     order_of,
 )
-from compare.experiment.settle import UserRequest, settle
+from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
-from compare.schema.config import RunConfig
+from compare.schema.config import LaunchConfig, RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
@@ -35,7 +35,8 @@ from compare.schema.results import Failure, Run
 from compare.schema.store import RESULTS_FILE, create_directory, default_output, write_request
 
 ObserverType = TypeVar("ObserverType")
-Watch: TypeAlias = Callable[[RunConfig], AbstractContextManager[ObserverType]]
+ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
+Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
 """Makes the observer of a run of some config."""
 
 
@@ -50,7 +51,7 @@ Plan = list[Section]
 
 
 def compare_arms(
-    request: UserRequest, say: Callable[[str], None], watch: Watch[Observer]
+    request: UserRequest, say: Callable[[str], None], watch: Watch[RunConfig, Observer]
 ) -> tuple[Run, Path]:
     """Run the same training through every arm that a user asked for.
 
@@ -104,7 +105,7 @@ def _plan_launch(config: RunConfig, planned: Planned, directory: Path, cluster: 
 
 
 @contextmanager
-def open_hosts(request: UserRequest, say: Callable[[str], None]) -> Iterator[Cluster]:
+def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[Cluster]:
     """Open the hosts of a request, and print their topology.
 
     Raises:
@@ -214,8 +215,7 @@ def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_ou
     return Run(
         ringside_version=__version__,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        # A path may hold bytes that are no text; they are shown, not lost.
-        command=["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))],
+        command=command_line(),
         config=config,
         dataset=dataset,
         hosts=list(cluster.hosts),
@@ -225,3 +225,9 @@ def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_ou
         left_out=left_out,
         interleaved=choose_interleaving(config),
     )
+
+
+def command_line() -> list[str]:
+    """Return the command line of this program, without secrets."""
+    # A path may hold bytes that are no text; they are shown, not lost.
+    return ["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))]

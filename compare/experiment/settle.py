@@ -36,30 +36,36 @@ DEFAULT_RANKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserRequest:
+class LaunchRequest:
+    """Where ranks shall run, before the machine is known."""
+
+    allocation: Allocation
+    """The hosts, each with as many slots as it has ranks."""
+    interface: str | None
+    exported: Mapping[str, str]
+    """Environment of the ranks that ``-x`` names."""
+    output: Path | None
+    threads_per_rank: int | None
+    """None to share the cores."""
+    config: Mapping[str, Any]
+    """Every other field of the config that has a flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserRequest(LaunchRequest):
     """What the user asked for, before the machine is known."""
 
     arms: tuple[Arm, ...]
     """Empty for all that can run."""
     baseline: str | None = None
     control: bool = False
-    allocation: Allocation
-    """The hosts, each with as many slots as it has ranks."""
-    interface: str | None
-    exported: Mapping[str, str]
-    """Environment of the ranks that ``-x`` names."""
     dataset: DatasetChoice
     data_dir: Path | None
     own: DatasetSource | None = None
     """The own workload, in place of a data set."""
-    output: Path | None
     optimizer: str
     learning_rate: float | None
     """None for the optimizer's own."""
-    threads_per_rank: int | None
-    """None to share the cores."""
-    config: Mapping[str, Any]
-    """Every other field of ``RunConfig`` that the command has a flag for."""
 
 
 def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str, str]]:
@@ -77,11 +83,7 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     """
     draft = _draft(request, cluster)
     survey = availability.survey(arm.backend for arm in draft.arms)
-    # torch counts the GPUs of this machine, where it can be asked; elsewhere the driver counts them.
-    gpus = [
-        survey.gpus if is_local(h) else count for h, count in zip(cluster.hosts, cluster.gpus(), strict=True)
-    ]
-    device = choose_device(draft.device, cluster.hosts, gpus)
+    device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, survey))
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     if not cluster.is_this_machine:
@@ -105,17 +107,30 @@ def _draft(request: UserRequest, cluster: Cluster) -> RunConfig:
     if learning_rate is None:
         # The config itself refuses an optimizer that does not exist.
         learning_rate = OPTIMIZERS.get(request.optimizer, next(iter(OPTIMIZERS.values())))
-    threads = request.threads_per_rank
-    if threads is None:
-        threads = default_threads(cluster.hosts, cluster.cpus())
     return RunConfig(
         arms=request.arms,
         ranks=sum(host.slots for host in cluster.hosts),
         optimizer=request.optimizer,
         learning_rate=learning_rate,
-        threads_per_rank=threads,
+        threads_per_rank=choose_threads(request.threads_per_rank, cluster),
         **request.config,
     )
+
+
+def choose_threads(asked: int | None, cluster: Cluster) -> int:
+    """Choose the named number of threads per rank, or share the CPUs."""
+    return default_threads(cluster.hosts, cluster.cpus()) if asked is None else asked
+
+
+def count_gpus(cluster: Cluster, survey: Survey) -> list[int]:
+    """Count the GPUs of every host.
+
+    torch counts those of this machine, where it can be asked. Elsewhere the driver counts them.
+    """
+    return [
+        survey.gpus if is_local(host) else count
+        for host, count in zip(cluster.hosts, cluster.gpus(), strict=True)
+    ]
 
 
 def choose_length(repeats: int | None, budget: float | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from compare.experiment.run import Watch, begin, open_hosts
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm
 from compare.launch.cluster import Cluster
+from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.job import Planned
 from compare.schema.results import ArmVerification, Failure, Launch, Run, Verification
@@ -29,7 +30,7 @@ class VerificationObserver(Observer, Protocol):
 
 
 def verify_arms(
-    request: UserRequest, say: Callable[[str], None], watch: Watch[VerificationObserver]
+    request: UserRequest, say: Callable[[str], None], watch: Watch[RunConfig, VerificationObserver]
 ) -> tuple[Verification, Path]:
     """Prove every arm that a user asked for.
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compare.launch.arm import Observer as Observer
     from compare.launch.arm import launch_arm as launch_arm
+    from compare.launch.arm import launch_sweep as launch_sweep
     from compare.launch.cluster import open_cluster as open_cluster
 
-_FACE = {"Observer": "arm", "launch_arm": "arm", "open_cluster": "cluster"}
+_FACE = {"Observer": "arm", "launch_arm": "arm", "launch_sweep": "arm", "open_cluster": "cluster"}
 
 
 def __getattr__(name: str) -> Any:

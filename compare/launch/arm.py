@@ -6,10 +6,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,12 +21,13 @@ from compare.launch.monitor import Monitor, tail
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
 from compare.schema.arms import Arm
-from compare.schema.config import RunConfig
+from compare.schema.collectives import RankSweep, SweepConfig, SweepLaunch
+from compare.schema.config import LaunchConfig
 from compare.schema.environment import inherited, library_settings, settings
 from compare.schema.files import write_json
-from compare.schema.job import Job, Planned, Proof, read_progress
+from compare.schema.job import Job, LaunchJob, Planned, Proof, SweepJob, read_progress
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.results import Launch, Run
+from compare.schema.results import Launch, RankResult, Run
 
 _LONGEST_NAME = 100
 """Maximum length of an arm's label in the name of a folder.
@@ -37,6 +38,10 @@ A name may have 255 bytes. The number of the launch makes it unique.
 PORT_TAKEN = "another process took its port before it could"
 """The only reason to start a launch a second time."""
 _PORT_ERRORS = ("EADDRINUSE", "address already in use")
+
+T = TypeVar("T")
+MakeJob: TypeAlias = Callable[..., LaunchJob]
+"""Makes a job from the fields that all jobs have."""
 
 
 class Observer(Protocol):
@@ -95,21 +100,58 @@ def launch_arm(
         OutputError: the run's folder cannot be written.
         UnavailableError: the launcher is not installed.
     """
-    files = launch_files(directory, planned)
     launch = partial(
-        _launch_once, run, planned, cluster, observer, proof=proof, budget_ends_at=budget_ends_at
+        _launch_once,
+        run.config,
+        planned,
+        cluster,
+        observer,
+        make_job=partial(Job, dataset=run.dataset, proof=proof),
+        conclude=PreparedLaunch.conclude,
+        budget_ends_at=budget_ends_at,
     )
+    return _launch_with_free_port(launch, run.config, planned, directory, observer)
+
+
+def launch_sweep(
+    config: SweepConfig, planned: Planned, directory: Path, cluster: Cluster, observer: Observer
+) -> SweepLaunch:
+    """Launch a group, to time its collectives alone.
+
+    Raises:
+        HostError: a host was lost.
+        LaunchError: a rank failed, died or stalled.
+        OutputError: the run's folder cannot be written.
+        UnavailableError: the launcher is not installed.
+    """
+    launch = partial(
+        _launch_once,
+        config,
+        planned,
+        cluster,
+        observer,
+        make_job=partial(SweepJob, group=planned.group),
+        conclude=PreparedLaunch.conclude_sweep,
+    )
+    return _launch_with_free_port(launch, config, planned, directory, observer)
+
+
+def _launch_with_free_port(
+    launch: Callable[..., T], config: LaunchConfig, planned: Planned, directory: Path, observer: Observer
+) -> T:
+    """Launch, and once more if another process took the port."""
+    files = launch_files(directory, planned)
     try:
         return launch(files)
     except LaunchError:
-        if not port_was_taken(files, run.config):
+        if not port_was_taken(files, config):
             raise
     observer.launch_restarts(planned, PORT_TAKEN)
     return launch(files_again(files), restarted_because=PORT_TAKEN)
 
 
 def commands_for(
-    config: RunConfig, arm: Arm, place: LaunchPlace, own_settings: Mapping[str, str]
+    config: LaunchConfig, arm: Arm, place: LaunchPlace, own_settings: Mapping[str, str]
 ) -> list[Command]:
     """Return the commands that launch an arm.
 
@@ -153,7 +195,7 @@ def commands_for(
 
 def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
     """Return the files of a launch in a run's folder."""
-    name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.arm.label)
+    name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.label)
     return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name[:_LONGEST_NAME]}")
 
 
@@ -162,16 +204,18 @@ class PreparedLaunch:
 
     def __init__(
         self,
-        run: Run,
+        config: LaunchConfig,
         planned: Planned,
         cluster: Cluster,
         files: LaunchFiles,
+        make_job: MakeJob,
         *,
-        proof: Proof,
         in_turns: bool = False,
         restarted_because: str = "",
     ) -> None:
         """Prepare a launch; ``in_turns`` with other launches of its round.
+
+        ``make_job`` takes the fields that all jobs have.
 
         Raises:
             OutputError: the launch's folder cannot be made.
@@ -183,14 +227,12 @@ class PreparedLaunch:
         _make_directory(files)
         arm = planned.arm
         self.place = cluster.place(files, in_turns=arm if in_turns else None)
-        self.commands = commands_for(run.config, arm, self.place, self.place.settings())
-        self.job = Job(
-            config=run.config.as_run_by(arm, cluster.hosts[0].slots),
+        self.commands = commands_for(config, arm, self.place, self.place.settings())
+        self.job = make_job(
+            config=config.as_run_by(arm, cluster.hosts[0].slots),
             arm=arm,
-            dataset=run.dataset,
             affinity=cluster.cpus()[0],
             number=planned.number,
-            proof=proof,
             launched_at=self.began,
             turns=self.place.turns,
             exported=list(cluster.exported),
@@ -204,54 +246,66 @@ class PreparedLaunch:
         Raises:
             RingsideError: see ``Monitor.conclude``.
         """
-        ranks = self.monitor.conclude(f"{self.planned.arm.label}, round {self.planned.round}", ending)
+        ranks = self._results(ending, RankResult)
+        return Launch(**self._record(), ranks=ranks)
+
+    def conclude_sweep(self, ending: Ending) -> SweepLaunch:
+        """Return the launch of a sweep likewise."""
+        ranks = self._results(ending, RankSweep)
+        return SweepLaunch(**self._record(), group=self.planned.group, ranks=ranks)
+
+    def _results(self, ending: Ending, kind: type[T]) -> list[T]:
+        return self.monitor.conclude(f"{self.planned.label}, round {self.planned.round}", ending, kind)
+
+    def _record(self) -> dict[str, Any]:
+        """Return the fields of ``LaunchRecord``."""
         command = self.commands[0]
-        return Launch(
-            number=self.planned.number,
-            round=self.planned.round,
-            arm=self.planned.arm.label,
-            launcher=self.planned.arm.runtime.launcher,
-            argv=[list(command.argv) for command in self.commands],
-            environment=dict(command.environment),
-            inherited={
+        return {
+            "number": self.planned.number,
+            "round": self.planned.round,
+            "arm": self.planned.arm.label,
+            "launcher": self.planned.arm.runtime.launcher,
+            "argv": [list(command.argv) for command in self.commands],
+            "environment": dict(command.environment),
+            "inherited": {
                 name: value
                 for name, value in library_settings(inherited(os.environ)).items()
                 if name not in command.environment
             },
-            started_at=self.began,
-            seconds=time.time() - self.began,
-            restarted_because=self._restarted_because,
-            ranks=ranks,
-        )
+            "started_at": self.began,
+            "seconds": time.time() - self.began,
+            "restarted_because": self._restarted_because,
+        }
 
 
 def _launch_once(
-    run: Run,
+    config: LaunchConfig,
     planned: Planned,
     cluster: Cluster,
     observer: Observer,
     files: LaunchFiles,
     *,
-    proof: Proof,
-    budget_ends_at: float,
+    make_job: MakeJob,
+    conclude: Callable[[PreparedLaunch, Ending], T],
+    budget_ends_at: float = math.inf,
     restarted_because: str = "",
-) -> Launch:
+) -> T:
     budget_seconds = budget_ends_at - time.time()
     if budget_seconds <= 0:
         raise BudgetError("The budget is over.")
-    launch = PreparedLaunch(run, planned, cluster, files, proof=proof, restarted_because=restarted_because)
+    launch = PreparedLaunch(config, planned, cluster, files, make_job, restarted_because=restarted_because)
     observer.launch_starts(planned, launch.commands)
 
     def tick() -> bool:
         observer.steps_done(planned, launch.monitor.steps_done())
         return launch.monitor.tick()
 
-    timeout = run.config.launch_timeout_seconds
+    timeout = config.launch_timeout_seconds
     deadline = min(timeout, budget_seconds)
     ending = launch.place.carry_out(launch.commands, launch.job, deadline_seconds=deadline, on_tick=tick)
     if ending.timed_out and deadline < timeout:
         raise BudgetError("The budget is over.")
-    return launch.conclude(ending)
+    return conclude(launch, ending)
 
 
 def _make_directory(files: LaunchFiles) -> None:
@@ -270,7 +324,7 @@ def files_again(files: LaunchFiles) -> LaunchFiles:
     return LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
 
 
-def port_was_taken(files: LaunchFiles, config: RunConfig) -> bool:
+def port_was_taken(files: LaunchFiles, config: LaunchConfig) -> bool:
     """Return whether a launcher failed because its port was in use."""
     began = any(read_progress(files, rank) for rank in range(config.ranks))
     printed = "\n".join(tail(log, lines=200) for log in files.launcher_logs())

@@ -35,7 +35,7 @@ from compare.launch.place import ANSWER_SECONDS, LaunchPlace
 from compare.launch.staging import stage
 from compare.schema.arms import Arm
 from compare.schema.hosts import Network, is_local, local_host
-from compare.schema.job import Job
+from compare.schema.job import Job, LaunchJob
 from compare.schema.launch_files import LaunchFiles
 from compare.text import counted
 
@@ -233,15 +233,16 @@ class Cluster:
                 f"--exclude {name}.",
             )
 
-    def job_for(self, agent: Connection, job: Job) -> Job:
+    def job_for(self, agent: Connection, job: LaunchJob) -> LaunchJob:
         """Return the job for one host: its CPUs, data set and clock."""
         number = list(self.agents).index(agent)
-        return msgspec.structs.replace(
-            job,
-            affinity=self.cpus()[number],
-            dataset=msgspec.structs.replace(job.dataset, directory=self._datasets[number]),
-            launched_at=job.launched_at + agent.clock_ahead_seconds,
+        own = msgspec.structs.replace(
+            job, affinity=self.cpus()[number], launched_at=job.launched_at + agent.clock_ahead_seconds
         )
+        if not isinstance(own, Job):
+            return own
+        dataset = msgspec.structs.replace(own.dataset, directory=self._datasets[number])
+        return msgspec.structs.replace(own, dataset=dataset)
 
     def remote_shell(self, folder: Path) -> Mapping[str, str]:
         """Return the files that let launchers start ranks on hosts."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from compare.errors import BudgetError, HostError, LaunchError
@@ -25,7 +26,7 @@ from compare.launch.arm import (
 from compare.launch.cluster import Cluster
 from compare.launch.place import TICK_SECONDS
 from compare.launch.processes import Ending
-from compare.schema.job import Planned
+from compare.schema.job import Job, Planned
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, Run
 from compare.schema.turns import FINISH, PlannedTurn, turn_of
@@ -104,11 +105,11 @@ class Cohort:
         restarted_because: str = "",
     ) -> None:
         launch = PreparedLaunch(
-            self._run,
+            self._run.config,
             planned,
             cluster,
             files,
-            proof="brief",
+            partial(Job, dataset=self._run.dataset, proof="brief"),
             in_turns=True,
             restarted_because=restarted_because,
         )

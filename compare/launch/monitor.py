@@ -6,6 +6,7 @@ import errno
 import tempfile
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,8 +16,8 @@ from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
 from compare.schema.files import read_json
 from compare.schema.job import RankExit, RankFailure, read_progress
-from compare.schema.results import RankResult
 
+T = TypeVar("T")
 _WATCHDOG_SECONDS = 5.0
 """Maximum delay of a rank's own watchdog, which has more to report."""
 _TEARDOWN_SECONDS = 10.0
@@ -55,8 +56,10 @@ class Monitor:
         progress = read_progress(self._files, 0)
         return progress.step if progress else 0
 
-    def conclude(self, where: str, ending: Ending) -> list[RankResult]:
+    def conclude(self, where: str, ending: Ending, kind: type[T]) -> list[T]:
         """Return one result from every rank, or raise the root cause.
+
+        ``kind`` is the struct of a result.
 
         Raises:
             StalledError: a rank stalled, or all of them took too long.
@@ -65,7 +68,7 @@ class Monitor:
         """
         missing = [rank for rank in self._ranks if not self._has_result(rank)]
         if not missing and ending.status == 0:
-            return [read_json(self._files.result(rank), RankResult) for rank in self._ranks]
+            return [read_json(self._files.result(rank), kind) for rank in self._ranks]
         if missing:
             self._require_space()
         cause = find_cause([self._evidence(rank) for rank in self._ranks])
@@ -198,7 +201,7 @@ class Monitor:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",
                 found=self._how_far(),
-                remedy="Give it longer with --timeout, or train fewer --steps.",
+                remedy="Give it longer with --timeout, or less to do.",
             )
         if ending.status is None:
             what = (

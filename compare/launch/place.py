@@ -29,7 +29,7 @@ from compare.launch.signals import uninterrupted
 from compare.schema.arms import Arm
 from compare.schema.environment import EXPORTED, MASK, inherited, library_settings
 from compare.schema.files import temporary_root, write_json
-from compare.schema.job import Job
+from compare.schema.job import LaunchJob
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
 
@@ -115,7 +115,7 @@ class LaunchPlace:
             texts[f"{name} of the launchers that start on this machine"] = text
         return {name: text for name, text in texts.items() if text}
 
-    def begin(self, commands: Sequence[Command], job: Job, *, deadline_seconds: float) -> None:
+    def begin(self, commands: Sequence[Command], job: LaunchJob, *, deadline_seconds: float) -> None:
         """Make the folders on every host, and start the commands.
 
         A command without a host is for this machine's agent. Each host gets the job with its own CPUs, data
@@ -217,7 +217,7 @@ class LaunchPlace:
     def carry_out(
         self,
         commands: Sequence[Command],
-        job: Job,
+        job: LaunchJob,
         *,
         deadline_seconds: float,
         on_tick: Callable[[], bool],
@@ -260,7 +260,7 @@ class LaunchPlace:
         self,
         agents: Sequence[Connection],
         own: Mapping[Connection, Command],
-        job: Job,
+        job: LaunchJob,
         deadline_seconds: float,
     ) -> None:
         """Start the launch on some hosts, and wait for their folders."""
@@ -271,7 +271,7 @@ class LaunchPlace:
         self.cluster.wait(lambda: all(agent.started for agent in agents), agents)
 
     def _message(
-        self, agent: Connection, command: Command | None, job: Job, deadline_seconds: float
+        self, agent: Connection, command: Command | None, job: LaunchJob, deadline_seconds: float
     ) -> Start:
         cluster = self.cluster
         files = {str(self._exported): msgspec.json.encode(cluster.exported)}

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from backends.launchers.request import Command
 from compare.analysis.step_times import step_seconds
 from compare.report.outlook import outlook
-from compare.schema.config import RunConfig, total_launches
+from compare.schema.collectives import SweepConfig, SweepLaunch
+from compare.schema.config import RunConfig
 from compare.schema.job import Planned
 from compare.schema.results import ArmVerification, Launch, Run
 
@@ -24,8 +25,9 @@ class LiveProgress:
     Without a terminal there are only the lines.
     """
 
-    def __init__(self, console: Console, config: RunConfig, *, verbose: bool) -> None:
+    def __init__(self, console: Console, config: RunConfig | SweepConfig, *, verbose: bool) -> None:
         self._config = config
+        self._arms = len(config.arms) if isinstance(config, RunConfig) else len(config.groups)
         self._verbose = verbose
         self._bars = Progress(
             TextColumn("{task.description}", style="bold"),
@@ -37,7 +39,7 @@ class LiveProgress:
             disable=not console.is_terminal,
         )
         self._console = console
-        self._launches = self._bars.add_task("launches", total=total_launches(config))
+        self._launches = self._bars.add_task("launches", total=config.total_launches)
         self._steps = self._bars.add_task("", total=config.total_steps)
 
     def __enter__(self) -> Self:
@@ -51,15 +53,15 @@ class LiveProgress:
 
     def _place(self, planned: Planned) -> str:
         """Return the round, with their number if known, and the arm."""
-        of = "" if self._config.limit_seconds else f"/{self._config.rounds}"
-        return f"round {planned.round}{of}  {planned.arm.label:<28}"
+        of = f"/{self._config.rounds}" if self._config.total_launches else ""
+        return f"round {planned.round}{of}  {planned.label:<28}"
 
     def _print(self, line: str, style: str = "dim") -> None:
         self._console.print(line, style=style, highlight=False, markup=False)
 
     def launch_begins(self, planned: Planned) -> None:
         """Reset the bar of steps."""
-        self._bars.reset(self._steps, description=f"round {planned.round}: {escape(planned.arm.label)}")
+        self._bars.reset(self._steps, description=f"round {planned.round}: {escape(planned.label)}")
 
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
         """Print every command before it starts, with ``--verbose``."""
@@ -97,8 +99,8 @@ class LiveProgress:
 
     def round_repeats(self, round_: int, other_load: float) -> None:
         """Print that a round is repeated, and extend the bar."""
-        total = self._bars.tasks[self._launches].total
-        self._bars.update(self._launches, total=total and total + len(self._config.arms))
+        total, arms = self._bars.tasks[self._launches].total, self._arms
+        self._bars.update(self._launches, total=total and total + arms)
         used = f"other processes used {other_load * 100:.0f} % of the CPUs"
         self._print(f"round {round_} is repeated: {used}", "yellow")
 
@@ -113,3 +115,11 @@ class LiveProgress:
         outcome = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
         line = f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s in all"
         self._print(line, "dim" if arm.proven else "red")
+
+    def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
+        """Print the outcome of a launch of ``compare collectives``."""
+        self._bars.advance(self._launches)
+        if launch is None:
+            self._print(f"{self._place(planned)} failed", "red")
+        else:
+            self._print(f"{self._place(planned)} {launch.seconds:5.1f} s in all")

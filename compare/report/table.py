@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -23,9 +23,14 @@ PLAIN_WIDTH = 200
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render the table without colours, in one piece."""
+    return plain(RunTable(run, analysis, detail=detail))
+
+
+def plain(shown: RenderableType) -> str:
+    """Render what a console shows as plain text."""
     console = Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(RunTable(run, analysis, detail=detail))
+        console.print(shown)
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 

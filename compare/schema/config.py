@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
@@ -28,14 +28,57 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
 
 
-class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of every launch, of a training or of collectives alone."""
+
+    ranks: int = 2
+    device: str = "cpu"
+    threads_per_rank: int = 1
+    launch_timeout_seconds: float = 300.0
+    stall_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot launch.
+
+        Raises:
+            UsageError: names the flag, its value and the right values.
+        """
+        for flag, value in (("-np/--num-proc", self.ranks), ("--threads", self.threads_per_rank)):
+            require_count(flag, value)
+        for flag, seconds in (("--timeout", self.launch_timeout_seconds), ("--stall", self.stall_seconds)):
+            _require_seconds(flag, seconds)
+        require(self.device in DEVICES, "--device", self.device, " or ".join(DEVICES))
+
+    def as_run_by(self, arm: Arm, slots: int) -> Self:
+        """Return the config that the ranks of an arm read.
+
+        ``slots`` are the ranks on the first host.
+        """
+        del arm, slots
+        return self
+
+
+def require_count(flag: str, value: int) -> None:
+    """Require a whole number above 0.
+
+    Raises:
+        UsageError: names the flag, its value and the right values.
+    """
+    require(1 <= value <= LARGEST_NUMBER, flag, value, f"a whole number from 1 to {LARGEST_NUMBER}")
+
+
+def _require_seconds(flag: str, seconds: float) -> None:
+    right = f"a number of seconds above 0, at most {LARGEST_NUMBER}"
+    require(0 < seconds <= LARGEST_NUMBER, flag, seconds, right)
+
+
+class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     """All settings that decide what a run measures, common to its arms."""
 
     arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)]
     """In the user's order; the control, if any, comes first."""
     baseline: str = ""
     """Label of the arm that the others are compared with."""
-    ranks: int = 2
     model: str = "mlp"
     """A built-in model, or an own ``file.py:factory``."""
     optimizer: str = "sgd"
@@ -63,14 +106,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_reruns: int = 3
     """Maximum number of noisy rounds to repeat."""
     seed: int = 0
-    device: str = "cpu"
     precision: Precision = "float32"
     """``bf16-autocast``: the forward pass and the loss run in torch.autocast with bfloat16."""
     compile: bool = False
     """Whether torch.compile compiles the model."""
-    threads_per_rank: int = 1
-    launch_timeout_seconds: float = 300.0
-    stall_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot run.
@@ -78,34 +117,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: names the flag, its value and the right values.
         """
+        super().__post_init__()
         for flag, value in (
-            ("-np/--num-proc", self.ranks),
             ("--batch-size", self.batch_size_per_rank),
             ("--accumulate", self.accumulate),
             ("--repeats", self.rounds),
-            ("--threads", self.threads_per_rank),
             ("--epochs", self.epochs),
             ("--steps", 1 if self.steps is None else self.steps),
         ):
-            require(1 <= value <= LARGEST_NUMBER, flag, value, f"a whole number from 1 to {LARGEST_NUMBER}")
+            require_count(flag, value)
         require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, "0 or more rounds")
         require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
         require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
-        for flag, seconds in (
-            ("--timeout", self.launch_timeout_seconds),
-            ("--stall", self.stall_seconds),
-            ("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds),
-        ):
-            require(
-                0 < seconds <= LARGEST_NUMBER,
-                flag,
-                seconds,
-                f"a number of seconds above 0, at most {LARGEST_NUMBER}",
-            )
+        _require_seconds("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds)
         require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
         for flag, name, known in (
             ("--optimizer", self.optimizer, tuple(OPTIMIZERS)),
-            ("--device", self.device, DEVICES),
             ("--interleave", self.interleave, INTERLEAVES),
             ("--precision", self.precision, PRECISIONS),
         ):
@@ -190,7 +217,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of processes of an arm."""
         return 1 if arm.one_process else self.ranks
 
-    def as_run_by(self, arm: Arm, slots: int) -> RunConfig:
+    def as_run_by(self, arm: Arm, slots: int) -> Self:
         """Return the config that the ranks of an arm read.
 
         An arm of one process gets the global batch, and the threads of all ranks of its host. ``slots`` are
@@ -246,10 +273,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the arm without communication, if there is one."""
         return next((arm for arm in self.arms if arm.backend == CONTROL), None)
 
-
-def total_launches(config: RunConfig) -> int | None:
-    """Count the launches without repeated rounds; None if time decides."""
-    return config.rounds * len(config.arms) if config.limit_seconds is None else None
+    @property
+    def total_launches(self) -> int | None:
+        """Count the launches without repeated rounds; None if time decides."""
+        return self.rounds * len(self.arms) if self.limit_seconds is None else None
 
 
 def require(holds: bool, flag: str, found: Any, right: str) -> None:  # noqa: FBT001 -- reads as a sentence

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
 from compare.data.catalogue import DatasetSource
 from compare.schema.arms import Arm
-from compare.schema.config import RunConfig
+from compare.schema.collectives import SweepConfig
+from compare.schema.config import LaunchConfig, RunConfig
+from compare.schema.files import read_json
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.parity import PassKind
 
@@ -35,24 +37,38 @@ Stage = Literal[
 _LAST_BYTES = 4096
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch, as its ranks read it."""
+class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="work"):
+    """What the ranks of every launch read."""
 
-    config: RunConfig
+    config: LaunchConfig
     arm: Arm
-    dataset: DatasetSource
     affinity: list[int]
     """CPUs that every rank must be allowed to use."""
     number: int
     """Number of the launch, which decides the order of its blocks."""
-    proof: Proof = "brief"
-    """The parity check that precedes the training."""
     launched_at: float
     """Unix time just before the start of the launcher."""
     turns: str = ""
     """Folder of ``TurnFiles`` on every host; empty without turns."""
     exported: list[str] = []
     """Names of the variables of ``-x``; their values are never saved."""
+
+
+class Job(LaunchJob, frozen=True, kw_only=True, tag="training"):
+    """One launch that trains."""
+
+    config: RunConfig
+    dataset: DatasetSource
+    proof: Proof = "brief"
+    """The parity check that precedes the training."""
+
+
+class SweepJob(LaunchJob, frozen=True, kw_only=True, tag="sweep"):
+    """One launch that times a group's collectives alone."""
+
+    config: SweepConfig
+    group: str
+    """Its name in the registry."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +113,11 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was stopped (SIGSTOP) at that time."""
 
 
+def read_job(files: LaunchFiles) -> Job | SweepJob:
+    """Read the job of a launch, of either kind."""
+    return read_json(files.job, cast("type[Job | SweepJob]", Job | SweepJob))
+
+
 def open_progress(files: LaunchFiles, rank: int) -> BinaryIO:
     """Open a rank's progress file for appending without a buffer."""
     return files.progress(rank).open("ab", buffering=0)
@@ -130,6 +151,13 @@ class Planned(NamedTuple):
     round: int
     """Counts from 1."""
     arm: Arm
+    group: str = ""
+    """The group whose collectives are timed alone; empty for a training."""
+
+    @property
+    def label(self) -> str:
+        """Return what is launched, as a user names it."""
+        return self.group or self.arm.label
 
 
 Proof: TypeAlias = Literal["brief", "whole"]

@@ -126,8 +126,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """What ran, read back from the libraries and the kernel."""
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One successful launch of an arm, with one result of every rank."""
+class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How a launch was started, and how long it took."""
 
     number: int
     round: int
@@ -143,6 +143,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[float, msgspec.Meta(gt=0)]
     restarted_because: str = ""
     """Why it was launched a second time, or empty."""
+
+
+class Launch(LaunchRecord, frozen=True, kw_only=True):
+    """One successful launch of an arm, with one result of every rank."""
+
     ranks: list[RankResult]
 
 

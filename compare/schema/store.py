@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from compare.errors import OutputError, UsageError, system_reason
+from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.config import RunConfig
 from compare.schema.files import read_json, write_json, write_text
 from compare.schema.hostfile import format_hostfile
@@ -22,6 +23,24 @@ VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 """The versions that are read: their older names of fields, and today's."""
+
+
+def collectives_file(path: Path) -> Path:
+    """Return the file of collectives, given the file or its folder."""
+    return path / COLLECTIVES_FILE if path.is_dir() else path
+
+
+def read_collectives(path: Path) -> CollectivesRun | None:
+    """Read what ``compare collectives`` saved in a folder, or in its file.
+
+    Returns:
+        None if the path holds something else.
+
+    Raises:
+        OutputError: the file is not of this version.
+    """
+    file = collectives_file(path)
+    return read_json(file, CollectivesRun) if file.name == COLLECTIVES_FILE and file.exists() else None
 
 
 def results_file(path: Path) -> Path:
@@ -179,7 +198,7 @@ def create_directory(path: Path) -> Path:
     return path.resolve()
 
 
-def write_request(run: Run, directory: Path) -> None:
+def write_request(run: Run | CollectivesRun, directory: Path) -> None:
     """Write the config and the hostfile of a run into its folder.
 
     Raises:
@@ -191,8 +210,13 @@ def write_request(run: Run, directory: Path) -> None:
 
 def default_output(config: RunConfig, *, purpose: str = "") -> Path:
     """Return a new folder for a run, named by time and model."""
-    model = config.model.replace(":", "-")  # scp and rsync treat the text before a colon as a host
-    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{model}-np{config.ranks}{purpose}"
+    return new_folder(config.model, config.ranks, purpose=purpose)
+
+
+def new_folder(what: str, ranks: int, *, purpose: str = "") -> Path:
+    """Return a new folder in ``runs``, named by time."""
+    what = what.replace(":", "-")  # scp and rsync treat the text before a colon as a host
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{what}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 

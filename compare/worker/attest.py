@@ -9,8 +9,24 @@ import torch
 
 from backends.base import Facts, Group, Replica
 from compare.schema.environment import library_settings
-from compare.schema.job import Job
+from compare.schema.job import Job, LaunchJob
 from compare.worker.task import Batches
+
+
+def attest_group(group: Group, job: LaunchJob) -> Facts:
+    """Return what this rank runs, apart from a training. Collective."""
+    device = group.device
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "torch": str(torch.__version__),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
+        "group": group.attest(),
+        "environment": library_settings(os.environ, masked=job.exported),
+    }
 
 
 def attest(
@@ -21,20 +37,11 @@ def attest(
     ``gradient_bytes`` were counted within a step: between two steps there are none. ``was_reset`` tells
     whether the peak memory was reset after the proof.
     """
-    device = group.device
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
+    return attest_group(group, job) | {
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "torch": str(torch.__version__),
         "batch": batches.attest(),
         "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
         "optimizer": _attest_optimizer(replica.optimizer),
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
-        "group": group.attest(),
         "replica": replica.attest()
         | {
             "class": type(replica).__name__,
@@ -44,7 +51,6 @@ def attest(
         },
         "held": replica.held_bytes() | {"gradient_bytes": gradient_bytes},
         "peak_memory_without_parity": was_reset,
-        "environment": library_settings(os.environ, masked=job.exported),
     }
 
 

@@ -100,15 +100,24 @@ def sweep_sizes(message_bytes: list[int]) -> list[int]:
     return sorted({*_SWEPT_BYTES, *own})
 
 
-def time_repeated(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> list[int]:
+def time_repeated(
+    work: Callable[[], object],
+    barrier: Callable[[], None],
+    device: torch.device,
+    *,
+    samples: int = _SWEEP_SAMPLES,
+    calls: int = _SWEEP_CALLS,
+    warmup: int = 1,
+) -> list[int]:
     """Time calls in a row, in nanoseconds each.
 
-    An untimed call comes first. A collective waits for all ranks, so each call begins on all of them at once.
+    Untimed calls come first. A collective waits for all ranks, so each call begins on all of them at once.
     """
 
     def in_a_row() -> None:
-        for _ in range(_SWEEP_CALLS):
+        for _ in range(calls):
             work()
 
-    work()
-    return [time_together(in_a_row, barrier, device).wall_ns // _SWEEP_CALLS for _ in range(_SWEEP_SAMPLES)]
+    for _ in range(warmup):
+        work()
+    return [time_together(in_a_row, barrier, device).wall_ns // calls for _ in range(samples)]

@@ -14,7 +14,7 @@ from backends.base import Placement
 from compare.errors import OutputError
 from compare.schema.environment import EXPORTED
 from compare.schema.files import read_json, write_json
-from compare.schema.job import Job, RankFailure
+from compare.schema.job import Job, RankFailure, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
 from compare.worker.watchdog import Watchdog
 
@@ -24,7 +24,7 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
 
     A library that does not load is a failure like any other.
     """
-    job = read_json(files.job, Job)
+    job = read_job(files)
     if exported := os.environ.pop(EXPORTED, ""):
         os.environ.update(read_json(Path(exported), dict[str, str]))
     _redirect_output(files.log(placement.rank))
@@ -32,13 +32,18 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
     try:
         # Importing torch may take minutes from a cold network drive.
         watchdog.start(limit_seconds=job.config.launch_timeout_seconds)
-        from compare.worker.rank import run  # imports torch, under the watchdog
+        from compare.worker.rank import run, sweep_group  # imports torch, under the watchdog
 
-        write_json(files.result(placement.rank), run(job, placement, watchdog))
+        result = (
+            sweep_group(job, placement, watchdog)
+            if isinstance(job, SweepJob)
+            else run(job, placement, watchdog)
+        )
+        write_json(files.result(placement.rank), result)
         status = 0
     except BaseException as error:  # noqa: BLE001 -- an exit is an outcome too
         status = 1
-        own = job.dataset.directory if job.dataset.name == "own" else None
+        own = job.dataset.directory if isinstance(job, Job) and job.dataset.name == "own" else None
         failure = _describe(error, placement, own)
         traceback.print_exc()
         with suppress(OutputError):  # the parent finds the full disk by itself

@@ -17,13 +17,14 @@ import torch
 from torch import nn
 
 import backends
-from backends.base import BackendError, Group, MakeOptimizer, Placement, Replica
+from backends.base import Group, MakeOptimizer, Placement, Replica
 from compare.schema.arms import CONTROL
-from compare.schema.job import PASSES, Job, Stage
+from compare.schema.collectives import RankSweep
+from compare.schema.job import PASSES, Job, Stage, SweepJob
 from compare.schema.parity import ParityPass
 from compare.schema.results import Block, MachineUse, Moments, RankResult, Sweep
 from compare.schema.turns import FINISH
-from compare.worker.attest import attest
+from compare.worker.attest import attest, attest_group
 from compare.worker.blocks import (
     FIRST_STEPS,
     BlockTrainer,
@@ -36,6 +37,7 @@ from compare.worker.blocks import (
 from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
 from compare.worker.compilation import compiled_for_proof, load_compiler
+from compare.worker.conditions import prepare_rank
 from compare.worker.evaluation import Trained, test_model
 from compare.worker.first_step import take_first_step
 from compare.worker.loop import EVALUATION_BATCH
@@ -43,6 +45,7 @@ from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import hash_parameters, prove
 from compare.worker.randomness import seed_generators
+from compare.worker.sweep import time_sizes
 from compare.worker.task import Task
 from compare.worker.turns import TurnPipes
 from compare.worker.watchdog import Watchdog
@@ -106,6 +109,33 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         | first.attested,
     )
     # Ranks attest their open connections, so all of them keep theirs until here.
+    group.barrier()
+    group.leave()
+    return result
+
+
+def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> RankSweep:
+    """Time a group's collectives alone, without any training.
+
+    Raises:
+        BackendError: the group cannot do here what was requested.
+    """
+    watchdog.note("load")
+    device = prepare_rank(job, placement)
+    make_group = backends.load_group(job.group)
+    watchdog.note("join")
+    group = make_group.join(placement, device, job.arm.options, job.config.launch_timeout_seconds)
+    timings = time_sizes(group, job.config, watchdog)
+    watchdog.note("end", len(timings))
+    result = RankSweep(
+        rank=placement.rank,
+        local_rank=placement.local_rank,
+        host=placement.host,
+        pid=os.getpid(),
+        timings=timings,
+        attestation=attest_group(group, job),
+    )
+    # As in ``run``: ranks attest their open connections.
     group.barrier()
     group.leave()
     return result
@@ -184,9 +214,7 @@ class _Joined(NamedTuple):
 def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp) -> _Joined:
     config = job.config
     watchdog.note("load", limit_seconds=config.compile_limit_seconds)
-    torch.set_num_threads(config.threads_per_rank)
-    _require_same_conditions(job)
-    device = _device(config.device, placement)
+    device = prepare_rank(job, placement)
     load_compiler(config, device)
     make_group, strategy = backends.load(job.arm.backend, job.arm.options)
 
@@ -346,28 +374,3 @@ def _take_turns(
         if turn == FINISH:
             return blocks
         blocks += trainer.turn(turn)
-
-
-def _device(kind: str, placement: Placement) -> torch.device:
-    if kind == "cpu":
-        return torch.device("cpu")
-    there = torch.cuda.device_count()
-    if placement.local_rank >= there:
-        raise BackendError(
-            f"Host {placement.host}: local rank {placement.local_rank} has no GPU of its own. "
-            f"The host has {there}. Use fewer ranks per host, or --device cpu."
-        )
-    device = torch.device("cuda", placement.local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
-def _require_same_conditions(job: Job) -> None:
-    """Refuse another CPU binding or thread count than the other arms have."""
-    expected = (job.affinity, job.config.threads_per_rank)
-    found = (sorted(os.sched_getaffinity(0)), torch.get_num_threads())
-    if found != expected:
-        raise BackendError(
-            f"This rank has CPUs {found[0]} and {found[1]} threads, not {expected[0]} and {expected[1]}. "
-            "Arms with different bindings cannot be compared."
-        )

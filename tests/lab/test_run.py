@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
+from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
+from compare.schema.files import read_json
 from compare.schema.store import read_run
 from tests.comparing import ROOT
 from tests.lab.comparing import ARMS, RUN, compare, left
@@ -136,3 +139,23 @@ def test_all_reduce_at_1_gbit_takes_the_time_of_a_ring(make_lab, mnist_dir, requ
     seconds = exported["summary"]["arms"][0]["detail"]["collective_seconds"]["mean"]
     assert message_bytes > 12e6
     assert 0.95 < seconds / ring_bound_seconds < 3
+
+
+def test_collectives_on_hosts_are_right_in_every_group(make_lab, every_backend):
+    lab = make_lab(2)
+    done = lab.login.run(
+        [sys.executable, "-m", "compare", "collectives", "-H", "n1,n2", "--output", RUN]
+        + ["-b", "1K", "-e", "1M", "-f", "32", "-n", "2", "--repeats", "1"],
+        timeout_seconds=280,
+        environment={"COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = read_json(lab.folder / "run" / COLLECTIVES_FILE, CollectivesRun)
+    assert [launch.group for launch in run.launches] == ["gloo", "horovod", "horovod_mpi", "mpi"]
+    assert run.left_out["shared_memory"].startswith("Its ranks must be on one host.")
+    for launch in run.launches:
+        assert [rank.host for rank in launch.ranks] == ["n1", "n2"]
+        assert {rank.attestation["group"]["transport"] for rank in launch.ranks} == {"TCP over eth0"}
+        assert [timing.wrong for rank in launch.ranks for timing in rank.timings] == [0] * 6
+    assert "2 hosts over eth0" in done.stdout
+    assert left(lab) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import BACKENDS
+from backends import BACKENDS, GROUPS
 from compare import data, errors
 from compare.cli import main as cli
 from compare.data import mnist
@@ -36,9 +36,12 @@ from compare.experiment import verify as verification
 from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
 from compare.report import RENDERERS
+from compare.report.collectives import SWEEP_RENDERERS
+from compare.schema.collectives import COLLECTIVES_FILE
 from compare.schema.files import read_json, write_json
 from compare.schema.results import ArmVerification, Gate, Verification
 from compare.schema.store import RESULTS_FILE
+from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import MNIST, a_run, a_survey
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,6 +150,15 @@ def carried_out(monkeypatch):
         ("verify --backend mpi", UNAVAILABLE, ["mpi4py is not installed"]),
         ("verify --backend ddp --model resnet", USAGE, ["--model cannot be resnet"]),
         ("verify --backend ddp --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
+        ("collectives --group ring", USAGE, ["--group cannot be ring", "gloo or nccl"]),
+        ("collectives --group ,", USAGE, ["--group names no group"]),
+        ("collectives --group mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed"]),
+        ("collectives --group horovod_mpi", UNAVAILABLE, ["It has: gloo", "compare install horovod"]),
+        ("collectives --group nccl", UNAVAILABLE, ["GPU memory", "--device cuda"]),
+        ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
+        ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
+        ("collectives --format xml", USAGE, ["--format cannot be 'xml'", "markdown"]),
+        ("collectives --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
         ("doctor -H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
         ("doctor --hostfile gone", USAGE, ["gone: the hostfile cannot be read"]),
@@ -268,6 +280,7 @@ def test_a_path_that_the_system_refuses_exits_with_5(compare, arguments):
         ("run", ["all available", "np<ranks>"]),
         ("aa", ["The one arm that is compared with itself", "np<ranks>-aa"]),
         ("verify", ["np<ranks>-verify", "Also write the verification here"]),
+        ("collectives", ["-all_reduce-np<ranks>", ", ".join(GROUPS)]),
     ],
 )
 def test_help_describes_shared_flags_as_the_command_uses_them(compare, command, says):
@@ -463,6 +476,20 @@ def test_report_shows_a_run_in_every_format(compare, form):
     assert "ddp" in Path("shown").read_text()
     if form != "table":  # which is as wide as the terminal
         assert Path("shown").read_text() == printed.out
+
+
+@pytest.mark.parametrize("form", SWEEP_RENDERERS)
+def test_report_shows_collectives_in_every_format(compare, form):
+    config = a_sweep_config("gloo")
+    saved = Path("saved")
+    saved.mkdir()
+    write_json(saved / COLLECTIVES_FILE, a_collectives_run(config, [a_sweep_launch(config, "gloo")]))
+    shown = compare("report", saved, "--format", form)
+    assert shown.code == 0, shown.err
+    assert "gloo" in shown.out
+    compare("report", saved / COLLECTIVES_FILE, "--format", form, "--output", "written")
+    assert Path("written").read_text().split() == shown.out.split()
+    assert compare("report", saved, "--output", saved / COLLECTIVES_FILE).code == USAGE
 
 
 def test_backends_lists_options_and_why_one_is_missing(compare):

@@ -19,7 +19,6 @@ from compare.experiment.run import carry_out
 from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, next_launch, order_of
 from compare.launch.arm import Observer
 from compare.schema import files
-from compare.schema.config import total_launches
 from compare.schema.results import MachineUse
 from compare.schema.store import read_run
 from tests.unit.factories import a_config, a_launch, a_rank, a_run
@@ -69,7 +68,7 @@ def test_every_round_launches_every_arm_once_in_its_order(config):
     labels = sorted(arm.label for arm in config.arms)
     assert all(sorted(arm.label for arm in order_of(config, r)) == labels for r in rounds)
     assert [p.number for p in planned] == list(range(1, config.rounds * len(config.arms) + 1))
-    assert len(planned) == total_launches(config)
+    assert len(planned) == config.total_launches
     assert next_launch(run) is None
     assert next_launch(msgspec.structs.replace(run, launches=run.launches[:-1])) is not None
 
@@ -132,8 +131,8 @@ def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most, repeated):
     config = a_config("none,ddp", rounds=3, max_reruns=most)
     run, history = carried_out(config, lambda planned: True)
     assert [launch.round for launch in run.discarded[::2]] == repeated
-    assert len(run.launches) == total_launches(config)
-    assert len(history) == total_launches(config) + 2 * len(repeated)
+    assert len(run.launches) == config.total_launches
+    assert len(history) == config.total_launches + 2 * len(repeated)
     assert summarise(run).noisy_rounds == [1, 2, 3]
 
 

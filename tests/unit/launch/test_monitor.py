@@ -20,6 +20,7 @@ from compare.schema.job import (
     read_progress,
 )
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.results import RankResult
 from tests.unit.factories import a_run
 
 STACK = """
@@ -125,7 +126,7 @@ def test_stall_is_reported_with_the_limit_of_the_rank(monitor, files, limits, pr
     files.log(0).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
     exits(files, 0, 1)
     with pytest.raises(StalledError) as caught:
-        monitor.conclude("ddp, round 1", Ending(1, 31.0))
+        monitor.conclude("ddp, round 1", Ending(1, 31.0), RankResult)
     for words in printed:
         assert words in str(caught.value)
 
@@ -148,7 +149,7 @@ def test_stall_of_a_rank_that_another_waits_for_names_it(monitor, files, begun, 
         files.stacks(1).write_text(stacks)
     exits(files, 1, **ENDED)
     with pytest.raises(StalledError, match="rank 1 on") as caught:
-        monitor.conclude("ddp, round 1", Ending(1, 31.0))
+        monitor.conclude("ddp, round 1", Ending(1, 31.0), RankResult)
     for words in says:
         assert words.format(folder=files.directory) in str(caught.value)
 
@@ -164,7 +165,7 @@ def test_monitor_ends_a_launch_at_once_when_a_rank_exits_with_0(monitor, files, 
     assert not monitor.tick()
     exits(files, 0, **ENDED)
     with pytest.raises(LaunchError, match=r"rank 1 on .* died") as caught:
-        monitor.conclude("ddp, round 1", Ending(None, 5.0))
+        monitor.conclude("ddp, round 1", Ending(None, 5.0), RankResult)
     assert caught.value.found.startswith("It exited with status 0 and left no result.")
     assert ("It wrote no progress record." in caught.value.found) is not begun
 
@@ -175,7 +176,7 @@ def test_monitor_waits_for_the_launcher_that_ended_its_ranks(monitor, files):
         exits(files, rank, **ENDED)
     assert monitor.tick()
     with pytest.raises(LaunchError, match=r"the launcher was killed \(signal 9\)"):
-        monitor.conclude("ddp, round 1", Ending(-9, 1.0))
+        monitor.conclude("ddp, round 1", Ending(-9, 1.0), RankResult)
 
 
 def test_monitor_goes_on_when_a_rank_exits_after_its_result(monitor, files):
@@ -189,7 +190,7 @@ def test_failure_on_a_host_is_dated_by_the_clock_of_this_machine(files):
     exits(files, 1, 4, time=time.time() + 3599.0)
     with pytest.raises(LaunchError, match="rank 1 on"):
         Monitor(Place(files, ahead_seconds=3600.0), ranks=2, stall_seconds=30.0).conclude(
-            "ddp, round 1", Ending(1, 5.0)
+            "ddp, round 1", Ending(1, 5.0), RankResult
         )
 
 
@@ -198,23 +199,23 @@ def test_failure_while_a_long_launch_is_ended_is_no_cause(monitor, files):
     exits(files, 0, **ENDED)
     fails(files, 1, "RuntimeError: Connection closed by peer")
     with pytest.raises(StalledError, match="did not end within 300 s"):
-        monitor.conclude("ddp, round 1", Ending(None, 300.0, timed_out=True))
+        monitor.conclude("ddp, round 1", Ending(None, 300.0, timed_out=True), RankResult)
 
 
 def test_rank_that_never_started_is_named_with_the_launchers_output(monitor, files):
     exits(files, 0, **ENDED)
     files.launcher_log.write_text("ModuleNotFoundError: No module named 'msgspec'")
     with pytest.raises(LaunchError, match=r"rank 1 on .* never started") as caught:
-        monitor.conclude("ddp, round 1", Ending(1, 1.0))
+        monitor.conclude("ddp, round 1", Ending(1, 1.0), RankResult)
     assert "No module named 'msgspec'" in caught.value.found
 
 
 def test_no_rank_is_named_where_the_parent_was_suspended(monitor, files):
     with pytest.raises(LaunchError, match="this program sent no messages"):
-        monitor.conclude("ddp, round 1", Ending(None, 1.0, abandoned=True))
+        monitor.conclude("ddp, round 1", Ending(None, 1.0, abandoned=True), RankResult)
     exits(files, 0, **ENDED | {"ended_by": "lease"})
     with pytest.raises(LaunchError, match="this program sent no messages"):
-        monitor.conclude("ddp, round 1", Ending(1, 1.0))
+        monitor.conclude("ddp, round 1", Ending(1, 1.0), RankResult)
 
 
 @pytest.mark.parametrize(("taken", "times"), [(True, 2), (False, 1)])

@@ -17,8 +17,9 @@ from compare.launch.agent.protocol import Exited
 from compare.launch.cluster import Agents, Cluster
 from compare.launch.engines.local import Local
 from compare.schema.hosts import Host, Network, local_host
-from compare.schema.job import Job
+from compare.schema.job import Job, SweepJob
 from compare.schema.launch_files import LaunchFiles
+from tests.unit.collectives import a_sweep_config
 from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config
 
 
@@ -189,3 +190,15 @@ def test_described_masks_what_the_user_gives_to_the_ranks(files):
     cluster = of([agent], agent, exported=secret)
     assert list(cluster.place(files).described().values()) == ['{"MY_TOKEN":"***"}']
     assert a_cluster().place(files).described() == {}
+
+
+def test_job_for_host_of_a_sweep_needs_no_data_set():
+    agent = AnAgent(cpus=(2, 3))
+    cluster = of([agent], agent)
+    config = a_sweep_config()
+    job = SweepJob(
+        config=config, group="gloo", arm=config.arm_of("gloo"), affinity=[0], number=1, launched_at=5.0
+    )
+    assert cluster.job_for(agent, job) == msgspec.structs.replace(
+        job, affinity=[2, 3], launched_at=5.0 + agent.clock_ahead_seconds
+    )

@@ -1,0 +1,114 @@
+"""Time collectives alone: ``compare collectives``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compare.cli.console import make_console, make_say
+from compare.cli.options import LaunchFlags, output_option, read_launch, with_launch_flags
+from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from compare.schema.collectives import CollectivesRun
+
+
+@with_launch_flags(
+    output=Annotated[Path | None, output_option(name="runs/<time>-all_reduce-np<ranks>")],
+    export_json=Annotated[Path | None, typer.Option(help="Also write the measurements and figures here.")],
+)
+def collectives(
+    flags: LaunchFlags,
+    *,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Groups, comma separated or repeated: gloo, nccl, horovod, horovod_mpi, mpi, shared_memory.",
+            show_default="all available",
+        ),
+    ] = None,
+    begin: Annotated[
+        str, typer.Option("-b", "--begin", help="Smallest size in bytes; K, M and G are powers of two.")
+    ] = "8",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
+    factor: Annotated[int, typer.Option("-f", "--factor", help="Each size is this many times the last.")] = 2,
+    iterations: Annotated[
+        int,
+        typer.Option(
+            "-n", "--iterations", help="Timed iterations of a size in each launch, of 5 ms or one call."
+        ),
+    ] = 5,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Calls of a size before the first.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Launches of every group.")] = 3,
+    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    detail: Annotated[
+        bool, typer.Option("--detail", help="One table per group, with every column of nccl-tests.")
+    ] = False,
+) -> None:
+    """Time each group's all-reduce alone over sizes, and check the sums."""
+    from compare.experiment import SweepRequest, compare_collectives
+    from compare.report.progress import LiveProgress
+    from compare.schema.collectives import read_bytes
+    from compare.schema.files import write_text
+
+    _require_format(form)
+    request = SweepRequest(
+        groups=_read_groups(group),
+        **read_launch(
+            flags,
+            begin_bytes=read_bytes("-b/--begin", begin),
+            end_bytes=read_bytes("-e/--end", end),
+            factor=factor,
+            iterations=iterations,
+            warmup_iterations=warmup,
+            rounds=repeats,
+        ),
+    )
+    log = make_console(stderr=True)
+    run, directory = compare_collectives(
+        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose)
+    )
+    if flags.export_json:
+        write_text(flags.export_json, render_collectives(run, "json", detail=detail) + "\n")
+    print_collectives(run, form, detail=detail)
+    make_say(log)(f"Results: {directory}")
+    raise typer.Exit(run.exit_code)
+
+
+def _read_groups(written: list[str] | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for text in written or () for name in text.split(",") if name.strip())
+    if written and not names:
+        raise UsageError(
+            "--group names no group.", remedy="Name some, or leave it out to compare all that are available."
+        )
+    return names
+
+
+def _require_format(form: str) -> None:
+    from compare.report.collectives import SWEEP_RENDERERS
+
+    if form not in SWEEP_RENDERERS:
+        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SWEEP_RENDERERS)}.")
+
+
+def print_collectives(run: CollectivesRun, form: str, *, detail: bool) -> None:
+    """Print a table as wide as the terminal, or another format."""
+    from compare.analysis.collectives import summarise_sweeps
+    from compare.report.collectives import SweepTable
+
+    if form != "table":
+        typer.echo(render_collectives(run, form, detail=detail))
+        return
+    console = make_console()
+    console.print()
+    console.print(SweepTable(run, summarise_sweeps(run), detail=detail))
+
+
+def render_collectives(run: CollectivesRun, form: str, *, detail: bool) -> str:
+    """Render collectives in one format, without a newline at the end."""
+    from compare.analysis.collectives import summarise_sweeps
+    from compare.report.collectives import SWEEP_RENDERERS
+
+    return SWEEP_RENDERERS[form](run, summarise_sweeps(run), detail=detail)

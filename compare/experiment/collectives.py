@@ -1,0 +1,176 @@
+"""Carry out ``compare collectives``: launch every group, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from backends import BACKENDS, GROUPS
+from compare import __version__
+from compare.doctor import availability
+from compare.doctor.availability import Survey
+from compare.errors import LaunchError, RingsideError, UnavailableError
+from compare.experiment.run import Watch, command_line, open_hosts
+from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
+from compare.launch import Observer, launch_sweep
+from compare.launch.cluster import Cluster
+from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepLaunch
+from compare.schema.files import write_json
+from compare.schema.job import Planned
+from compare.schema.results import Failure
+from compare.schema.store import create_directory, new_folder, write_request
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest(LaunchRequest):
+    """What the user asked for; ``config`` has fields of ``SweepConfig``."""
+
+    groups: tuple[str, ...]
+    """Empty for all that can run."""
+
+
+class SweepObserver(Observer, Protocol):
+    """Gets the events of ``compare collectives``."""
+
+    def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
+        """Handle a launch that ended; None if it failed."""
+
+
+def compare_collectives(
+    request: SweepRequest, say: Callable[[str], None], watch: Watch[SweepConfig, SweepObserver]
+) -> tuple[CollectivesRun, Path]:
+    """Time the collectives of every group that a user asked for.
+
+    Raises:
+        RingsideError: something failed; notes of the error say what is kept.
+        KeyboardInterrupt: likewise.
+    """
+    with open_hosts(request, say) as cluster:
+        config, left_out = settle_sweep(request, cluster)
+        folder = request.output or new_folder(config.collective, config.ranks)
+        directory = create_directory(folder)
+        run = CollectivesRun(
+            ringside_version=__version__,
+            started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+            command=command_line(),
+            config=config,
+            hosts=list(cluster.hosts),
+            network=cluster.network,
+            cores_by_host=[len(cpus) for cpus in cluster.cpus()],
+            left_out=left_out,
+        )
+        try:
+            with watch(config) as observer:
+                return sweep_groups(run, directory, cluster, observer), directory
+        except (RingsideError, KeyboardInterrupt) as error:
+            error.add_note(f"The finished part is in {directory}")
+            raise
+
+
+def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, dict[str, str]]:
+    """Settle a request by what the hosts have.
+
+    Returns:
+        The config, and the groups that were left out with the reason.
+
+    Raises:
+        UnavailableError: a group that was named cannot run here, or none can.
+        UsageError: a value is wrong.
+    """
+    draft = SweepConfig(
+        groups=request.groups or tuple(GROUPS),
+        ranks=sum(host.slots for host in cluster.hosts),
+        threads_per_rank=choose_threads(request.threads_per_rank, cluster),
+        **request.config,
+    )
+    found = availability.survey(GROUPS[name].backend for name in draft.groups)
+    device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, found))
+    one_host = len(cluster.hosts) == 1
+    troubles = {name: refusal_of(name, device, found, one_host=one_host) for name in draft.groups}
+    refused = {name: trouble for name, trouble in troubles.items() if trouble}
+    groups = tuple(name for name in draft.groups if name not in refused)
+    if refused and request.groups:
+        raise next(iter(refused.values()))
+    left_out = {name: f"{trouble.found.rstrip('.')}. {trouble.remedy}" for name, trouble in refused.items()}
+    if not groups:
+        raise UnavailableError(
+            "No group can run here.",
+            found=" ".join(left_out.values()),
+            remedy="Install a library: `compare backends` says how.",
+        )
+    cluster.require_launchers(
+        {BACKENDS[GROUPS[name].backend].runtime(GROUPS[name].options).launcher for name in groups}
+    )
+    return msgspec.structs.replace(draft, groups=groups, device=device), left_out
+
+
+def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> UnavailableError | None:
+    """Return why a group cannot run here, or None."""
+    entry = GROUPS[name]
+    what = f"The group {name} cannot run here."
+    if entry.device not in {"", device}:
+        kinds: Mapping[str, str] = {"cuda": "GPU memory", "cpu": "host memory"}
+        return UnavailableError(
+            what,
+            found=f"It moves tensors in {kinds[entry.device]} alone, and the device is {device}.",
+            remedy=f"Use --device {entry.device}.",
+        )
+    if entry.one_host and not one_host:
+        return UnavailableError(
+            what, found="Its ranks must be on one host.", remedy="Use one host, or leave it out."
+        )
+    if entry.one_host and found.shared_memory_problem:
+        return UnavailableError(what, found=f"{found.shared_memory_problem}.", remedy="Leave it out.")
+    try:
+        found.require(entry.backend, dict(entry.options))
+    except UnavailableError as error:
+        return UnavailableError(what, found=error.found or error.what, remedy=f"Install: {error.remedy}")
+    return None
+
+
+def plan_sweeps(config: SweepConfig) -> list[Planned]:
+    """Return all launches in order.
+
+    Each round reverses the one before. So a machine that slows down favours no group.
+    """
+    planned: list[Planned] = []
+    for round_ in range(1, config.rounds + 1):
+        for group in config.groups if round_ % 2 else reversed(config.groups):
+            planned.append(Planned(len(planned) + 1, round_, config.arm_of(group), group))
+    return planned
+
+
+def sweep_groups(
+    run: CollectivesRun, directory: Path, cluster: Cluster, observer: SweepObserver
+) -> CollectivesRun:
+    """Carry out all launches, and save after each.
+
+    A launch that fails stops no other group. A group that failed is not launched again.
+
+    Raises:
+        RingsideError: something failed that would fail every launch; what was finished is saved.
+    """
+    write_request(run, directory)
+    for planned in plan_sweeps(run.config):
+        if any(failure.arm == planned.group for failure in run.failures):
+            continue
+        observer.launch_begins(planned)
+        launch = None
+        try:
+            launch = launch_sweep(run.config, planned, directory, cluster, observer)
+            run = msgspec.structs.replace(run, launches=[*run.launches, launch])
+        except LaunchError as error:
+            failure = Failure(
+                arm=planned.group, round=planned.round, kind=type(error).__name__, message=str(error)
+            )
+            run = msgspec.structs.replace(run, failures=[*run.failures, failure])
+        write_json(directory / COLLECTIVES_FILE, run)
+        observer.sweep_ended(planned, launch)
+    run = msgspec.structs.replace(run, complete=True)
+    write_json(directory / COLLECTIVES_FILE, run)
+    return run

@@ -1,0 +1,88 @@
+"""Test which groups ``compare collectives`` launches, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends import GROUPS
+from compare.errors import LaunchError, UnavailableError
+from compare.experiment import collectives
+from compare.experiment.collectives import plan_sweeps, refusal_of, settle_sweep, sweep_groups
+from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
+from compare.schema.files import read_json
+from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
+from tests.unit.factories import a_cluster, a_survey
+
+
+def a_request(*groups, **config):
+    return collectives.SweepRequest(
+        groups=groups,
+        allocation=None,
+        interface=None,
+        exported={},
+        output=None,
+        threads_per_rank=1,
+        config=config,
+    )
+
+
+def test_plan_sweeps_every_round_reverses_the_one_before():
+    planned = plan_sweeps(a_sweep_config("gloo", "mpi", rounds=3))
+    assert [one.label for one in planned] == ["gloo", "mpi", "mpi", "gloo", "gloo", "mpi"]
+    assert [(one.number, one.round) for one in planned] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (6, 3)]
+
+
+@pytest.mark.parametrize(
+    ("group", "device", "survey", "one_host", "reason"),
+    [
+        ("nccl", "cpu", {}, True, "GPU memory"),
+        ("mpi", "cuda", {}, True, "host memory"),
+        ("mpi", "cpu", {"missing": ["mpi"]}, True, "not installed"),
+        ("horovod_mpi", "cpu", {"controllers": ["gloo"]}, True, "It has: gloo"),
+        ("shared_memory", "cpu", {}, False, "one host"),
+    ],
+)
+def test_refusal_of_group_that_cannot_run_has_a_reason(group, device, survey, one_host, reason):
+    error = refusal_of(group, device, a_survey(**survey), one_host=one_host)
+    assert reason in error.found
+    assert error.remedy
+
+
+@pytest.mark.parametrize("group", sorted(set(GROUPS) - {"nccl"}))
+def test_refusal_of_group_that_can_run_is_none(group):
+    assert refusal_of(group, "cpu", a_survey(), one_host=True) is None
+
+
+def test_settle_unnamed_groups_are_left_out_with_a_reason(monkeypatch):
+    monkeypatch.setattr(collectives.availability, "survey", lambda _: a_survey(missing=["mpi"]))
+    config, left_out = settle_sweep(a_request(), a_cluster())
+    assert config.groups == ("gloo", "horovod", "horovod_mpi", "shared_memory")
+    assert set(left_out) == {"nccl", "mpi"}
+    assert all(left_out.values())
+
+
+def test_settle_named_group_that_cannot_run_is_refused(monkeypatch):
+    monkeypatch.setattr(collectives.availability, "survey", lambda _: a_survey())
+    with pytest.raises(UnavailableError, match="nccl cannot run here"):
+        settle_sweep(a_request("gloo", "nccl"), a_cluster())
+
+
+class _Silent:
+    def __getattr__(self, name):
+        return lambda *event: None
+
+
+def test_sweep_group_that_fails_stops_no_other(tmp_path, monkeypatch):
+    config = a_sweep_config("gloo", "mpi", rounds=2)
+
+    def launch(config, planned, *_):
+        if planned.group == "gloo":
+            raise LaunchError("gloo, round 1: rank 0 died.")
+        return a_sweep_launch(config, planned.group, planned.number)
+
+    monkeypatch.setattr(collectives, "launch_sweep", launch)
+    run = sweep_groups(a_collectives_run(config, [], complete=False), tmp_path, None, _Silent())
+    assert [launch.group for launch in run.launches] == ["mpi", "mpi"]
+    assert [failure.arm for failure in run.failures] == ["gloo"], "it is not launched again"
+    assert run.complete
+    assert read_json(tmp_path / COLLECTIVES_FILE, CollectivesRun) == run

@@ -1,0 +1,100 @@
+"""Test what ``compare collectives`` prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from compare.analysis.collectives import summarise_sweeps
+from compare.report.collectives import SWEEP_RENDERERS, SweepTable
+from compare.schema.results import Failure
+from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
+
+GROUPS = ("gloo", "horovod", "horovod_mpi", "mpi", "shared_memory")
+
+
+def a_run(**changes):
+    config = a_sweep_config(*GROUPS, end_bytes=64 << 20)
+    ns = [15_000_000, 72_000_000, 80_000_000]
+    return a_collectives_run(config, [a_sweep_launch(config, group, ns=ns) for group in GROUPS], **changes)
+
+
+def troubled():
+    config = a_sweep_config(*GROUPS)
+    launches = [a_sweep_launch(config, group) for group in GROUPS[2:]]
+    launches += [a_sweep_launch(config, "horovod", ns=[], refused="it has no room")]
+    launches[0] = a_sweep_launch(config, "horovod_mpi", wrong=2)
+    failure = Failure(arm="gloo", round=1, kind="LaunchError", message="gloo, round 1: rank 1 died.")
+    return a_collectives_run(config, launches, failures=[failure], left_out={"nccl": "No GPU."})
+
+
+def shown(run, width=120, **how):
+    console = Console(width=width, color_system=None, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(SweepTable(run, summarise_sweeps(run), **how))
+    return capture.get()
+
+
+def test_table_all_groups_stand_side_by_side_in_120_columns():
+    lines = [line for line in shown(a_run()).splitlines() if line.split()[:1] == ["67108864"]]
+    assert len(lines) == 1
+    assert lines[0].split()[-1] == "0"
+
+
+def test_table_narrow_terminal_shows_groups_below_each_other():
+    lines = [line for line in shown(a_run(), width=80).splitlines() if line.split()[:1] == ["67108864"]]
+    assert len(lines) > 1
+
+
+def test_table_detail_has_the_columns_of_nccl_tests():
+    text = shown(a_run(), detail=True)
+    for heading in ("size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong"):
+        assert text.count(heading) >= len(GROUPS)
+
+
+def test_table_spread_beyond_ten_percent_is_marked():
+    assert "%!" in shown(a_run())
+    config = a_sweep_config("gloo")
+    calm = a_collectives_run(config, [a_sweep_launch(config, "gloo", ns=[1000, 1001, 1002])])
+    assert "%!" not in shown(calm)
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_format_for_people_says_what_is_wrong_and_why(form):
+    run = troubled()
+    text = shown(run) if form == "table" else SWEEP_RENDERERS[form](run, summarise_sweeps(run))
+    text = " ".join(text.split())
+    for part in (
+        "WRONG SUMS: horovod_mpi at 8, 16",
+        "REFUSED: horovod at 8, 16 bytes: it has no room",
+        "FAILED: gloo, round 1: rank 1 died.",
+        "nccl did not run: No GPU.",
+    ):
+        assert part in text
+    assert {"refused", "failed"} <= set(text.split())
+
+
+def test_table_names_a_later_launch_that_failed():
+    config = a_sweep_config("gloo", rounds=2)
+    failure = Failure(arm="gloo", round=2, kind="LaunchError", message="gloo, round 2: rank 0 died.")
+    run = a_collectives_run(config, [a_sweep_launch(config, "gloo")], failures=[failure])
+    assert failure.message in shown(run)
+
+
+def test_csv_has_a_line_for_every_group_and_size():
+    run = troubled()
+    lines = list(csv.DictReader(io.StringIO(SWEEP_RENDERERS["csv"](run, summarise_sweeps(run)))))
+    assert [line["group"] for line in lines] == [group for group in GROUPS for _ in run.config.sizes]
+    assert {line["problem"] for line in lines if line["group"] == "horovod"} == {"it has no room"}
+    assert float(lines[-1]["seconds_median"]) == 4e-6
+
+
+def test_json_holds_figures_and_measurements():
+    run = troubled()
+    content = json.loads(SWEEP_RENDERERS["json"](run, summarise_sweeps(run)))
+    assert len(content["figures"]) == len(GROUPS) * len(run.config.sizes)
+    assert content["run"]["left_out"] == {"nccl": "No GPU."}

@@ -1,0 +1,68 @@
+"""Test the sizes and settings of ``compare collectives``."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare.errors import UsageError
+from compare.schema.collectives import read_bytes
+from compare.schema.files import write_json
+from compare.schema.job import Job, SweepJob, read_job
+from compare.schema.launch_files import LaunchFiles
+from tests.unit.collectives import a_sweep_config
+from tests.unit.factories import DIGITS, a_config
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8", 8), ("32K", 32 << 10), ("64M", 64 << 20), ("1g", 1 << 30), ("4KiB", 4096)]
+)
+def test_read_bytes_units_are_powers_of_two(text, size):
+    assert read_bytes("-b", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-8", "8.5M", "8T", "many"])
+def test_read_bytes_no_size_is_refused_with_the_flag(text):
+    with pytest.raises(UsageError, match="-e/--end cannot be"):
+        read_bytes("-e/--end", text)
+
+
+def test_sizes_default_rise_from_8_b_to_64_mib_by_twos():
+    config = a_sweep_config(end_bytes=64 << 20)
+    assert config.sizes == [8 << power for power in range(24)]
+    assert config.total_launches == 2
+
+
+def test_sizes_are_whole_elements_within_the_bounds():
+    assert a_sweep_config(begin_bytes=10, end_bytes=100, factor=3).sizes == [8, 28, 88]
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"begin_bytes": 2}, "-b/--begin"),
+        ({"begin_bytes": 32}, "-b/--begin"),
+        ({"end_bytes": 1 << 40}, "-e/--end"),
+        ({"factor": 1}, "-f/--factor"),
+        ({"iterations": 0}, "-n/--iterations"),
+        ({"warmup_iterations": -1}, "-w/--warmup"),
+        ({"rounds": 0}, "--repeats"),
+        ({"ranks": 0}, "-np/--num-proc"),
+        ({"groups": ("gloo", "ring")}, "--group"),
+        ({"groups": ("gloo", "gloo")}, "--group"),
+    ],
+)
+def test_config_wrong_setting_names_its_flag(changes, flag):
+    with pytest.raises(UsageError, match=flag):
+        a_sweep_config(*changes.pop("groups", ()), **changes)
+
+
+def test_read_job_tells_a_sweep_from_a_training(tmp_path):
+    files = LaunchFiles(tmp_path)
+    common = {"affinity": [0], "number": 1, "launched_at": 0.0}
+    sweep, training = a_sweep_config(), a_config("ddp")
+    for job in (
+        SweepJob(config=sweep, group="gloo", arm=sweep.arm_of("gloo"), **common),
+        Job(config=training, arm=training.arms[0], dataset=DIGITS, **common),
+    ):
+        write_json(files.job, job)
+        assert read_job(files) == job
