@@ -103,9 +103,8 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
             found=" ".join(left_out.values()),
             remedy="Install a library: `compare backends` says how.",
         )
-    cluster.require_launchers(
-        {BACKENDS[GROUPS[name].backend].runtime(GROUPS[name].options).launcher for name in groups}
-    )
+    entries = [GROUPS[name] for name in groups]
+    cluster.require_launchers({BACKENDS[e.backend].runtime(e.options).launcher for e in entries})
     return msgspec.structs.replace(draft, groups=groups, device=device), left_out
 
 
