@@ -59,7 +59,7 @@ class Workload:
     """Make your own loader of a shard: rank, ranks and batch size.
 
     It yields an epoch's batches each time. A smaller last batch is left out. The proof compares the ranks'
-    first batches and the length of an epoch.
+    samples in its steps, and the length of an epoch.
     """
     own_step: Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[Any], object]] | None = (
         None

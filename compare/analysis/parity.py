@@ -1,6 +1,6 @@
 """Check parity: do the ranks train what a single process trains?
 
-Three gates:
+Four gates:
 
 - ``ranks``: all ranks start from one model, train, and end with the same parameters, bit for bit
 - ``float64``: each of twenty steps ends where that of a single process ends; in every launch
@@ -17,6 +17,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from compare.analysis.wrong_steps import diagnose
 from compare.errors import ParityError
 from compare.schema.arms import Arm
@@ -28,6 +30,9 @@ IN_SHARDS = "held in shards; proven by the reference alone"
 """Reason why the hashes of an arm's ranks may differ."""
 ANOTHER_TRAINING = "another training by declaration"
 """Reason why an arm need not train what a single process trains."""
+_STRATEGY = "the strategy"
+_MOSTLY = 0.5
+"""Part of a rank's samples that no data set holds twice."""
 _SHARD = "Use torch's DistributedSampler with num_replicas and rank."
 AT_PERIOD_1 = "the same training at period 1"
 """What is proven of an arm that averages less often."""
@@ -53,11 +58,13 @@ def check_gates(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") -> li
     The control must only start from one model and train: its ranks never synchronise.
     """
     kinds = [kind for kind in PASSES[proof] if kind in EPSILON]
-    return [
+    gates = [
         *_check_samples(arm, ranks),
         *(_check_pass(arm, ranks, kind) for kind in kinds),
         _check_ranks(arm, ranks),
     ]
+    whose = "your step" if arm.own_step else _STRATEGY
+    return [msgspec.structs.replace(g, remedy=g.remedy.replace(_STRATEGY, whose)) for g in gates]
 
 
 def check_launch(arm: Arm, ranks: list[RankResult]) -> None:
@@ -78,7 +85,7 @@ def pass_of(rank: RankResult, kind: PassKind) -> ParityPass | None:
 
 def _failed(name: _Name, what: str, found: str, reason: str, **figures: float | None) -> Gate:
     return Gate(
-        name=name, outcome="failed", what=what, found=found, remedy=f"Fix the strategy: {reason}", **figures
+        name=name, outcome="failed", what=what, found=found, remedy=f"Fix {_STRATEGY}: {reason}", **figures
     )
 
 
@@ -135,6 +142,8 @@ def _check_samples(arm: Arm, ranks: list[RankResult]) -> Iterator[Gate]:
         )
     elif same:
         found = f"Ranks {same[0][0]} and {same[0][1]} begin with the same batch. {_SHARD}"
+    elif passes[0].shared_samples >= _MOSTLY:
+        found = f"{passes[0].shared_samples:.0%} of a rank's samples at the start are another's. {_SHARD}"
     elif whole is not None and len(ranks) > 1 and whole * len(ranks) > there + batch["samples"] * len(ranks):
         found = f"An epoch of every rank has {whole} samples, of {there} in all. {_SHARD}"
     else:

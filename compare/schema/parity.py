@@ -93,6 +93,11 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
     wrong: WrongStep | None = None
     optimizer_steps: list[int] = []
     """Calls of the optimizer's step in each of the user's own steps."""
+    shared_samples: float = 0.0
+    """Largest part of a shard's samples that an earlier shard has too.
+
+    In these steps, and only where the loader is the user's own.
+    """
     first_batches: list[str] = []
     """SHA-256 of the first batch of every shard of an own loader."""
     seconds: float

@@ -106,6 +106,7 @@ def prove(
         wrong=steps.wrong,
         optimizer_steps=outcome.optimizer_steps,
         first_batches=outcome.first_batches,
+        shared_samples=outcome.shared_samples,
         seconds=time.monotonic() - begun,
     )
 
@@ -169,6 +170,7 @@ class _Outcome(NamedTuple):
     unused: list[str]
     optimizer_steps: list[int]
     first_batches: list[str]
+    shared_samples: float
 
 
 def _follow(
@@ -222,6 +224,7 @@ def _follow(
         reference.unused(0),
         optimizer_steps if replica.takes_whole_step else [],
         reference.first_batches if task.has_own_loader else [],
+        reference.shared_samples,
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import chain, islice
+from itertools import chain, combinations, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +19,8 @@ from compare.schema.parity import WrongStep
 from compare.worker.randomness import seed_generators
 from compare.worker.task import Task, tensors_of
 
-_MOST_EXPLAINED = 100_000_000
-"""Most numbers in the gradients of all shards; 800 MB in float64."""
+_MOST_EXPLAINED = 30_000_000
+"""Most numbers in the gradients of all shards; 800 MB with copies."""
 
 
 class Difference(NamedTuple):
@@ -83,6 +83,7 @@ class Reference:
         self.model = model
         self.first_batches: list[str] = []
         """SHA-256 of each shard's first batch."""
+        self._samples: list[set[str]] = []
         self._task = task
         self._drifts = drifts
         self._optimizer = task.make_optimizer(model.parameters())
@@ -131,12 +132,21 @@ class Reference:
             self._batches.append(list(chain.from_iterable(map(self._parts, taken))))
             if step == 0:
                 self.first_batches.append(hash_batch(taken[0]))
+                self._samples.append(set())
+            if self._task.has_own_loader:
+                self._samples[index].update(sample for batch in taken for sample in _hash_samples(batch))
             with self._noting_use(index) if step == 0 else nullcontext():
                 self._backward(index, len(self._batches[index]) * len(self._shards))
             self._buffers[index] = _buffers_of(self.model)
         if self._before_step:
             self._before_step(self.model, [self._optimizer])
         self._optimizer.step()
+
+    @property
+    def shared_samples(self) -> float:
+        """Return the largest part of a shard that an earlier shard has."""
+        pairs = combinations(self._samples, 2)
+        return max((len(one & other) / len(other) for one, other in pairs if other), default=0.0)
 
     def _backward(self, shard: int, divisor: int) -> None:
         """Add the gradients of a shard's batches, over a divisor."""
@@ -311,6 +321,13 @@ def hash_batch(batch: Batch) -> str:
     for tensor in tensors_of(batch):
         digest.update(bytes_of(tensor).data)
     return digest.hexdigest()
+
+
+def _hash_samples(batch: Batch) -> Iterator[str]:
+    """Yield the SHA-256 of each sample of a batch."""
+    tensors = [tensor for tensor in tensors_of(batch) if tensor.dim()]
+    for index in range(len(tensors[0]) if tensors else 0):
+        yield hash_batch([tensor[index] for tensor in tensors if len(tensor) == len(tensors[0])])
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:

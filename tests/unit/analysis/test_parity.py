@@ -161,15 +161,17 @@ def test_own_step_that_steps_twice_is_named_by_its_rank():
             100,
             "Ranks 0 and 1 begin with the same batch. Use",
         ),
+        ((["a", "b"], ["a", "b"]), -1, "60% of a rank's samples at the start are another's."),
         ((["a", "b"], ["a", "c"]), 100, "loader(1, 2, …) yields other samples on rank 1 than on rank 0"),
         ((["a", "b"], ["a", "b"]), 200, "An epoch of every rank has 200 samples, of 200 in all."),
         ((["a", "b"], ["a", "b"]), None, ""),
     ],
 )
 def test_samples_of_an_own_loader_are_checked(batches, whole, found):
+    shared, whole = (0.6, 100) if whole == -1 else (0.0, whole)
     attested = {"batch": {"samples": 8, "training_samples": 200, "samples_of_an_epoch": whole}}
     ranks = [
-        a_rank(rank, parity=[a_pass(first_batches=first)], attestation=attested)
+        a_rank(rank, parity=[a_pass(first_batches=first, shared_samples=shared)], attestation=attested)
         for rank, first in enumerate(batches)
     ]
     gate = check_gates(DDP, ranks)[0]

@@ -19,6 +19,7 @@ from compare import data
 from compare.worker.batches import PixelBatches
 from compare.worker.own import OwnTask, load_workload, move, tensors_of
 from compare.worker.parity import prove
+from compare.worker.reference import Reference
 from compare.workload import Workload, WorkloadError
 from tests.unit.factories import a_config
 
@@ -273,3 +274,24 @@ def test_gates_keep_the_schedule_of_an_own_step_alone(own_step, rates):
             prepare(nn.Linear(1, 1), [optimizer])
         found.append(optimizer.param_groups[0]["lr"])
     assert found == rates
+
+
+@pytest.mark.parametrize(("loader", "shared"), [(loads, 0.0), (shuffles, 1.0)])
+def test_proof_counts_the_samples_that_shards_share(loader, shared):
+    config = a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_steps=1)
+
+    def loss(model, batch):
+        return model(batch[0]).square().mean()
+
+    def with_targets(rank, ranks, size):
+        batches = loader(rank, ranks, size)
+        return [(batch, batch) if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+    task = a_task(config, loader=with_targets, loss=loss, model=nn.Linear(1 if shared else 2, 1))
+    replica = SimpleNamespace(shard=(0, 2), broadcasts_buffers=False, parts=lambda batch: [batch])
+    model = task.build_model()
+    reference = Reference(model, task, replica, drifts=False)
+    for step in range(4):
+        reference.anchor(model)
+        reference.step(step)
+    assert reference.shared_samples == shared
