@@ -210,6 +210,14 @@ def read_request(
     arms = read_arms(shared.backend)
     dataset = choose_dataset(shared.dataset or "auto")
     own = choose_own(shared.workload, _replaced_by_a_workload(shared), length=config)
+    settings = {
+        "model": shared.model or "mlp",
+        "batch_size_per_rank": shared.batch_size,
+        "accumulate": shared.accumulate,
+        "seed": shared.seed,
+        "precision": shared.precision,
+        "compile": shared.compile,
+    }
     return UserRequest(
         arms=arms,
         baseline=baseline,
@@ -219,17 +227,7 @@ def read_request(
         own=own.source if own else None,
         optimizer=shared.optimizer or "sgd",
         learning_rate=shared.lr,
-        **read_launch(
-            shared,
-            model=shared.model or "mlp",
-            batch_size_per_rank=shared.batch_size,
-            accumulate=shared.accumulate,
-            seed=shared.seed,
-            precision=shared.precision,
-            compile=shared.compile,
-            **config,
-            **(own.config if own else {}),
-        ),
+        **read_launch(shared, **settings | config | dict(own.config if own else {})),
     )
 
 
