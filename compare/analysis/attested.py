@@ -174,6 +174,7 @@ _ITEMS = (
         *("reduce op", "controlled", _reduce_op, "the arms compute different gradients"),
         in_control=False,
         by_training=True,
+        by_own_step=True,
     ),
     Item(
         *("compression", "controlled", _compression),

@@ -41,7 +41,7 @@ def attest(
         "matmul_precision": torch.get_float32_matmul_precision(),
         "batch": batches.attest(),
         "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
-        "optimizer": _attest_optimizer(replica.optimizer),
+        "optimizer": _attest_optimizer(replica.optimizer, scheduled=job.dataset.name == "own"),
         "replica": replica.attest()
         | {
             "class": type(replica).__name__,
@@ -54,10 +54,18 @@ def attest(
     }
 
 
-def _attest_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
-    """Return the settings that the optimizer holds."""
+def _attest_optimizer(optimizer: torch.optim.Optimizer, *, scheduled: bool = False) -> Facts:
+    """Return the settings that the optimizer holds.
+
+    A learning rate that may be ``scheduled`` depends on the last turn, so it is left out.
+    """
+    left_out = {"lr", "initial_lr"} if scheduled else set()
     groups = [
-        {name: value for name, value in held.items() if isinstance(value, (bool, int, float, tuple))}
+        {
+            name: value
+            for name, value in held.items()
+            if isinstance(value, (bool, int, float, tuple)) and name not in left_out
+        }
         for held in optimizer.param_groups
     ]
     return {"class": type(optimizer).__name__, "groups": groups}
