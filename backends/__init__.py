@@ -74,8 +74,6 @@ BACKENDS: dict[str, Backend] = {
             summary="the control: the same ranks, no communication, no library",
             group="backends.groups.none:NoGroup",
             strategy="backends.strategies.local:LocalReplica",
-            launcher="torchrun",
-            libraries=(),
             synchronises=False,
         ),
         Backend(
@@ -83,8 +81,6 @@ BACKENDS: dict[str, Backend] = {
             summary="torch.nn.parallel.DistributedDataParallel",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.ddp:DDPReplica",
-            launcher="torchrun",
-            libraries=(),
             options=(
                 _PROCESS_GROUP,
                 _BUCKET_CAP_MB,
@@ -129,8 +125,6 @@ BACKENDS: dict[str, Backend] = {
             summary="torch.distributed.all_reduce of every gradient, by hand",
             group="backends.groups.torch_group:TorchGroup",
             strategy=_AVERAGING,
-            launcher="torchrun",
-            libraries=(),
             options=(
                 Option(
                     "mode",
@@ -236,8 +230,6 @@ BACKENDS: dict[str, Backend] = {
             summary="the distributed step of your own Workload, over torch.distributed",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.own:OwnReplica",
-            launcher="torchrun",
-            libraries=(),
             options=(_PROCESS_GROUP,),
             only_named=True,
             own_step=True,
@@ -273,7 +265,6 @@ BACKENDS: dict[str, Backend] = {
             summary="Lightning Fabric over DDP",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.lightning:LightningReplica",
-            launcher="torchrun",
             libraries=("lightning_fabric",),
             install="pip install 'ringside[lightning]'",
             options=(_PROCESS_GROUP, _BUCKET_CAP_MB, _BUCKET_VIEW, _FIND_UNUSED),

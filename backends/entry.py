@@ -36,7 +36,7 @@ class Option:
     choices: tuple[str, ...] = ()
     """What a ``choice`` may be; empty for the other kinds."""
     least: int = 1
-    """The smallest that a ``count`` may be."""
+    """Minimum of a ``count``."""
     strategies: Mapping[str, str] = field(default_factory=dict)
     """Choices with another strategy than the backend's: ``module:class`` of the Replica."""
     runtimes: Mapping[str, Runtime] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Option:
     accumulates: bool = True
     """False for a switch that rules out gradient accumulation."""
     compiles_from: float = 0.0
-    """The smallest number with which torch.compile works."""
+    """Minimum for torch.compile."""
     needs: tuple[str, str] | None = None
     """Another option and its value that this option needs."""
     offered_in: str = ""

@@ -72,9 +72,9 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
         require(
             len(set(self.groups)) == len(self.groups), "--group", ",".join(self.groups), "each group once"
         )
-        smallest = f"{ELEMENT_BYTES} or more bytes, at most {_LARGEST_BYTES}"
+        right = f"{ELEMENT_BYTES} or more bytes, at most {_LARGEST_BYTES}"
         for flag, size in (("-b/--begin", self.begin_bytes), ("-e/--end", self.end_bytes)):
-            require(ELEMENT_BYTES <= size <= _LARGEST_BYTES, flag, size, smallest)
+            require(ELEMENT_BYTES <= size <= _LARGEST_BYTES, flag, size, right)
         require(
             self.begin_bytes <= self.end_bytes,
             "-b/--begin",
