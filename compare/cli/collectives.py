@@ -32,7 +32,7 @@ def collectives(
     begin: Annotated[
         str, typer.Option("-b", "--begin", help="Minimum size in bytes; K, M and G are powers of two.")
     ] = "8",
-    end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
+    end: Annotated[str, typer.Option("-e", "--end", help="Maximum size in bytes.")] = "64M",
     factor: Annotated[int, typer.Option("-f", "--factor", help="Each size is this many times the last.")] = 2,
     iterations: Annotated[
         int,

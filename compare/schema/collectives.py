@@ -23,7 +23,7 @@ ELEMENT_BYTES = 4
 """Of float32, the only dtype so far."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:i?B)?", re.IGNORECASE)
-_LARGEST_BYTES = 1 << 36
+_MAXIMUM_BYTES = 1 << 36
 
 
 def read_bytes(flag: str, text: str) -> int:
@@ -72,9 +72,9 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
         require(
             len(set(self.groups)) == len(self.groups), "--group", ",".join(self.groups), "each group once"
         )
-        right = f"{ELEMENT_BYTES} or more bytes, at most {_LARGEST_BYTES}"
+        right = f"{ELEMENT_BYTES} or more bytes, at most {_MAXIMUM_BYTES}"
         for flag, size in (("-b/--begin", self.begin_bytes), ("-e/--end", self.end_bytes)):
-            require(ELEMENT_BYTES <= size <= _LARGEST_BYTES, flag, size, right)
+            require(ELEMENT_BYTES <= size <= _MAXIMUM_BYTES, flag, size, right)
         require(
             self.begin_bytes <= self.end_bytes,
             "-b/--begin",
