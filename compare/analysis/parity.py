@@ -5,7 +5,6 @@ Four gates:
 - ``ranks``: all ranks start from one model, train, and end with the same parameters, bit for bit
 - ``float64``: each of twenty steps ends where that of a single process ends; in every launch
 - ``float32``: likewise; for ``compare verify``
-
 - ``samples``: ranks train on samples of their own; where the loader is the user's
 
 The limits leave room for rounding alone (``schema/parity.py``).
@@ -16,8 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
-
-import msgspec
 
 from compare.analysis.wrong_steps import diagnose
 from compare.errors import ParityError
@@ -30,7 +27,6 @@ IN_SHARDS = "held in shards; proven by the reference alone"
 """Reason why the hashes of an arm's ranks may differ."""
 ANOTHER_TRAINING = "another training by declaration"
 """Reason why an arm need not train what a single process trains."""
-_STRATEGY = "the strategy"
 _MOSTLY = 0.5
 """Part of a rank's samples that no data set holds twice."""
 _SHARD = "Use torch's DistributedSampler with num_replicas and rank."
@@ -58,13 +54,11 @@ def check_gates(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") -> li
     The control must only start from one model and train: its ranks never synchronise.
     """
     kinds = [kind for kind in PASSES[proof] if kind in EPSILON]
-    gates = [
+    return [
         *_check_samples(arm, ranks),
         *(_check_pass(arm, ranks, kind) for kind in kinds),
         _check_ranks(arm, ranks),
     ]
-    whose = "your step" if arm.own_step else _STRATEGY
-    return [msgspec.structs.replace(g, remedy=g.remedy.replace(_STRATEGY, whose)) for g in gates]
 
 
 def check_launch(arm: Arm, ranks: list[RankResult]) -> None:
@@ -83,10 +77,9 @@ def pass_of(rank: RankResult, kind: PassKind) -> ParityPass | None:
     return next((taken for taken in rank.parity if taken.kind == kind), None)
 
 
-def _failed(name: _Name, what: str, found: str, reason: str, **figures: float | None) -> Gate:
-    return Gate(
-        name=name, outcome="failed", what=what, found=found, remedy=f"Fix {_STRATEGY}: {reason}", **figures
-    )
+def _failed(arm: Arm, name: _Name, what: str, found: str, reason: str, **figures: float | None) -> Gate:
+    remedy = f"Fix {'your step' if arm.own_step else 'the strategy'}: {reason}"
+    return Gate(name=name, outcome="failed", what=what, found=found, remedy=remedy, **figures)
 
 
 # ---- the ranks ----
@@ -99,7 +92,7 @@ def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
         if result.final_hash == result.initial_hash:
             what = f"{arm.label}: rank {result.rank} on {result.host} never trained."
             found = "Its parameters at the end are those of the start, bit for bit."
-            return _failed("ranks", what, found, "its step does not change the parameters.")
+            return _failed(arm, "ranks", what, found, "its step does not change the parameters.")
     if not arm.synchronises:
         return Gate(name="ranks", outcome="exempt")
     if arm.in_shards and len(ranks) > 1:
@@ -114,6 +107,7 @@ def _different(arm: Arm, ranks: list[RankResult], when: Literal["initial_hash", 
     verb = "started from" if when == "initial_hash" else "ended with"
     each = ", ".join(f"rank {r.rank} {getattr(r, when)[:12]}" for r in ranks)
     return _failed(
+        arm,
         "ranks",
         f"{arm.label}: the ranks {verb} different models.",
         f"SHA-256 of the parameters: {each}.",
@@ -164,7 +158,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         missing = next(r for r in ranks if r.rank not in passes)
         what = f"{arm.label}: rank {missing.rank} on {missing.host} has no {kind} pass."
         found = "Without it, the training of this arm is not proven."
-        return _failed(name, what, found, "every rank must take the parity steps.")
+        return _failed(arm, name, what, found, "every rank must take the parity steps.")
     figure, limit = _worst(passes[0])
     if arm.another_training:
         return Gate(name=name, outcome="exempt", figure=figure, what=ANOTHER_TRAINING)
@@ -182,6 +176,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return Gate(name=name, outcome="passed", figure=figure, limit=limit, what=what)
     allowed = f"{limit:.0e}, for rounding" if arm.exact else f"{_ROUNDED:g} of the first update, for rounding"
     return _failed(
+        arm,
         name,
         f"{arm.label} does not train what a single process trains on the same samples.",
         f"Largest relative difference of rank 0 in {passes[0].steps} {kind} steps: {_size(figure)}. "
@@ -202,6 +197,7 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: _Name) -> Gate:
         return Gate(name=name, outcome="exempt", figure=figure)
     size = "no number" if error is None else f"{error:.2g} times the size of that update"
     return _failed(
+        arm,
         name,
         f"{arm.label}: rounding or compression cannot explain its difference from a single process.",
         f"Difference of the update after {first.steps} {name} steps: {size}. "

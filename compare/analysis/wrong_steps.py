@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import msgspec
 
 from compare.schema.parity import ParityPass, WrongStep
 
@@ -37,7 +40,7 @@ def diagnose(passes: Sequence[tuple[int, ParityPass]], *, in_shards: bool = Fals
     rank, step = first
     agree = len({taken.hash for _, taken in passes}) == 1 and not in_shards
     others_right = step.step == 1 and any(taken.wrong is None for _, taken in passes)
-    cause = _cause(step, agree=agree)
+    cause = _cause(_with_shares(step, dict(passes)[rank]), agree=agree)
     if not cause and in_shards and step.step == 1:
         cause = _WRONG_SHARD
     cause = cause or _unexplained(step, agree=agree, others_right=others_right)
@@ -56,6 +59,18 @@ def _miscounted(passes: Sequence[tuple[int, ParityPass]]) -> tuple[int, int, int
         return None
     step, rank, count = min(found)
     return rank, step, count
+
+
+def _with_shares(wrong: WrongStep, taken: ParityPass) -> WrongStep:
+    """Read a large model's shares from its whole first update.
+
+    Its rank kept no gradient of each shard. But a multiple of the right update has one share for all.
+    """
+    share, error = taken.share_of_first_update, taken.error_of_first_update
+    if wrong.shares or wrong.step > 1 or share is None or error is None:
+        return wrong
+    across = math.sqrt(max(0.0, error**2 - (share - 1) ** 2))
+    return msgspec.structs.replace(wrong, shares=[share] * taken.shards, unexplained=across)
 
 
 def _where(first: tuple[int, WrongStep]) -> str:

@@ -223,7 +223,7 @@ def _follow(
         reference.error_of_all(whole) if leads else math.nan,
         reference.unused(0),
         optimizer_steps if replica.takes_whole_step else [],
-        reference.first_batches if task.has_own_loader else [],
+        reference.first_batches,
         reference.shared_samples,
     )
 

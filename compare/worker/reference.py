@@ -84,6 +84,7 @@ class Reference:
         self.first_batches: list[str] = []
         """SHA-256 of each shard's first batch."""
         self._samples: list[set[str]] = []
+        self._largest_change = 0.0
         self._task = task
         self._drifts = drifts
         self._optimizer = task.make_optimizer(model.parameters())
@@ -130,17 +131,22 @@ class Reference:
             seed_step(self._task.config, step, index)
             taken = list(islice(batches, passes))
             self._batches.append(list(chain.from_iterable(map(self._parts, taken))))
-            if step == 0:
-                self.first_batches.append(hash_batch(taken[0]))
-                self._samples.append(set())
             if self._task.has_own_loader:
-                self._samples[index].update(sample for batch in taken for sample in _hash_samples(batch))
+                self._note_samples(index, taken)
             with self._noting_use(index) if step == 0 else nullcontext():
                 self._backward(index, len(self._batches[index]) * len(self._shards))
             self._buffers[index] = _buffers_of(self.model)
         if self._before_step:
             self._before_step(self.model, [self._optimizer])
         self._optimizer.step()
+        self._largest_change = self._find_largest_change()
+
+    def _note_samples(self, shard: int, batches: list[Batch]) -> None:
+        """Note the first batch of a shard, and every sample."""
+        if shard == len(self.first_batches):
+            self.first_batches.append(hash_batch(batches[0]))
+            self._samples.append(set())
+        self._samples[shard].update(sample for batch in batches for sample in _hash_samples(batch))
 
     @property
     def shared_samples(self) -> float:
@@ -193,15 +199,14 @@ class Reference:
     def update(self) -> float:
         """Return the size of this step's update, relative to its parameter."""
         pairs = zip(self.model.parameters(), self._anchor, strict=True)
-        least = self._largest_change()
-        return max((_relative(p - a, p, a, least) for p, a in pairs), default=0.0)
+        return max((_relative(p - a, p, a, self._largest_change) for p, a in pairs), default=0.0)
 
     def difference(self, found: nn.Module) -> Difference:
         """Return the largest relative difference of another model's step."""
-        return largest_difference(found, self.model, self._largest_change())
+        return largest_difference(found, self.model, self._largest_change)
 
     @torch.no_grad()
-    def _largest_change(self) -> float:
+    def _find_largest_change(self) -> float:
         """Return the largest number of this step's update."""
         pairs = zip(self.model.parameters(), self._anchor, strict=True)
         changes = [float((p - a).abs().max()) for p, a in pairs if p.numel()]

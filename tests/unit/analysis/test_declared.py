@@ -156,7 +156,10 @@ def test_gate_of_ranks_in_shards_is_exempt_with_its_reason(declare):
     assert _verdict(row) == "the same training"
     assert _cell(gates["ranks"]) == "held in shards; proven by the reference alone"
     step = WrongStep(step=1, parameter="0.weight", difference=0.1)
-    wrong = [a_rank(rank, parity=[a_pass(differences=[0.1] * 20, wrong=step)]) for rank in range(2)]
+    wrong = [
+        a_rank(rank, parity=[a_pass(differences=[0.1] * 20, wrong=step, error_of_first_update=0.7)])
+        for rank in range(2)
+    ]
     assert "A shard is not updated" in next(g for g in check_gates(arm, wrong) if g.name == "float64").found
     untrained = [a_rank(0), a_rank(1, final_hash=INITIAL)]
     assert {gate.name: gate.outcome for gate in check_gates(arm, untrained)}["ranks"] == "failed"

@@ -67,7 +67,8 @@ def passes(*ranks):
     found = []
     for rank, (differences, wrong, hash_) in enumerate(ranks):
         step = WrongStep(**{"step": 1, "parameter": "0.weight", "difference": 0.1} | wrong) if wrong else None
-        taken = a_pass(hash=hash_, differences=differences, wrong=step)
+        error = 0.7 if step else 0.0
+        taken = a_pass(hash=hash_, differences=differences, wrong=step, error_of_first_update=error)
         found.append(a_rank(rank, host=f"host{rank}", parity=[taken]))
     return found
 
@@ -248,3 +249,27 @@ def test_gates_of_a_verification_hold_float32_and_no_curve():
         "failed",
         "passed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "meaning"),
+    [
+        (2.0, 1.0, "It is 2 times the right one: a sum in place of the mean"),
+        (0.5, 0.5, "the mean is divided twice"),
+        (0.0, 1.0, "The parameters do not change"),
+        (1.0, 0.7, "on gradients of other samples"),
+    ],
+)
+def test_large_model_is_diagnosed_by_its_whole_first_update(share, error, meaning):
+    step = WrongStep(step=1, parameter="0.weight", difference=0.1)
+    taken = a_pass(
+        differences=WRONG, wrong=step, shards=2, share_of_first_update=share, error_of_first_update=error
+    )
+    assert meaning in failed([a_rank(rank, parity=[taken]) for rank in range(2)])
+
+
+@pytest.mark.parametrize(("arm", "whose"), [(DDP, "the strategy"), (Arm("own_torch"), "your step")])
+def test_remedy_names_what_has_to_be_fixed(arm, whose):
+    wrong = a_pass(differences=WRONG, wrong=WrongStep(step=1, parameter="0.weight", difference=0.1))
+    gate = next(g for g in check_gates(arm, [a_rank(0, parity=[wrong])]) if g.outcome == "failed")
+    assert gate.remedy.startswith(f"Fix {whose}:")
