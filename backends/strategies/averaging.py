@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from backends.base import BackendError, Collectives
-from backends.strategies.local import LocalReplica, require_carried, start_of
+from backends.strategies.local import LocalReplica, require_carried, start_from_first_rank
 from backends.strategies.shared_memory.sum import SharedSum
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class AveragingReplica(LocalReplica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         require_carried(model, group)
-        for tensor in start_of(model).values():
-            group.broadcast_(tensor)
+        start_from_first_rank(model, group)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.mode = str(options["mode"])
         self.reducer = _reducer(self.mode)(parameters, group, options)

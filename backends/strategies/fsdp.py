@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from backends.base import BackendError
-from backends.strategies.local import LocalReplica, copy_with, start_of
+from backends.strategies.local import LocalReplica, copy_with, start_from_first_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,7 @@ class FSDPReplica(LocalReplica):
     ) -> None:
         if len({parameter.dtype for parameter in model.parameters()}) > 1:
             raise BackendError("fsdp: torch shards parameters of one dtype only. Leave this arm out.")
-        for tensor in start_of(model).values():
-            group.broadcast_(tensor)
+        start_from_first_rank(model, group)
         self._plain = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
         self._units = _shard(model)
         self._passes_done = 0

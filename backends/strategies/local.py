@@ -27,6 +27,12 @@ def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def start_from_first_rank(model: nn.Module, group: Group) -> None:
+    """Give a model the parameters and buffers of rank 0. Collective."""
+    for tensor in start_of(model).values():
+        group.broadcast_(tensor)
+
+
 def require_carried(model: nn.Module, group: Group) -> None:
     """Require that the group can add up gradients of every parameter.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from backends.strategies.averaging import Bucket, by_dtype
-from backends.strategies.local import LocalReplica, copy_with, require_carried, start_of
+from backends.strategies.local import LocalReplica, copy_with, require_carried, start_from_first_rank
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,8 +35,7 @@ class LocalSGDReplica(LocalReplica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         require_carried(model, group)
-        for tensor in start_of(model).values():
-            group.broadcast_(tensor)
+        start_from_first_rank(model, group)
         self.group = group
         self.cycle = int(options["period"])
         self._steps_alone = 0

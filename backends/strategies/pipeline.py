@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from backends.base import BackendError
-from backends.strategies.local import LocalReplica, copy_with, start_of
+from backends.strategies.local import LocalReplica, copy_with, start_from_first_rank
 from backends.strategies.parts import cut
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class PipelineReplica(LocalReplica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         layers = _layers_of(model)
-        for tensor in start_of(model).values():
-            group.broadcast_(tensor)
+        start_from_first_rank(model, group)
         self.group = group
         self.schedule = str(options["schedule"])
         self.parts_per_pass = int(options["microbatches"])
