@@ -239,6 +239,8 @@ class Reference:
         right = _joined(a - e for a, e in zip(self._anchor, self.model.parameters(), strict=True)) / rate
         parts = torch.stack([self._gradient(step, shard) for shard in range(len(self._shards))])
         mean = parts.mean(0)
+        if not mean.any():  # nothing to be a share of
+            return wrong
         kept = float(right @ mean / (mean @ mean))
         if self._before:
             last = _joined(b - a for b, a in zip(self._before, self._anchor, strict=True)) / rate

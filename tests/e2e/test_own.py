@@ -19,7 +19,7 @@ ARMS = "ddp,manual,horovod,mpi"
     [
         ("transformer", 2, "horovod,fsdp"),
         pytest.param("transformer", 2, "ddp,manual,mpi,zero,single", marks=pytest.mark.faults),
-        pytest.param("resnet", 2, ARMS, marks=pytest.mark.faults),
+        pytest.param("resnet", 2, f"{ARMS},zero,fsdp", marks=pytest.mark.faults),
         pytest.param("mixed", 2, f"{ARMS},manual:mode=overlap,manual:mode=ring", marks=pytest.mark.faults),
         pytest.param("transformer", 3, f"{ARMS},zero,fsdp", marks=[pytest.mark.faults, pytest.mark.rest]),
         pytest.param("resnet", 2, "pipeline,modelparallel,localsgd", marks=pytest.mark.faults),

@@ -211,6 +211,22 @@ def test_prove_wrong_samples_are_not_explained(data):
     assert proof(data, ForgetsTheBias).wrong.parameter == "0.bias"
 
 
+def test_prove_step_without_a_right_gradient_is_not_explained(data, monkeypatch):
+    class Constant(HasMore):
+        def forward(self, inputs):
+            return 0 * super().forward(inputs)
+
+    class Wanders(Replica):
+        def step(self):
+            super().step()
+            with torch.no_grad():
+                next(self.model.parameters()).add_(1)
+
+    monkeypatch.setattr(mnist, "build_model", lambda _: Constant())
+    wrong = proof(data, Wanders).wrong
+    assert (wrong.step, wrong.shares, wrong.kept) == (1, [], 1.0)
+
+
 def test_prove_large_models_are_not_explained(data, monkeypatch):
     monkeypatch.setattr(reference, "_MOST_EXPLAINED", 10)
     wrong = proof(data, Doubles).wrong
