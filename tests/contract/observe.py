@@ -406,12 +406,12 @@ class _Reference:
 
 
 def _build(start: int, dtype: torch.dtype) -> nn.Module:
-    """Build a model with a convolution; another for every ``start``."""
+    """Build a model of four layers; another for every ``start``."""
     torch.manual_seed(SEED + 1 + start)
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
         *(nn.Conv2d(1, 4, 5, stride=3), nn.Tanh(), nn.Dropout(0.0), nn.Flatten()),
-        *(nn.Linear(256, 16), nn.Tanh()),
+        *(nn.Linear(256, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh()),
         nn.Linear(16, CLASSES),
     ).to(dtype)
 

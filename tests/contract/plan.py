@@ -14,7 +14,7 @@ import msgspec
 from backends import BACKENDS, Backend, Option
 from compare.schema.arms import Arm, parse_arm
 
-WORLDS = (1, 2, 3)
+WORLDS = (1, 2, 3, 4)
 
 SMALL_BUCKETS = (
     "ddp:bucket_cap_mb=0.01",

@@ -1,4 +1,4 @@
-"""Test every backend and mode on 1 to 3 ranks."""
+"""Test every backend and mode on 1 to 4 ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOSSY = [label for label in ARMS if label not in EXACT and label not in LOCAL]
 
 
 def marks_of(world):
-    """Keep three ranks for `make test-faults`."""
+    """Keep three and four ranks for `make test-faults`."""
     return [pytest.mark.faults, pytest.mark.rest] if world > 2 else []
 
 
