@@ -1,7 +1,7 @@
 """Define what a file of your own hands over.
 
 ``compare run --workload train.py:make`` calls ``make()`` in every rank, after the seed is set. It returns a
-``Workload``. No command imports your file; the ranks alone do. README shows an example.
+``Workload``. No command imports your file; the ranks alone do. docs/own-model.md shows an example.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def test_a_model_that_is_no_chain_is_refused_before_it_trains(tmp_path):
     assert "an nn.Sequential, or leave this arm out" in text
 
 
-def test_the_readmes_example_runs_and_is_named(tmp_path):
-    text = (ROOT / "README.md").read_text()
+def test_the_example_of_the_docs_runs_and_is_named(tmp_path):
+    text = (ROOT / "docs" / "own-model.md").read_text()
     (code,) = re.findall(r"```python\n(# train\.py\n.*?)```", text, re.DOTALL)
     assert len([line for line in code.splitlines() if line]) <= 21
     (tmp_path / "train.py").write_text(code)

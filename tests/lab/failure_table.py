@@ -1,4 +1,4 @@
-"""Write the README's table of failures with the times that tests measured."""
+"""Write docs/hosts.md's table of failures with the times that tests measured."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Times:
 
 
 class FailureTable(Times):
-    """The table in the README."""
+    """The table in docs/hosts.md."""
 
     def markdown(self, order: list[Failure]) -> str:
         """Render all rows.

@@ -40,7 +40,7 @@ DEATHS = {
     f"kill {EARLY}": KILLED,
     f"exit 0 {EARLY}": "It exited with status 0 and left no result.",
 }
-"""Further deaths; the table of the README does not list them."""
+"""Further deaths; the table of docs/hosts.md does not list them."""
 ON_A_HOST = ("link_down", "drop_packets", "stop")
 BEFORE_A_RUN = ("down", "silent", "no-such-host")
 QUICK = {
@@ -76,7 +76,7 @@ FAILURES = {
     "ctrl-c": Failure("Ctrl-C", 130, "what was finished", BOUND_SECONDS),
     "parent": Failure("`compare` is killed (-9)", "–", "–", BOUND_SECONDS),
 }
-"""Every row of the README's table, in its order."""
+"""Every row of the table in docs/hosts.md, in its order."""
 
 
 def cases(kinds):
