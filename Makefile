@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts lint bench false-differences clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts lint bench false-differences docs clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -70,6 +70,9 @@ bench: setup ## measure Ringside itself (BENCH_ARGS="...")
 
 false-differences: setup ## compare an arm with itself, and add that to a record (BENCH_ARGS="--arm mpi --more 10")
 	$(PY) -m tests.bench.false_differences $(BENCH_ARGS)
+
+docs: setup ## build the documentation's web pages into build/site
+	$(VENV)/bin/zensical build --strict -f zensical.toml
 
 clean: ## remove .venv and the caches of tools; runs/ and data/ stay
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -56,6 +56,25 @@ def test_a_model_that_is_no_chain_is_refused_before_it_trains(tmp_path):
     assert "an nn.Sequential, or leave this arm out" in text
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("factory", "arm", "status", "words"),
+    [
+        ("horovod", "own_horovod", 0, ""),
+        ("ddp", "own_torch", 0, ""),
+        ("hasty", "own_torch", 8, "2 times the right one: a sum in place of the mean"),
+    ],
+)
+def test_tutorial_of_the_migration_shows(tmp_path, requires_backend, factory, arm, status, words):
+    requires_backend("horovod")
+    done = compare(
+        *("verify", "--workload", EXAMPLES / f"horovod_to_ddp.py:{factory}", "--backend", arm),
+        *("--output", tmp_path / "run"),
+    )
+    assert done.returncode == status, done.stderr
+    assert words in " ".join((done.stdout + done.stderr).split())
+
+
 def test_the_example_of_the_docs_runs_and_is_named(tmp_path):
     text = (ROOT / "docs" / "own-model.md").read_text()
     (code,) = re.findall(r"```python\n(# train\.py\n.*?)```", text, re.DOTALL)

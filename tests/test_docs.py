@@ -1,0 +1,51 @@
+"""Links of the documentation lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from tests.comparing import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ +(.*)$", _CODE.sub(_without_marks, page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def _without_marks(code):
+    return "" if code[0].startswith("```") else code[0].strip("`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_links_to_files_and_headings_that_exist(page):
+    for link in _LINK.findall(_CODE.sub(_without_marks, page.read_text())):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+        assert page.parent == ROOT or target.is_relative_to(DOCS), (
+            f"{link}: the site has pages of docs/ alone"
+        )
+
+
+def test_site_shows_every_page_but_further_benches():
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    shown = set(re.findall(r"'([\w/-]+\.md)'", str(nav)))
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert {page for page in pages - shown if not page.startswith("bench-")} == set()
+    assert shown <= pages
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
