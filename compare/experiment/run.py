@@ -112,7 +112,7 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is not there, or none can be chosen.
     """
-    hosts, carrier = request.allocation
+    hosts, carrier, _ = request.allocation
     if not all(map(is_local, hosts)):
         _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:

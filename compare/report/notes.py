@@ -15,6 +15,7 @@ from compare.report.columns import describe
 from compare.report.outlook import seen
 from compare.report.turns import load_dependence, turns
 from compare.schema.arms import Arm
+from compare.schema.hosts import rehearsed_on
 from compare.schema.results import Launch, Run
 from compare.text import counted, duration, numbered
 
@@ -42,6 +43,7 @@ def headline(run: Run, analysis: Analysis | None = None) -> str:
             + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
             *([] if config.is_own else [f"{config.optimizer} lr {config.learning_rate:g}"]),
             length,
+            *filter(None, [rehearsed_on(run.network, run.hosts)]),
             *(["arms in turns" if in_turns else "one launch after another"] if len(config.arms) > 1 else []),
         ]
     )

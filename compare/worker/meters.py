@@ -32,7 +32,8 @@ class CPUMeter:
         """Return the machine's load, and this process's CPU nanoseconds."""
         spans = zip(self._now(), self._begun, self._left_out, strict=True)
         wall, busy, stolen, own = (now - then - left_out for now, then, left_out in spans)
-        use = MachineUse(wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen)
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        use = MachineUse(wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen, boot_id=boot_id)
         return use, own
 
     def _now(self) -> tuple[int, int, int, int]:
