@@ -36,26 +36,31 @@ _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsent
 _PROGRAM = Path(__file__).with_suffix(".sh")
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid")
 _ENTER = ("-n", "-u", "-m", "-i", "-p")
-_BURST_BYTES = 16 * 1024
-"""Maximum burst at full speed.
+_BURST_SECONDS = 0.001
+"""Time at full speed that an idle link may make up for.
 
-A larger one gives milliseconds of credit at every change of direction.
+With less, a busy machine loses rate. With more, every change of direction gains time.
 """
+_LEAST_BURST_BYTES = 16 * 1024
 _QUEUE_SECONDS = 0.05
 _QUEUE_PACKETS = 100_000
 """Maximum number of packets on their way: more than any rate needs."""
 
 _SSH = """\
 #!/bin/sh
-while :; do
+# As with ssh itself, options may stand before and behind the host. None of them matters here.
+host=
+while [ $# -gt 0 ]; do
   case $1 in
     -[BbcDEeFIiJLlmOopQRSWw]) shift 2 ;;
     -*) shift ;;
-    *) break ;;
+    *)
+      [ -z "$host" ] || break
+      host=$1
+      shift
+      ;;
   esac
 done
-host=$1
-shift
 exec sh "/run/rehearsal/$host" sh -c "$*"
 """
 
@@ -146,7 +151,8 @@ def shape(link: Link) -> tuple[str, str]:
     """Return the words of tc that limit the rate and delay packets."""
     rate = latency = ""
     if link.bits_per_second is not None:
-        rate = f"tbf rate {link.bits_per_second}bit burst {_BURST_BYTES} latency {_QUEUE_SECONDS * 1e3:g}ms"
+        burst = max(_LEAST_BURST_BYTES, round(link.bits_per_second / 8 * _BURST_SECONDS))
+        rate = f"tbf rate {link.bits_per_second}bit burst {burst} latency {_QUEUE_SECONDS * 1e3:g}ms"
     if link.latency_seconds:
         latency = f"netem delay {link.latency_seconds * 1e6:.0f}us limit {_QUEUE_PACKETS}"
     return rate, latency
