@@ -22,6 +22,7 @@ from compare.cli import (
     rehearse,
     report,
     run,
+    scale,
     streams,
     verify,
 )
@@ -125,6 +126,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "aa": aa.aa,
     "verify": verify.verify,
+    "scale": scale.scale,
     "collectives": collectives.collectives,
     "report": report.report,
     "backends": backends.backends,

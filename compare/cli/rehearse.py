@@ -8,7 +8,7 @@ import typer
 
 from compare.cli.options import REHEARSED
 
-REHEARSABLE = ("run", "aa", "verify", "collectives", "doctor")
+REHEARSABLE = ("run", "aa", "verify", "collectives", "scale", "doctor")
 """The commands that take hosts."""
 
 

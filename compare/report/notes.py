@@ -22,7 +22,7 @@ from compare.text import counted, duration, numbered
 _HASH_DIGITS = 12
 _LONGER = 3
 """Factor of the proposed budget where the time was too short."""
-_DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
+DATASET_NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
 
 
 def headline(run: Run, analysis: Analysis | None = None) -> str:
@@ -34,7 +34,7 @@ def headline(run: Run, analysis: Analysis | None = None) -> str:
     length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
     return (_too_noisy(run, analysis.summary) if analysis else "") + " · ".join(
         [
-            config.model if config.is_own else f"{config.model} on {_DATASETS[run.dataset.name]}",
+            config.model if config.is_own else f"{config.model} on {DATASET_NAMES[run.dataset.name]}",
             f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
             config.device,
             *([config.precision] if config.precision != "float32" else []),
