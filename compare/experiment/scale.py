@@ -18,7 +18,6 @@ from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
-from compare.schema.arms import CONTROL
 from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.hosts import place
@@ -90,25 +89,26 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
     Raises:
         RingsideError: some count cannot be settled.
     """
+    # A batch that cannot be shared is refused before any host is reached.
+    *fewer, largest = (_with_batch(request, count) for count in request.counts)
     runs: dict[int, Run] = {}
     with open_hosts(request, say) as cluster:
-        config, left_out = settle(_with_batch(request, request.counts[-1]), cluster)
+        config, left_out = settle(largest, cluster)
         source = find_data(request, say)
         cluster.stage(source, say)
         runs[request.counts[-1]] = new_run(config, source, cluster, left_out)
         network = cluster.network
-    shared = replace(
-        request,
-        arms=tuple(arm for arm in config.arms if arm.backend != CONTROL),
-        interface=network.interface,
-        threads_per_rank=config.threads_per_rank,
-        config={**request.config, "device": config.device},
-    )
-    for count in request.counts[:-1]:
-        fewer = _with_batch(replace(shared, allocation=_allocation(request, count)), count)
-        with open_cluster(fewer.allocation, interface=fewer.interface, exported=fewer.exported) as cluster:
-            config, _ = settle(fewer, cluster)
-            runs[count] = new_run(config, source, cluster, left_out)
+    for count, asked in zip(request.counts, fewer, strict=False):
+        own = replace(
+            asked,
+            arms=config.arms,
+            threads_per_rank=config.threads_per_rank,
+            config={**asked.config, "device": config.device},
+        )
+        allocation = _allocation(request, count)
+        with open_cluster(allocation, interface=network.interface, exported=own.exported) as cluster:
+            settled, _ = settle(own, cluster)
+            runs[count] = new_run(settled, source, cluster, left_out)
     return {count: runs[count] for count in request.counts}, source
 
 
