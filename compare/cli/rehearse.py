@@ -31,7 +31,7 @@ def rehearse(
     """Execute a command on hosts that are made for it.
 
     They are on this machine. Each has its own network interface, with real limits. Nothing of them is left
-    afterwards. It needs root.
+    afterwards.
     """
     from compare.launch.engines.rehearsal import MOST_HOSTS, open_rehearsal
     from compare.schema.config import require

@@ -33,6 +33,7 @@ MOST_HOSTS = 200
 """Maximum number of hosts: they share a network of 254 addresses."""
 
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_PACKAGES |= {"mount": "mount", "hostname": "hostname"}
 _PROGRAM = Path(__file__).with_suffix(".sh")
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid")
 _ENTER = ("-n", "-u", "-m", "-i", "-p")
@@ -72,7 +73,7 @@ _REMEDIES = (
     ),
     (
         ("not permitted", "ermission denied", "ead-only"),
-        "Rehearsals need root: use sudo, or a container with --privileged.",
+        "This system keeps namespaces to root: use sudo, or a container with --privileged.",
     ),
 )
 _ANY_REMEDY = "Rehearse on Linux with network namespaces, veth and a bridge, as root."
@@ -83,10 +84,13 @@ class Rehearsal(msgspec.Struct, frozen=True):
 
     room: int
     """Its first process."""
+    as_user: bool = False
+    """Whether it has a namespace of users, where this user is root."""
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
         """Return the command that enters a host; this machine is the room."""
-        enter = ("nsenter", "-t", str(self.room), *_ENTER, "--")
+        user = ("-U", "--preserve-credentials") if self.as_user else ()
+        enter = ("nsenter", "-t", str(self.room), *user, *_ENTER, "--")
         return (*enter, *(() if is_local(host) else ("sh", f"/run/rehearsal/{host.name}")), *argv)
 
     def by_hand(self, host: Host) -> str:
@@ -125,7 +129,7 @@ def open_rehearsal(hosts: int, slots: int, link: Link) -> Iterator[Allocation]:
         (first,) = psutil.Process(room.pid).children()
         names = [f"rehearsal-{number}" for number in range(1, hosts + 1)]
         allocated = tuple(Host(name, slots, source="rehearsed") for name in names)
-        yield Allocation(allocated, Rehearsal(first.pid), link)
+        yield Allocation(allocated, Rehearsal(first.pid, _as_user()), link)
     finally:
         room.communicate()  # closes the pipe
 
@@ -143,7 +147,8 @@ def _room_command(hosts: int, link: Link) -> list[str]:
                 found=f"The program {program} is missing.",
                 remedy=f"apt-get install {package}",
             )
-    made = ("unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
+    user = ("--user", "--map-root-user") if _as_user() else ()
+    made = ("unshare", *user, *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
     return [*made, "sh", str(_PROGRAM), "room", str(hosts), *shape(link), *map(str, _below_tmp())]
 
 
@@ -170,6 +175,11 @@ def _require_up(room: subprocess.Popen[str], hosts: int) -> None:
             (remedy for marks, remedy in _REMEDIES if any(mark in printed for mark in marks)), _ANY_REMEDY
         ),
     )
+
+
+def _as_user() -> bool:
+    """Return whether this is not root, who needs no namespace of users."""
+    return os.geteuid() != 0
 
 
 def _path() -> str:

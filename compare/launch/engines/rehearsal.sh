@@ -33,7 +33,7 @@ room() {
   mount --bind /run/rehearsal.hosts /etc/hosts
   # No name may be looked up outside.
   [ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf
-  echo rehearsal >/proc/sys/kernel/hostname
+  hostname rehearsal
   ip link set lo up
   ip link add eth0 type bridge
   ip address add 10.77.0.1/24 dev eth0
@@ -79,7 +79,7 @@ host() {
   read -r pid _ </proc/self/stat # as the room sees this process
   mount -t proc proc /proc
   private_folders "$@"
-  echo "$name" >/proc/sys/kernel/hostname
+  hostname "$name"
   echo "exec nsenter -t $pid -m -u -i -n -p -- env XDG_CACHE_HOME=/tmp/cache CUDA_VISIBLE_DEVICES= \"\$@\"" \
     >"/run/rehearsal/$name"
   echo up

@@ -37,6 +37,8 @@ def test_rehearsal_enters_the_room_and_then_a_host():
     carrier = Rehearsal(7)
     assert carrier.argv(HOST, ["a", "b c"]) == (*ENTER, "sh", "/run/rehearsal/rehearsal-2", "a", "b c")
     assert carrier.argv(local_host(1), ["a", "b c"]) == (*ENTER, "a", "b c")
+    own = Rehearsal(7, as_user=True).argv(local_host(1), ["a"])
+    assert own[:5] == ("nsenter", "-t", "7", "-U", "--preserve-credentials")
     assert carrier.by_hand(HOST).endswith("sh /run/rehearsal/rehearsal-2 sh")
 
 
@@ -69,7 +71,7 @@ def test_rehearsal_without_a_program_names_its_package(monkeypatch):
 @pytest.mark.parametrize(
     ("printed", "remedy"),
     [
-        ("unshare: unshare failed: Operation not permitted", "need root"),
+        ("unshare: unshare failed: Operation not permitted", "keeps namespaces to root"),
         ("Error: Specified qdisc kind is unknown.", "lacks netem"),
         ("Error: Unknown device type.", "Rehearse on Linux"),
     ],
