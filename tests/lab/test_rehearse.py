@@ -32,11 +32,14 @@ def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def traces():
-    """Return what a rehearsal must not leave: interfaces, namespaces, folders."""
-    folders = names("/tmp") + names("/dev/shm")  # noqa: S108
-    ours = [name for name in folders if "ringside" in name or "ompi" in name or "rehears" in name]
-    return names("/sys/class/net"), network_namespaces(psutil.pids()), ours
+def traces(pid=0):
+    """Return interfaces and folders that a rehearsal must not leave.
+
+    Other runs may come and go meanwhile. Folders of ours hold the process id, those of Open MPI the host.
+    """
+    folders = [name for folder in ("/tmp", "/dev/shm", "/run") for name in names(folder)]  # noqa: S108
+    ours = [name for name in folders if name.startswith(f"ringside-{pid}-") or "rehearsal-" in name]
+    return names("/sys/class/net"), ours
 
 
 def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, requires_backend):
@@ -81,11 +84,13 @@ def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, every_backe
     try:
         wait_until(lambda: len(list((tmp_path / "run").glob("launches/*/rank-*.progress"))) == 4, 60)
         inside = psutil.Process(started.pid).children(recursive=True)
-        assert len(traces()[1] - before[1]) == 3, "a room and two hosts"
+        made = network_namespaces(p.pid for p in inside) - network_namespaces([os.getpid()])
+        assert len(made) == 3, "a room and two hosts"
         os.kill(started.pid, end)
         started.wait(timeout=20)
         wait_until(lambda: not [p for p in inside if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
-        wait_until(lambda: traces() == before)
+        assert not made & network_namespaces(psutil.pids())
+        assert traces(started.pid) == before
     finally:
         started.kill()
         started.wait()
