@@ -60,7 +60,9 @@ class ScaleFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Arm by arm, with rising counts."""
     bends: list[Bend]
     holds: dict[str, int]
-    """The largest count at which an arm keeps ``HOLDS``, unless it bends."""
+    """The largest count up to which an arm surely keeps ``HOLDS``."""
+    unsettled: dict[str, int]
+    """The first count at which an interval holds ``HOLDS``, unless the arm bends."""
 
 
 def summarise_scale(scale: Scale) -> ScaleFigures:
@@ -68,12 +70,13 @@ def summarise_scale(scale: Scale) -> ScaleFigures:
     first = scale.series.counts[0]
     points = [point for arm in _arms(scale) for point in _points(scale, arm)]
     bends = [bend for arm in _arms(scale) if arm != CONTROL and (bend := _bend(scale, points, arm))]
-    bent = {bend.arm for bend in bends}
     holds: dict[str, int] = {}
+    unsettled: dict[str, int] = {}
     for point in _stated(points):
-        if point.arm not in bent and point.ranks > first and point.efficiency.low >= HOLDS:
-            holds[point.arm] = point.ranks
-    return ScaleFigures(reference_ranks=first, points=points, bends=bends, holds=holds)
+        if point.arm in {CONTROL, *unsettled, *(bend.arm for bend in bends)} or point.ranks == first:
+            continue
+        (holds if point.efficiency.low >= HOLDS else unsettled)[point.arm] = point.ranks
+    return ScaleFigures(reference_ranks=first, points=points, bends=bends, holds=holds, unsettled=unsettled)
 
 
 def _arms(scale: Scale) -> list[str]:

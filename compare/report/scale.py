@@ -128,18 +128,21 @@ def _cores(scale: Scale) -> int:
 def statements(figures: ScaleFigures) -> Iterator[str]:
     """Say where each arm bends and why, and which arms hold."""
     for bend in figures.bends:
-        yield _bends(bend, figures)
+        yield _bends(bend)
         yield from (f"  {line}" for line in explain(bend.causes))
     for arm, ranks in figures.holds.items():
         yield f"{arm} keeps at least {HOLDS:.0%} of the ideal up to {counted(ranks, 'rank')}."
+    for arm, ranks in figures.unsettled.items():
+        reached = f"its interval reaches {HOLDS:.0%}. More --repeats may settle it."
+        yield f"{arm} may bend at {counted(ranks, 'rank')}: {reached}"
 
 
-def _bends(bend: Bend, figures: ScaleFigures) -> str:
+def _bends(bend: Bend) -> str:
     low, high = bend.efficiency.low * 100, bend.efficiency.high * 100
     text = (
         f"{bend.arm} bends at {counted(bend.ranks, 'rank')}: {bend.efficiency.mean * 100:.0f} % "
-        f"[{low:.0f}, {high:.0f}] of the ideal. A step takes {bend.lost_seconds * 1e3:.2f} ms more than with "
-        f"{counted(figures.reference_ranks, 'rank')}"
+        f"[{low:.0f}, {high:.0f}] of the ideal. A step takes {bend.lost_seconds * 1e3:.2f} ms more than the "
+        "ideal"
     )
     if bend.computing_seconds is None:
         return f"{text}."

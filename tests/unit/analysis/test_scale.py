@@ -38,9 +38,15 @@ def test_counts_beyond_the_cores_enter_no_statement():
     figures = summarise_scale(a_scale(BENDING, cores=2))
     assert {point.ranks for point in figures.points if point.beyond_cores} == {4}
     assert [(bend.arm, bend.ranks) for bend in figures.bends] == [("ddp", 2)]
-    assert figures.holds == {"none": 2, "mpi": 2}
+    assert figures.holds == {"mpi": 2}
     none = summarise_scale(a_scale(BENDING, cores=1))
     assert (none.bends, none.holds) == ([], {})
+
+
+def test_arm_with_an_interval_across_the_limit_is_unsettled():
+    times = {1: {"mpi": [4.0, 4.0, 4.0]}, 2: {"mpi": [4.0, 4.4, 5.0]}, 4: {"mpi": [4.0, 4.0, 4.0]}}
+    figures = summarise_scale(a_scale(times))
+    assert (figures.bends, figures.holds, figures.unsettled) == ([], {}, {"mpi": 2})
 
 
 def test_series_of_two_rounds_states_nothing():
