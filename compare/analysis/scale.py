@@ -62,7 +62,7 @@ class ScaleFigures(msgspec.Struct, frozen=True, kw_only=True):
     holds: dict[str, int]
     """The largest count up to which an arm surely keeps ``HOLDS``."""
     unsettled: dict[str, int]
-    """The first count at which an interval holds ``HOLDS``, unless the arm bends."""
+    """The first count with ``HOLDS`` inside the interval, without a bend."""
 
 
 def summarise_scale(scale: Scale) -> ScaleFigures:
