@@ -131,9 +131,9 @@ def statements(figures: ScaleFigures) -> Iterator[str]:
         yield _bends(bend)
         yield from (f"  {line}" for line in explain(bend.causes))
     for arm, ranks in figures.holds.items():
-        yield f"{arm} keeps at least {HOLDS:.0%} of the ideal up to {counted(ranks, 'rank')}."
+        yield f"{arm} keeps at least {HOLDS * 100:g} % of the ideal up to {counted(ranks, 'rank')}."
     for arm, ranks in figures.unsettled.items():
-        reached = f"its interval reaches {HOLDS:.0%}. More --repeats may settle it."
+        reached = f"its interval reaches {HOLDS * 100:g} %. More --repeats may settle it."
         yield f"{arm} may bend at {counted(ranks, 'rank')}: {reached}"
 
 
@@ -163,7 +163,7 @@ def notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
         + f", in the same rounds. The batch of a {kept} is kept. In brackets: 95 % intervals from 3 rounds."
     )
     yield (
-        f"An arm bends where its interval ends below {HOLDS:.0%}. Counts take turns within each round. "
+        f"An arm bends where its interval ends below {HOLDS * 100:g} %. Counts take turns within each round. "
         f"compare report on a folder np… shows one count in full."
     )
 

@@ -25,7 +25,7 @@ def test_scale_says_where_an_arm_bends_and_why(form):
     assert "batch 64 per rank" in text
     assert "ddp bends at 2 ranks: 50 % [50, 50] of the ideal" in text
     assert "+0.40 ms also without communication" in text
-    assert "mpi keeps at least 90% of the ideal up to 2 ranks." in text
+    assert "mpi keeps at least 90 % of the ideal up to 2 ranks." in text
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
