@@ -71,7 +71,7 @@ bench: setup ## measure Ringside itself (BENCH_ARGS="...")
 false-differences: setup ## compare an arm with itself, and add that to a record (BENCH_ARGS="--arm mpi --more 10")
 	$(PY) -m tests.bench.false_differences $(BENCH_ARGS)
 
-docs: setup ## build the documentation's web pages into build/site
+docs: setup ## build the documentation's web pages into build/web
 	$(VENV)/bin/zensical build --strict -f zensical.toml
 
 clean: ## remove .venv and the caches of tools; runs/ and data/ stay

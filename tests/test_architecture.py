@@ -308,6 +308,7 @@ def test_the_command_line_is_imported_by_nothing_but_main():
 def test_only_its_engine_and_the_command_line_know_ssh():
     """Slurm, Kubernetes and Ray reach hosts behind the same seam."""
     known = {"compare.launch.engines.ssh", "compare.cli.options", "compare.cli.doctor"}
+    known |= {"compare.launch.engines.rehearsal"}  # launchers call a program of this name
     assert {name for name, tree in MODULES.items() if "ssh" in words_of(tree)} == known
 
 

@@ -74,7 +74,12 @@ def seconds_left(run: Run, now: float) -> float:
 
 
 def fullest_host(run: Run) -> tuple[int, int]:
-    """Return ranks and cores of the most oversubscribed host."""
+    """Return ranks and cores of the most oversubscribed host.
+
+    The hosts of a rehearsal share the cores of one machine.
+    """
+    if run.network.rehearsed:
+        return sum(host.slots for host in run.hosts), run.cores
     cores = run.cores_by_host or [run.cores] * len(run.hosts)
     pairs = [(host.slots, own) for host, own in zip(run.hosts, cores, strict=True)]
     return max(pairs, key=lambda pair: pair[0] / pair[1])

@@ -130,12 +130,13 @@ def collective_seconds(launch: Launch) -> float | None:
 def other_cpu_load(launch: Launch) -> float:
     """Return the share of the busiest host's CPUs that other processes used.
 
-    It includes the parent of this program and the launchers.
+    It includes the parent of this program and the launchers. Hosts of a rehearsal are one machine.
     """
     shares = [0.0]
+    on = {rank.host: rank.machine.boot_id or rank.host for rank in launch.ranks if rank.machine}
     for rank in launch.ranks:
         if rank.machine is not None:
-            own = sum(other.cpu_ns for other in launch.ranks if other.host == rank.host)
+            own = sum(other.cpu_ns for other in launch.ranks if on.get(other.host) == on[rank.host])
             shares.append((rank.machine.busy_ns - own) / (rank.machine.cpus * rank.machine.wall_ns))
     return max(shares)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import Hostfile, HostList, SshIdentity, SshPort, SshUser
+from compare.cli.options import Hostfile, HostList, SshIdentity, SshPort, SshUser, read_rehearsed
 
 
 def doctor(
@@ -48,6 +48,7 @@ def doctor(
     from compare.doctor.examine import examine, exit_code
     from compare.doctor.report import DoctorReport, markdown
     from compare.experiment.settle import choose_all_hosts
+    from compare.launch.engines import Allocation
     from compare.launch.engines.ssh import Ssh
     from compare.schema.files import write_json, write_text
     from compare.schema.store import require_writable
@@ -55,17 +56,14 @@ def doctor(
 
     for path in filter(None, (export_json, export_markdown)):
         require_writable(path, to_be_made=None)
-    chosen = choose_all_hosts(hostfile, hosts)
+    chosen, carrier, _ = read_rehearsed(hostfile, hosts) or Allocation(
+        choose_all_hosts(hostfile, hosts),
+        Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
+    )
     own = own_source(workload) if workload else None
     make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}")
-    examination = examine(
-        chosen,
-        carrier=Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
-        python=python or sys.executable,
-        quick=quick,
-        ports=ports and not quick and len(chosen) > 1,
-        own=own,
-    )
+    python, ports = python or sys.executable, ports and not quick and len(chosen) > 1
+    examination = examine(chosen, carrier=carrier, python=python, quick=quick, ports=ports, own=own)
     if export_json:
         write_json(export_json, examination)
     if export_markdown:

@@ -12,7 +12,20 @@ from typing import Annotated, Any
 import typer
 
 from compare import __version__
-from compare.cli import aa, backends, collectives, data, doctor, install, report, run, streams, verify
+from compare.cli import (
+    aa,
+    backends,
+    collectives,
+    data,
+    doctor,
+    install,
+    rehearse,
+    report,
+    run,
+    scale,
+    streams,
+    verify,
+)
 from compare.cli.console import print_error, print_notes
 from compare.errors import OutputError, RingsideError, UnavailableError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
@@ -77,7 +90,7 @@ def main() -> None:
         streams.leave_nothing_to_write()
 
 
-def _register(to: typer.Typer, command: Callable[..., None], name: str) -> None:
+def _register(to: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
     """Register a command that turns Ctrl-C and wrong paths into exit codes."""
 
     @wraps(command)
@@ -106,13 +119,14 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str) -> None:
                 remedy="Choose another path, or change its permissions.",
             ) from error
 
-    to.command(name, context_settings=EITHER_SPELLING)(interruptible)
+    to.command(name, context_settings=EITHER_SPELLING | settings)(interruptible)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "aa": aa.aa,
     "verify": verify.verify,
+    "scale": scale.scale,
     "collectives": collectives.collectives,
     "report": report.report,
     "backends": backends.backends,
@@ -120,6 +134,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in COMMANDS.items():
     _register(app, _command, _name)
+# Flags behind the other command's name are that command's.
+_register(app, rehearse.rehearse, "rehearse", allow_interspersed_args=False)
 _register(data_app, data.fetch, "fetch")
 _register(data_app, data.status, "status")
 _register(install_app, install.horovod, "horovod")

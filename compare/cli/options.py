@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -16,6 +17,7 @@ from compare.errors import UsageError
 
 if TYPE_CHECKING:
     from compare.experiment.settle import UserRequest
+    from compare.launch.engines import Allocation
     from compare.schema.arms import Arm
 
 DataDir = Annotated[
@@ -61,6 +63,9 @@ InterleaveMode = Annotated[
     ),
 ]
 MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds to repeat; one twice at most.")]
+
+REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
+"""The hosts that ``compare rehearse`` made for the command inside it."""
 
 
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
@@ -240,25 +245,14 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         UsageError: a flag has a wrong value.
         OutputError: the file of ``--export-json`` cannot be written.
     """
-    from compare.experiment.settle import choose_hosts
-    from compare.launch.engines import Allocation
-    from compare.launch.engines.ssh import Ssh
     from compare.schema.environment import read_exports
     from compare.schema.store import require_writable
 
-    hosts = choose_hosts(
-        flags.hostfile,
-        flags.num_proc,
-        named=flags.hosts,
-        include=flags.include or (),
-        exclude=flags.exclude or (),
-    )
-    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
-    carrier = Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
+    allocation = _read_allocation(flags)
     if flags.export_json:
         require_writable(flags.export_json, to_be_made=flags.output)
     return {
-        "allocation": Allocation(hosts, carrier),
+        "allocation": allocation,
         "interface": flags.interface,
         "exported": read_exports(flags.env or [], os.environ),
         "output": flags.output,
@@ -270,6 +264,45 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
             **config,
         },
     }
+
+
+def _read_allocation(flags: LaunchFlags) -> Allocation:
+    """Read the hosts of the ranks; a rehearsal has made its own."""
+    from compare.experiment.settle import choose_hosts
+    from compare.launch.engines import Allocation
+    from compare.launch.engines.ssh import Ssh
+    from compare.schema.hostfile import select
+    from compare.schema.hosts import place
+
+    if rehearsed := read_rehearsed(flags.hostfile, flags.hosts):
+        chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
+        return rehearsed._replace(hosts=place(chosen, flags.num_proc))
+    hosts = choose_hosts(
+        flags.hostfile,
+        flags.num_proc,
+        named=flags.hosts,
+        include=flags.include or (),
+        exclude=flags.exclude or (),
+    )
+    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
+    carrier = Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
+    return Allocation(hosts, carrier)
+
+
+def read_rehearsed(hostfile: Path | None, hosts: str | None) -> Allocation | None:
+    """Return the hosts of a rehearsal; None outside one.
+
+    Raises:
+        UsageError: flags name other hosts.
+    """
+    rehearsed = REHEARSED.get()
+    if rehearsed and (hostfile or hosts is not None):
+        raise UsageError(
+            "A rehearsal makes its own hosts.",
+            found=f"{'--hostfile' if hostfile else '-H'} names others.",
+            remedy="Leave it out, and say how many hosts with `compare rehearse --hosts`.",
+        )
+    return rehearsed
 
 
 def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:

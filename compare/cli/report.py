@@ -10,6 +10,7 @@ import typer
 from compare.cli.collectives import print_collectives, render_collectives
 from compare.cli.console import make_console
 from compare.cli.options import Detail
+from compare.cli.scale import print_scale, render_scale
 from compare.errors import UsageError
 
 
@@ -27,6 +28,7 @@ def report(
     from compare.report import RENDERERS, render
     from compare.report.table import RunTable
     from compare.schema.files import write_text
+    from compare.schema.scale import read_scale
     from compare.schema.store import collectives_file, read_collectives, read_run, results_file
 
     if form not in RENDERERS:
@@ -37,6 +39,13 @@ def report(
             write_text(output, render_collectives(collectives, form, detail=detail) + "\n")
         else:
             print_collectives(collectives, form, detail=detail)
+        return
+    if scale := read_scale(run_directory):
+        if output:
+            _require_another_file(output, run_directory)
+            write_text(output, render_scale(scale, form) + "\n")
+        else:
+            print_scale(scale, form)
         return
     run = read_run(run_directory)
     if output:

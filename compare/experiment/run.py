@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from compare import __version__, data
+from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
@@ -26,7 +27,7 @@ from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
-from compare.schema.config import LaunchConfig, RunConfig
+from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
@@ -112,7 +113,7 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is not there, or none can be chosen.
     """
-    hosts, carrier = request.allocation
+    hosts, carrier, _ = request.allocation
     if not all(map(is_local, hosts)):
         _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:
@@ -143,22 +144,31 @@ def begin(
         OutputError: the folder cannot be written, or is not empty.
     """
     purpose = purpose or ("-aa" if config.comparisons else "")
-    source = request.own or _find_data(request, say)
+    source = find_data(request, say)
     directory = create_directory(request.output or default_output(config, purpose=purpose))
     cluster.stage(source, say)
     return new_run(config, source, cluster, left_out), directory
 
 
-def _find_data(request: UserRequest, say: Callable[[str], None]) -> DatasetSource:
+def find_data(request: UserRequest, say: Callable[[str], None]) -> DatasetSource:
+    """Find the data of a request, or its own workload.
+
+    Raises:
+        DataError: the data is damaged, or cannot be had.
+    """
     root = request.data_dir or data.default_root()
-    return data.resolve(request.dataset, root, progress=say)
+    return request.own or data.resolve(request.dataset, root, progress=say)
 
 
-def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -> Run:
+def carry_out(
+    run: Run, directory: Path, cluster: Cluster, observer: Observer, *, rounds: int = MOST_ROUNDS
+) -> Run:
     """Launch what the config asks for, and save after every launch.
 
+    It stops after so many ``rounds`` of the run, from its first one on.
+
     Returns:
-        The complete run, without a round that the budget cut short.
+        The run so far, without a round that the budget cut short. It is complete if no round is left.
 
     Raises:
         BudgetError: the budget ended before every arm had run once.
@@ -168,23 +178,23 @@ def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -
     write_request(run, directory)
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
-    rounds = conductor(run, directory, cluster, observer)
+    going = conductor(run, directory, cluster, observer)
     observer.rounds_done(run)
-    while planned := rounds.next():
+    while (planned := going.next()) and rounds_done(going.run) < rounds:
         try:
-            rounds = rounds.carry_out(planned)
+            going = going.carry_out(planned)
         except BudgetError:
-            run = discard_unfinished(rounds.run)
+            run = discard_unfinished(going.run)
             if run.launches:
-                rounds.run = run
+                going.run, planned = run, []
                 break
-            error = _too_small_a_budget(rounds.run)
-            _save_failure(rounds.run, planned[0], error, directory)
+            error = _too_small_a_budget(going.run)
+            _save_failure(going.run, planned[0], error, directory)
             raise error from None
         except (RingsideError, KeyboardInterrupt) as error:
-            _save_failure(rounds.run, rounds.failed or planned[0], error, directory)
+            _save_failure(going.run, going.failed or planned[0], error, directory)
             raise
-    run = msgspec.structs.replace(rounds.run, complete=True)
+    run = msgspec.structs.replace(going.run, complete=not planned)
     write_json(directory / RESULTS_FILE, run)
     return run
 

@@ -119,7 +119,11 @@ def _draft(request: UserRequest, cluster: Cluster) -> RunConfig:
 
 def choose_threads(asked: int | None, cluster: Cluster) -> int:
     """Choose the named number of threads per rank, or share the CPUs."""
-    return default_threads(cluster.hosts, cluster.cpus()) if asked is None else asked
+    if asked is not None:
+        return asked
+    if cluster.network.rehearsed:  # all hosts have the same CPUs
+        return max(1, len(cluster.cpus()[0]) // sum(host.slots for host in cluster.hosts))
+    return default_threads(cluster.hosts, cluster.cpus())
 
 
 def count_gpus(cluster: Cluster, survey: Survey) -> list[int]:

@@ -28,7 +28,6 @@ from compare.errors import HostError, RingsideError, UnavailableError
 from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
 from compare.launch.engines import Allocation, Carrier
 from compare.launch.engines.commands import enough_files, join_errors, python_command
-from compare.launch.engines.local import Local
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
@@ -37,6 +36,7 @@ from compare.schema.arms import Arm
 from compare.schema.hosts import Network, is_local, local_host
 from compare.schema.job import Job, LaunchJob
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.link import Link
 from compare.text import counted
 
 
@@ -55,7 +55,7 @@ def open_cluster(
         HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is missing, or cannot be chosen.
     """
-    hosts, carrier = allocation
+    hosts, carrier, rehearsed = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     environment = dict(os.environ)  # libraries that load later may change it, but not between arms
@@ -68,14 +68,14 @@ def open_cluster(
             connections += len(hosts)
             opened.enter_context(enough_files(connections))
             agents = opened.enter_context(connect_to(hosts, carrier=carrier))
-            own = opened.enter_context(connect_to(beside, carrier=Local()))
+            own = opened.enter_context(connect_to(beside, carrier=carrier))
             _require_ready([*agents, *own], len(hosts))
             return Agents(agents, next(agent for agent in (*own, *agents) if is_local(agent.host)))
 
         agents = connect()
         yield Cluster(
             agents,
-            network=_network(agents.of_hosts, interface),
+            network=_network(agents.of_hosts, interface, rehearsed),
             exported=exported or {},
             carrier=carrier,
             connect=connect,
@@ -266,9 +266,12 @@ def _require_ready(agents: Sequence[Connection], hosts: int) -> None:
         raise error
 
 
-def _network(agents: Sequence[Connection], interface: str | None) -> Network:
+def _network(agents: Sequence[Connection], interface: str | None, rehearsed: Link | None) -> Network:
     hosts = [agent.host for agent in agents]
     addresses = {agent.host.name: agent.ready.addresses for agent in agents if agent.ready}
     if all(map(is_local, hosts)):
         return network_of_one(addresses[hosts[0].name], asked=interface)
-    return choose_network(addresses, asked=interface, reached_at=addresses_of([host.name for host in hosts]))
+    # No name server knows the hosts of a rehearsal.
+    reached_at = [""] * len(hosts) if rehearsed else addresses_of([host.name for host in hosts])
+    network = choose_network(addresses, asked=interface, reached_at=reached_at)
+    return msgspec.structs.replace(network, rehearsed=rehearsed)

@@ -150,8 +150,12 @@ class LaunchPlace:
         Raises:
             InterleaveError: a host has too little memory left.
         """
-        for index, agent in enumerate(self._with_ranks):
-            needs = [sum(a.peak_memory_bytes for a in one.waiting_on(index)) for one in [self, *others]]
+        indices = range(len(self._with_ranks))
+        # Hosts of a rehearsal share the memory of one machine.
+        for own in [indices] if self.cluster.network.rehearsed else [[index] for index in indices]:
+            agent = self._with_ranks[own[0]]
+            waiting = [[a for index in own for a in one.waiting_on(index)] for one in [self, *others]]
+            needs = [sum(arrival.peak_memory_bytes for arrival in arrivals) for arrivals in waiting]
             left, need = agent.memory_left_bytes, max(needs)
             if need > left:
                 raise InterleaveError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from compare.analysis import Analysis
@@ -60,10 +61,16 @@ _NOUNS = {"ranks": "rank", "threads_per_rank": "thread", "cores": "core", "calls
 
 def causes(analysis: Analysis) -> list[str]:
     """Write a sentence for each cause, with the evidence of every arm."""
-    noisy = " (measured in noisy rounds)" if analysis.summary.noisy_rounds else ""
+    return explain(
+        analysis.causes, noisy=" (measured in noisy rounds)" if analysis.summary.noisy_rounds else ""
+    )
+
+
+def explain(found_causes: Sequence[Cause], *, noisy: str = "") -> list[str]:
+    """Write a sentence for each kind of cause; ``noisy`` follows its name."""
     lines = []
     for key, (name, evidence, advice) in _CAUSES.items():
-        found = [evidence.format_map(_figures(cause)) for cause in analysis.causes if cause.key == key]
+        found = [evidence.format_map(_figures(cause)) for cause in found_causes if cause.key == key]
         caveat = "" if key == "oversubscription" else noisy  # which is not measured
         if found:
             lines.append(f"Why: {name}{caveat}: {'; '.join(found)}. {advice}")

@@ -18,6 +18,7 @@ from rich.text import Text
 from compare.analysis.collectives import GroupAtSize, all_reduce_factor
 from compare.report.table import plain
 from compare.schema.collectives import CollectivesRun
+from compare.schema.hosts import rehearsed_on
 from compare.text import counted, listed
 
 Rows = Sequence[GroupAtSize]
@@ -113,6 +114,7 @@ def headline(run: CollectivesRun) -> str:
     """Describe in one line what was measured."""
     config = run.config
     hosts = [f"{len(run.hosts)} hosts over {run.network.interface}"] if len(run.hosts) > 1 else []
+    hosts = [rehearsed_on(run.network, run.hosts)] if run.network.rehearsed else hosts
     launches = "1 launch" if config.rounds == 1 else f"{config.rounds} launches"
     parts = [
         f"{config.collective} {config.dtype} {config.operation}",
@@ -139,7 +141,7 @@ def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
             yield f"REFUSED: {group} at {sizes} bytes: {reason}"
     yield from (f"FAILED: {failure.message}" for failure in run.failures)
     ranks, threads = run.config.ranks, run.config.threads_per_rank
-    cores = sum(run.cores_by_host)
+    cores = max(run.cores_by_host) if run.network.rehearsed else sum(run.cores_by_host)
     if ranks * threads > cores:
         yield (
             f"{counted(ranks, 'rank')} × {counted(threads, 'thread')} share {counted(cores, 'core')}: "

@@ -15,13 +15,14 @@ from compare.report.columns import describe
 from compare.report.outlook import seen
 from compare.report.turns import load_dependence, turns
 from compare.schema.arms import Arm
+from compare.schema.hosts import rehearsed_on
 from compare.schema.results import Launch, Run
 from compare.text import counted, duration, numbered
 
 _HASH_DIGITS = 12
 _LONGER = 3
 """Factor of the proposed budget where the time was too short."""
-_DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
+DATASET_NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
 
 
 def headline(run: Run, analysis: Analysis | None = None) -> str:
@@ -33,7 +34,7 @@ def headline(run: Run, analysis: Analysis | None = None) -> str:
     length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
     return (_too_noisy(run, analysis.summary) if analysis else "") + " · ".join(
         [
-            config.model if config.is_own else f"{config.model} on {_DATASETS[run.dataset.name]}",
+            config.model if config.is_own else f"{config.model} on {DATASET_NAMES[run.dataset.name]}",
             f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
             config.device,
             *([config.precision] if config.precision != "float32" else []),
@@ -42,6 +43,7 @@ def headline(run: Run, analysis: Analysis | None = None) -> str:
             + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
             *([] if config.is_own else [f"{config.optimizer} lr {config.learning_rate:g}"]),
             length,
+            *filter(None, [rehearsed_on(run.network, run.hosts)]),
             *(["arms in turns" if in_turns else "one launch after another"] if len(config.arms) > 1 else []),
         ]
     )

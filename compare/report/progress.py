@@ -25,8 +25,11 @@ class LiveProgress:
     Without a terminal there are only the lines.
     """
 
-    def __init__(self, console: Console, config: RunConfig | SweepConfig, *, verbose: bool) -> None:
+    def __init__(
+        self, console: Console, config: RunConfig | SweepConfig, *, verbose: bool, counts: int = 1
+    ) -> None:
         self._config = config
+        self._ranks = ""
         self._arms = len(config.arms) if isinstance(config, RunConfig) else len(config.groups)
         self._verbose = verbose
         self._bars = Progress(
@@ -39,7 +42,8 @@ class LiveProgress:
             disable=not console.is_terminal,
         )
         self._console = console
-        self._launches = self._bars.add_task("launches", total=config.total_launches)
+        total = config.total_launches
+        self._launches = self._bars.add_task("launches", total=total and total * counts)
         self._steps = self._bars.add_task("", total=config.total_steps)
 
     def __enter__(self) -> Self:
@@ -54,7 +58,7 @@ class LiveProgress:
     def _place(self, planned: Planned) -> str:
         """Return the round, with their number if known, and the arm."""
         of = f"/{self._config.rounds}" if self._config.total_launches else ""
-        return f"round {planned.round}{of}  {planned.label:<28}"
+        return f"round {planned.round}{of}  {self._ranks}{planned.label:<28}"
 
     def _print(self, line: str, style: str = "dim") -> None:
         self._console.print(line, style=style, highlight=False, markup=False)
@@ -104,9 +108,16 @@ class LiveProgress:
         used = f"other processes used {other_load * 100:.0f} % of the CPUs"
         self._print(f"round {round_} is repeated: {used}", "yellow")
 
+    def count_begins(self, ranks: int) -> None:
+        """Name the number of ranks in the lines that follow."""
+        self._ranks = f"np {ranks:<4}"
+
     def rounds_done(self, run: Run) -> None:
-        """Print how long the run will take, and what it will see."""
-        for line in outlook(run):
+        """Print how long the run will take, and what it will see.
+
+        A scaling series has several runs at once, and no outlook.
+        """
+        for line in () if self._ranks else outlook(run):
             self._print(line)
 
     def arm_verified(self, arm: ArmVerification) -> None:

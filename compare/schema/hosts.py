@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from compare.errors import UsageError
+from compare.schema.link import Link
+from compare.text import counted
 
 MAX_SLOTS = 65_536
 """Maximum number of slots of a host, far above any real one."""
@@ -46,6 +48,15 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
     The ranks meet at the first.
     """
+    rehearsed: Link | None = None
+    """The links of hosts that ``compare rehearse`` made; None otherwise."""
+
+
+def rehearsed_on(network: Network, hosts: Sequence[Host]) -> str:
+    """Describe a rehearsal for a headline; empty for real hosts."""
+    if network.rehearsed is None:
+        return ""
+    return f"REHEARSED: {counted(len(hosts), 'host')} on one machine, {network.rehearsed}"
 
 
 class HostFaultError(ValueError):

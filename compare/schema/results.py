@@ -63,6 +63,11 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
     """Busy time of all these CPUs, caused by any process."""
     stolen_ns: int
     """The part that other guests of the physical machine took."""
+    boot_id: str = ""
+    """Name of the running kernel, by which hosts are one machine.
+
+    Empty in results without this field.
+    """
 
 
 class Moments(msgspec.Struct, frozen=True):

@@ -32,7 +32,9 @@ class CPUMeter:
         """Return the machine's load, and this process's CPU nanoseconds."""
         spans = zip(self._now(), self._begun, self._left_out, strict=True)
         wall, busy, stolen, own = (now - then - left_out for now, then, left_out in spans)
-        use = MachineUse(wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen)
+        use = MachineUse(
+            wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen, boot_id=boot_id()
+        )
         return use, own
 
     def _now(self) -> tuple[int, int, int, int]:
@@ -45,6 +47,12 @@ class CPUMeter:
                 busy += tick * (user + nice + system + irq + softirq + steal)
                 stolen += tick * steal
         return time.perf_counter_ns(), busy, stolen, time.process_time_ns()
+
+
+def boot_id() -> str:
+    """Return the name of the running kernel."""
+    with Path("/proc/sys/kernel/random/boot_id").open() as file:
+        return file.read().strip()
 
 
 def peak_memory_bytes() -> int:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from compare.errors import HostError
 from compare.schema.hosts import Host
+from compare.schema.link import Link
 from compare.text import printable
 
 STREAM_BYTES = 1 << 20
@@ -80,6 +81,8 @@ class Allocation(NamedTuple):
     hosts: tuple[Host, ...]
     """Each with as many slots as it has ranks."""
     carrier: Carrier
+    rehearsed: Link | None = None
+    """The links of hosts that a rehearsal made; None for real hosts."""
 
 
 def named(host: Host) -> str:

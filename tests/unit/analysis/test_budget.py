@@ -19,7 +19,8 @@ from compare.analysis.budget import (
     seconds_left,
 )
 from compare.analysis.verdict import FIRST_LOOK, Look, levels
-from compare.schema.hosts import Host
+from compare.schema.hosts import Host, Network
+from compare.schema.link import Link
 from tests.unit.factories import a_launch, a_run
 
 LIMITS = st.sampled_from(["budget_seconds", "settle_seconds"])
@@ -99,6 +100,13 @@ def test_oversubscribed_host_is_judged_by_its_own_cores(slots, cores, fullest, t
     run = a_run(config={"ranks": sum(slots)}, hosts=hosts, cores=min(cores), cores_by_host=cores)
     assert fullest_host(run) == fullest
     assert is_oversubscribed(run) is too_many
+
+
+def test_oversubscribed_rehearsal_counts_the_ranks_of_all_hosts():
+    hosts, network = [Host(f"n{number}", 1) for number in range(3)], Network(rehearsed=Link())
+    run = a_run(config={"ranks": 3}, hosts=hosts, cores=2, cores_by_host=[2, 2, 2], network=network)
+    assert fullest_host(run) == (3, 2)
+    assert is_oversubscribed(run)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,14 @@ def test_other_cpu_load_is_the_hosts_load_without_its_ranks(ranks, share):
     assert other_cpu_load(a_launch(ranks=ranks)) == pytest.approx(share)
 
 
+def test_other_cpu_load_counts_the_ranks_of_all_hosts_of_one_machine():
+    ranks = []
+    for number, (host, cpu_ms) in enumerate([("a", 900), ("b", 500)]):
+        machine = MachineUse(wall_ns=10**9, cpus=2, busy_ns=15 * 10**8, stolen_ns=0, boot_id="one")
+        ranks.append(a_rank(number, host=host, cpu_ns=cpu_ms * 10**6, machine=machine))
+    assert other_cpu_load(a_launch(ranks=ranks)) == pytest.approx(0.05)
+
+
 @pytest.mark.parametrize(("busy", "noisy"), [(0, False), (199, False), (201, True), (2000, True)])
 def test_launch_is_noisy_above_the_limit(busy, noisy):
     assert OTHER_LOAD_LIMIT == 0.10

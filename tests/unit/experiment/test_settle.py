@@ -22,7 +22,8 @@ from compare.experiment.run import new_run
 from compare.schema import environment, store
 from compare.schema.arms import Arm, parse_arms
 from compare.schema.config import RunConfig
-from compare.schema.hosts import Host
+from compare.schema.hosts import Host, Network
+from compare.schema.link import Link
 from compare.schema.store import create_directory
 from tests.unit.factories import DIGITS, a_cluster, a_config, a_survey
 
@@ -312,6 +313,14 @@ def test_threads_are_shared_out_by_the_fullest_host():
     assert settle.default_threads(hosts, [range(8), range(8)]) == 4
     assert settle.default_threads(hosts, [range(2), range(8)]) == 2
     assert settle.default_threads(hosts, [range(8), range(1)]) == 1
+
+
+def test_threads_of_a_rehearsal_share_the_cores_of_one_machine():
+    cluster = a_cluster(cpus=range(8))
+    cluster.network = Network(rehearsed=Link())
+    cluster.hosts = tuple(Host(f"rehearsal-{n}", 1) for n in range(4))
+    assert settle.choose_threads(None, cluster) == 2
+    assert settle.choose_threads(3, cluster) == 3
 
 
 def test_what_is_given_to_the_ranks_is_read_and_never_shown():

@@ -12,13 +12,15 @@ import msgspec
 import pytest
 
 from backends.launchers.request import MARKER, Command
-from compare.errors import HostError
+from compare.errors import HostError, InterleaveError
 from compare.launch.agent.protocol import Exited
 from compare.launch.cluster import Agents, Cluster
 from compare.launch.engines.local import Local
 from compare.schema.hosts import Host, Network, local_host
 from compare.schema.job import Job, SweepJob
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.link import Link
+from compare.schema.turns import Arrival
 from tests.unit.collectives import a_sweep_config
 from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config
 
@@ -202,3 +204,15 @@ def test_job_for_host_of_a_sweep_needs_no_data_set():
     assert cluster.job_for(agent, job) == msgspec.structs.replace(
         job, affinity=[2, 3], launched_at=5.0 + agent.clock_ahead_seconds
     )
+
+
+def test_memory_of_a_rehearsal_is_shared_by_all_hosts(hosts, tmp_path):
+    """Each host finds enough memory, but both together do not."""
+    for agent in hosts.agents:
+        agent.memory_left_bytes = 150 << 20
+        agent.arrivals = [Arrival(rank=0, pid=1, step_seconds=0.01, peak_memory_bytes=100 << 20)]
+    place = hosts.place(LaunchFiles(tmp_path))
+    place.require_room([], 2)
+    hosts.network = Network(rehearsed=Link())
+    with pytest.raises(InterleaveError, match="more memory than host n1 has"):
+        place.require_room([], 2)

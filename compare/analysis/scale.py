@@ -1,0 +1,140 @@
+"""Compute how step times scale with the number of ranks.
+
+Counts take turns within a round. So efficiency is a mean of paired ratios, one per round, on the log scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from compare.analysis.budget import is_oversubscribed
+from compare.analysis.causes import FEWEST_ROUNDS, Cause, find_causes
+from compare.analysis.estimate import Estimate
+from compare.analysis.step_times import step_seconds
+from compare.analysis.summary import summarise
+from compare.schema.arms import CONTROL
+from compare.schema.results import Run
+from compare.schema.scale import Scale
+
+HOLDS = 0.90
+"""Minimum share of the ideal at which an arm does not bend."""
+
+
+class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one arm at one number of ranks."""
+
+    arm: str
+    ranks: int
+    batch_size_per_rank: int
+    step_seconds: Estimate
+    samples_per_second: Estimate
+    ideal_seconds: float
+    """Step time that perfect scaling would give."""
+    efficiency: Estimate
+    """Ideal step time over this one, in the same rounds."""
+    beyond_cores: bool
+    """Ranks outnumber the cores: no statement uses this point."""
+
+
+class Bend(msgspec.Struct, frozen=True, kw_only=True):
+    """The first count at which an arm falls below ``HOLDS``, and why."""
+
+    arm: str
+    ranks: int
+    efficiency: Estimate
+    lost_seconds: float
+    """Step time beyond the ideal."""
+    computing_seconds: float | None
+    """The part that the control loses too; None without a control."""
+    causes: list[Cause]
+    """Of this arm at this count."""
+
+
+class ScaleFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures and statements of a scaling series."""
+
+    reference_ranks: int
+    points: list[ScalePoint]
+    """Arm by arm, with rising counts."""
+    bends: list[Bend]
+    holds: dict[str, int]
+    """The largest count up to which an arm surely keeps ``HOLDS``."""
+    unsettled: dict[str, int]
+    """The first count with ``HOLDS`` inside the interval, without a bend."""
+
+
+def summarise_scale(scale: Scale) -> ScaleFigures:
+    """Derive all figures of a scaling series."""
+    first = scale.series.counts[0]
+    points = [point for arm in _arms(scale) for point in _points(scale, arm)]
+    bends = [bend for arm in _arms(scale) if arm != CONTROL and (bend := _bend(scale, points, arm))]
+    holds: dict[str, int] = {}
+    unsettled: dict[str, int] = {}
+    for point in _stated(points):
+        if point.arm in {CONTROL, *unsettled, *(bend.arm for bend in bends)} or point.ranks == first:
+            continue
+        (holds if point.efficiency.low >= HOLDS else unsettled)[point.arm] = point.ranks
+    return ScaleFigures(reference_ranks=first, points=points, bends=bends, holds=holds, unsettled=unsettled)
+
+
+def _arms(scale: Scale) -> list[str]:
+    return [arm.label for arm in scale.runs[scale.series.counts[0]].config.arms]
+
+
+def _seconds(run: Run, arm: str) -> dict[int, float]:
+    """Return an arm's step time in each round."""
+    return {launch.round: step_seconds(launch) for launch in run.launches if launch.arm == arm}
+
+
+def _points(scale: Scale, arm: str) -> Iterator[ScalePoint]:
+    first = scale.series.counts[0]
+    reference = _seconds(scale.runs[first], arm)
+    for count in scale.series.counts:
+        run = scale.runs[count]
+        own, batch = _seconds(run, arm), run.config.global_batch_size
+        rounds = sorted(set(own) & set(reference))
+        if not rounds:
+            continue
+        # Ranks that share one global batch have less to compute each.
+        share = first / count if scale.series.mode == "strong" else 1.0
+        step = Estimate.geometric(own[each] for each in rounds)
+        efficiency = Estimate.geometric(share * reference[each] / own[each] for each in rounds)
+        yield ScalePoint(
+            arm=arm,
+            ranks=count,
+            batch_size_per_rank=run.config.batch_size_per_rank,
+            step_seconds=step,
+            samples_per_second=Estimate.geometric(batch / own[each] for each in rounds),
+            ideal_seconds=efficiency.mean * step.mean,
+            efficiency=efficiency,
+            beyond_cores=is_oversubscribed(run),
+        )
+
+
+def _stated(points: list[ScalePoint]) -> Iterator[ScalePoint]:
+    """Yield the points that statements may use."""
+    yield from (p for p in points if not p.beyond_cores and p.efficiency.n >= FEWEST_ROUNDS)
+
+
+def _bend(scale: Scale, points: list[ScalePoint], arm: str) -> Bend | None:
+    """Find the first count at which an arm surely falls below ``HOLDS``."""
+    below = [point for point in _stated(points) if point.arm == arm and point.efficiency.high < HOLDS]
+    if not below:
+        return None
+    point = below[0]
+    control = next((p for p in points if p.arm == CONTROL and p.ranks == point.ranks), None)
+    run = scale.runs[point.ranks]
+    return Bend(
+        arm=arm,
+        ranks=point.ranks,
+        efficiency=point.efficiency,
+        lost_seconds=_lost(point),
+        computing_seconds=_lost(control) if control else None,
+        causes=[cause for cause in find_causes(run, summarise(run)) if cause.arm == arm],
+    )
+
+
+def _lost(point: ScalePoint) -> float:
+    return point.step_seconds.mean - point.ideal_seconds

@@ -1,0 +1,108 @@
+"""Compare several numbers of ranks: ``compare scale``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compare.cli.console import make_console, make_say
+from compare.cli.options import (
+    InterleaveMode,
+    MaxReruns,
+    Shared,
+    Warmup,
+    output_option,
+    read_request,
+    with_shared,
+)
+from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from compare.schema.scale import Scale
+
+
+@with_shared(
+    num_proc=Annotated[str | None, typer.Option("-np", "--num-proc", help="Numbers of ranks: 1,2,4.")],
+    batch_size=Annotated[
+        int, typer.Option(help="Samples per rank and pass; with --strong, of all ranks together.")
+    ],
+    output=Annotated[Path | None, output_option(name="runs/<time>-<model>-np<most>-<weak or strong>")],
+    export_json=Annotated[Path | None, typer.Option(help="Also write the runs and their figures here.")],
+)
+def scale(
+    shared: Shared,
+    *,
+    weak: Annotated[
+        bool, typer.Option("--weak/--strong", help="Keep the batch of each rank, or the global batch.")
+    ] = True,
+    repeats: Annotated[int, typer.Option(help="Rounds; each launches every arm with every count.")] = 5,
+    steps: Annotated[int, typer.Option(help="Training steps of a launch.")] = 150,
+    warmup: Warmup = 30,
+    max_reruns: MaxReruns = 3,
+    interleave: InterleaveMode = "auto",
+    control: Annotated[
+        bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")
+    ] = True,
+    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+) -> None:
+    """Run arms with several numbers of ranks; find where they bend."""
+    from compare.experiment import ScaleRequest, scale_arms
+    from compare.report.progress import LiveProgress
+    from compare.schema.files import write_text
+    from compare.schema.scale import read_counts
+
+    require_format(form)
+    if shared.num_proc is None:
+        raise UsageError("compare scale needs numbers of ranks.", remedy="Name two or more: -np 1,2,4.")
+    counts = read_counts(str(shared.num_proc))
+    request = read_request(
+        replace(shared, num_proc=counts[-1]),
+        control=control,
+        steps=steps,
+        warmup_steps=warmup,
+        rounds=repeats,
+        max_reruns=max_reruns,
+        interleave=interleave,
+    )
+    log = make_console(stderr=True)
+    found, directory = scale_arms(
+        ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts),
+        make_say(log),
+        lambda config: LiveProgress(log, config, verbose=shared.verbose, counts=len(counts)),
+    )
+    if shared.export_json:
+        write_text(shared.export_json, render_scale(found, "json") + "\n")
+    print_scale(found, form)
+    make_say(log)(f"Results: {directory}")
+
+
+def require_format(form: str) -> None:
+    """Refuse a format that does not exist, before anything is launched."""
+    from compare.report.scale import SCALE_RENDERERS
+
+    if form not in SCALE_RENDERERS:
+        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SCALE_RENDERERS)}.")
+
+
+def print_scale(found: Scale, form: str) -> None:
+    """Print a table as wide as the terminal, or another format."""
+    from compare.analysis.scale import summarise_scale
+    from compare.report.scale import ScaleTable
+
+    if form != "table":
+        typer.echo(render_scale(found, form))
+        return
+    console = make_console()
+    console.print()
+    console.print(ScaleTable(found, summarise_scale(found)))
+
+
+def render_scale(found: Scale, form: str) -> str:
+    """Render a scaling series, without a newline at the end."""
+    from compare.analysis.scale import summarise_scale
+    from compare.report.scale import SCALE_RENDERERS
+
+    return SCALE_RENDERERS[form](found, summarise_scale(found))

@@ -1,0 +1,131 @@
+"""Carry out ``compare scale``: the same arms with several numbers of ranks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from compare import __version__
+from compare.data import DatasetSource
+from compare.errors import RingsideError
+from compare.experiment.run import Watch, carry_out, command_line, find_data, new_run, open_hosts
+from compare.experiment.settle import UserRequest, settle
+from compare.launch import Observer, open_cluster
+from compare.launch.cluster import Cluster
+from compare.launch.engines import Allocation
+from compare.schema.config import RunConfig
+from compare.schema.files import write_json
+from compare.schema.hosts import place
+from compare.schema.results import Run
+from compare.schema.scale import SCALE_FILE, Mode, Scale, Series, batch_of, folder_of
+from compare.schema.store import RESULTS_FILE, create_directory, new_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRequest(UserRequest):
+    """What the user asked for; the hosts have room for all counts."""
+
+    mode: Mode
+    counts: tuple[int, ...]
+    """Rising."""
+
+
+class ScaleObserver(Observer, Protocol):
+    """Gets the events of ``compare scale``."""
+
+    def count_begins(self, ranks: int) -> None:
+        """Handle that the next launches have so many ranks."""
+
+
+def scale_arms(
+    request: ScaleRequest, say: Callable[[str], None], watch: Watch[RunConfig, ScaleObserver]
+) -> tuple[Scale, Path]:
+    """Run every arm with every number of ranks.
+
+    Raises:
+        RingsideError: something failed; notes of the error say what is kept.
+        KeyboardInterrupt: likewise.
+    """
+    series = Series(
+        ringside_version=__version__,
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        command=command_line(),
+        mode=request.mode,
+        counts=list(request.counts),
+    )
+    runs, source = _settle_counts(request, say)
+    largest = runs[request.counts[-1]].config
+    folder = request.output or new_folder(largest.model, largest.ranks, purpose=f"-{request.mode}")
+    directory = create_directory(folder)
+    write_json(directory / SCALE_FILE, series)
+    for count, run in runs.items():
+        write_json(create_directory(folder_of(directory, count)) / RESULTS_FILE, run)
+    try:
+        with watch(largest) as observer:
+            for round_ in range(1, largest.rounds + 1):
+                # Each round reverses the one before. So a machine that slows down favours no count.
+                for count in request.counts if round_ % 2 else reversed(request.counts):
+                    observer.count_begins(count)
+                    with _cluster_of(request, count, runs[count], source) as cluster:
+                        runs[count] = carry_out(
+                            runs[count], folder_of(directory, count), cluster, observer, rounds=round_
+                        )
+    except (RingsideError, KeyboardInterrupt) as error:
+        error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
+        raise
+    return Scale(series=series, runs=runs), directory
+
+
+def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[dict[int, Run], DatasetSource]:
+    """Settle the run of every count, the largest first.
+
+    It decides what all others share: arms, device, threads of a rank, and the network.
+
+    Raises:
+        RingsideError: some count cannot be settled.
+    """
+    # A batch that cannot be shared is refused before any host is reached.
+    *fewer, largest = (_with_batch(request, count) for count in request.counts)
+    runs: dict[int, Run] = {}
+    with open_hosts(request, say) as cluster:
+        config, left_out = settle(largest, cluster)
+        source = find_data(request, say)
+        cluster.stage(source, say)
+        runs[request.counts[-1]] = new_run(config, source, cluster, left_out)
+        network = cluster.network
+    for count, asked in zip(request.counts, fewer, strict=False):
+        own = replace(
+            asked,
+            arms=config.arms,
+            threads_per_rank=config.threads_per_rank,
+            config={**asked.config, "device": config.device},
+        )
+        allocation = _allocation(request, count)
+        with open_cluster(allocation, interface=network.interface, exported=own.exported) as cluster:
+            settled, _ = settle(own, cluster)
+            runs[count] = new_run(settled, source, cluster, left_out)
+    return {count: runs[count] for count in request.counts}, source
+
+
+def _with_batch(request: ScaleRequest, count: int) -> ScaleRequest:
+    batch = batch_of(request.mode, request.config["batch_size_per_rank"], count)
+    return replace(request, config={**request.config, "batch_size_per_rank": batch})
+
+
+@contextmanager
+def _cluster_of(request: ScaleRequest, count: int, run: Run, source: DatasetSource) -> Iterator[Cluster]:
+    """Open the hosts of a count, with agents of its own."""
+    with open_cluster(
+        _allocation(request, count), interface=run.network.interface, exported=request.exported
+    ) as cluster:
+        cluster.stage(source, lambda _line: None)
+        yield cluster
+
+
+def _allocation(request: ScaleRequest, count: int) -> Allocation:
+    return request.allocation._replace(hosts=place(request.allocation.hosts, count))

@@ -1,0 +1,194 @@
+"""Make hosts on this machine, joined by a limited network.
+
+A rehearsed host has its own network, hostname, processes, /tmp and /dev/shm: Linux namespaces. It shares
+the cores, the memory and all other files with this machine. All hosts are inside a *room*, which is such a
+set of namespaces as well. mpirun and horovodrun start there.
+
+Nothing has a name outside. The first process of the room exits when this program closes its pipe, or is
+killed. Then the kernel kills every process of the room, and removes its namespaces, interfaces and mounts.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from compare import PACKAGE_ROOT
+from compare.errors import HostError, UnavailableError
+from compare.launch.engines import Allocation, Answer
+from compare.launch.engines.local import Local
+from compare.schema.hosts import Host, is_local
+from compare.schema.link import Link
+
+MOST_HOSTS = 200
+"""Maximum number of hosts: they share a network of 254 addresses."""
+
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_PACKAGES |= {"mount": "mount", "hostname": "hostname"}
+_PROGRAM = Path(__file__).with_suffix(".sh")
+_NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid")
+_ENTER = ("-n", "-u", "-m", "-i", "-p")
+_BURST_SECONDS = 0.001
+"""Time at full speed that an idle link may make up for.
+
+With less, a busy machine loses rate. With more, every change of direction gains time.
+"""
+_LEAST_BURST_BYTES = 16 * 1024
+_QUEUE_SECONDS = 0.05
+_QUEUE_PACKETS = 100_000
+"""Maximum number of packets on their way: more than any rate needs."""
+
+_SSH = """\
+#!/bin/sh
+# As with ssh itself, options may stand before and behind the host. None of them matters here.
+host=
+while [ $# -gt 0 ]; do
+  case $1 in
+    -[BbcDEeFIiJLlmOopQRSWw]) shift 2 ;;
+    -*) shift ;;
+    *)
+      [ -z "$host" ] || break
+      host=$1
+      shift
+      ;;
+  esac
+done
+exec sh "/run/rehearsal/$host" sh -c "$*"
+"""
+
+# What the kernel printed, and what to do. The first that fits counts.
+_REMEDIES = (
+    (
+        ("kind is unknown", "qdisc not found"),
+        "This kernel lacks netem (latency) or tbf (rate). Load them with modprobe, or change --link.",
+    ),
+    (
+        ("not permitted", "ermission denied", "ead-only"),
+        "This system keeps namespaces to root: use sudo, or a container with --privileged.",
+    ),
+)
+_ANY_REMEDY = "Rehearse on Linux with network namespaces, veth and a bridge, as root."
+
+
+class Rehearsal(msgspec.Struct, frozen=True):
+    """The carrier to the hosts of a room and to the room."""
+
+    room: int
+    """Its first process."""
+    as_user: bool = False
+    """Whether it has a namespace of users, where this user is root."""
+
+    def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the command that enters a host; this machine is the room."""
+        user = ("-U", "--preserve-credentials") if self.as_user else ()
+        enter = ("nsenter", "-t", str(self.room), *user, *_ENTER, "--")
+        return (*enter, *(() if is_local(host) else ("sh", f"/run/rehearsal/{host.name}")), *argv)
+
+    def by_hand(self, host: Host) -> str:
+        """Return the command that starts a shell there."""
+        return shlex.join(self.argv(host, ["sh"]))
+
+    def explain(self, answer: Answer) -> HostError | None:
+        """Return why the process was killed; None for its own failure."""
+        return Local().explain(answer)
+
+    def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
+        """Return an ``ssh`` that enters a host from the room."""
+        del folder, hosts
+        return {"bin/ssh": _SSH}
+
+
+@contextmanager
+def open_rehearsal(hosts: int, slots: int, link: Link) -> Iterator[Allocation]:
+    """Make hosts, and remove them after the block.
+
+    Raises:
+        UnavailableError: this machine or this user cannot make them.
+    """
+    room = subprocess.Popen(
+        _room_command(hosts, link),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Ctrl-C reaches this program alone, which ends its launches first.
+        start_new_session=True,
+        env=os.environ | {"PATH": _path()},
+    )
+    try:
+        _require_up(room, hosts)
+        (first,) = psutil.Process(room.pid).children()
+        names = [f"rehearsal-{number}" for number in range(1, hosts + 1)]
+        allocated = tuple(Host(name, slots, source="rehearsed") for name in names)
+        yield Allocation(allocated, Rehearsal(first.pid, _as_user()), link)
+    finally:
+        room.communicate()  # closes the pipe
+
+
+def _room_command(hosts: int, link: Link) -> list[str]:
+    """Return the command of the room.
+
+    Raises:
+        UnavailableError: a program is missing.
+    """
+    for program, package in _PACKAGES.items():
+        if shutil.which(program, path=_path()) is None:
+            raise UnavailableError(
+                "Hosts cannot be rehearsed here.",
+                found=f"The program {program} is missing.",
+                remedy=f"apt-get install {package}",
+            )
+    user = ("--user", "--map-root-user") if _as_user() else ()
+    made = ("unshare", *user, *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
+    return [*made, "sh", str(_PROGRAM), "room", str(hosts), *shape(link), *map(str, _below_tmp())]
+
+
+def shape(link: Link) -> tuple[str, str]:
+    """Return the words of tc that limit the rate and delay packets."""
+    rate = latency = ""
+    if link.bits_per_second is not None:
+        burst = max(_LEAST_BURST_BYTES, round(link.bits_per_second / 8 * _BURST_SECONDS))
+        rate = f"tbf rate {link.bits_per_second}bit burst {burst} latency {_QUEUE_SECONDS * 1e3:g}ms"
+    if link.latency_seconds:
+        latency = f"netem delay {link.latency_seconds * 1e6:.0f}us limit {_QUEUE_PACKETS}"
+    return rate, latency
+
+
+def _require_up(room: subprocess.Popen[str], hosts: int) -> None:
+    assert room.stdout is not None  # noqa: S101 -- it is a pipe
+    if all(room.stdout.readline() == "up\n" for _ in range(hosts)):
+        return
+    printed = room.communicate()[1].strip()
+    raise UnavailableError(
+        "Hosts cannot be rehearsed here.",
+        found=printed or f"The first process exited with status {room.returncode}.",
+        remedy=next(
+            (remedy for marks, remedy in _REMEDIES if any(mark in printed for mark in marks)), _ANY_REMEDY
+        ),
+    )
+
+
+def _as_user() -> bool:
+    """Return whether this is not root, who needs no namespace of users."""
+    return os.geteuid() != 0
+
+
+def _path() -> str:
+    """Return PATH with the folders of programs for root."""
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+
+def _below_tmp() -> list[Path]:
+    """Return the folders of this program that a private /tmp would hide."""
+    folders = [PACKAGE_ROOT, *(Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix))]
+    folders += [Path(sys.prefix), Path(sys.base_prefix)]
+    return sorted({folder for folder in map(Path, folders) if folder.is_relative_to("/tmp")})  # noqa: S108

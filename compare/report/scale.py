@@ -1,0 +1,227 @@
+"""Render ``compare scale``: a table, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from compare.analysis.estimate import Estimate
+from compare.analysis.scale import HOLDS, Bend, ScaleFigures, ScalePoint
+from compare.report.causes import explain
+from compare.report.notes import DATASET_NAMES
+from compare.report.table import plain
+from compare.schema.hosts import rehearsed_on
+from compare.schema.scale import Scale
+from compare.text import counted, listed
+
+_CELLS = 10
+"""Dots of the ideal line."""
+FULL, HOLLOW, LOST = "●", "○", "·"
+
+
+class Column(NamedTuple):
+    """A column, and its cell for one point."""
+
+    heading: str
+    cell: Callable[[ScalePoint], str]
+    is_text: bool = False
+
+
+def columns(scale: Scale) -> list[Column]:
+    """Return the columns of every table for people."""
+    first = counted(scale.series.counts[0], "rank")
+    return [
+        Column("arm", lambda point: point.arm, is_text=True),
+        Column("ranks", lambda point: f"{HOLLOW if point.beyond_cores else FULL} {point.ranks}"),
+        Column("batch", lambda point: str(point.batch_size_per_rank)),
+        Column("samples/s", lambda point: f"{point.samples_per_second.mean:,.0f}"),
+        Column("step ms", lambda point: _spread(point.step_seconds.scaled(1e3), ".2f")),
+        Column("ideal ms", lambda point: f"{point.ideal_seconds * 1e3:.2f}"),
+        Column(f"efficiency\nto {first}", lambda point: f"{_spread(point.efficiency.scaled(100), '.0f')} %"),
+        Column("of the ideal line", _line, is_text=True),
+    ]
+
+
+def _spread(estimate: Estimate, form: str) -> str:
+    mean, low, high = (f"{value:{form}}" for value in (estimate.mean, estimate.low, estimate.high))
+    return mean if estimate.n == 1 or low == high else f"{mean} ({low}–{high})"
+
+
+def _line(point: ScalePoint) -> str:
+    """Draw the efficiency as dots; the whole line is ideal."""
+    full = max(0, min(_CELLS, round(point.efficiency.mean * _CELLS)))
+    return (HOLLOW if point.beyond_cores else FULL) * full + LOST * (_CELLS - full)
+
+
+class ScaleTable:
+    """One row for each arm and number of ranks."""
+
+    def __init__(self, scale: Scale, figures: ScaleFigures) -> None:
+        self.scale = scale
+        self.figures = figures
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console, options
+        yield Text(headline(self.scale), style="bold")
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        shown = columns(self.scale)
+        for column in shown:
+            table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
+        before = ""
+        for point in self.figures.points:
+            if before and point.arm != before:
+                table.add_section()
+            before = point.arm
+            table.add_row(*(Text(column.cell(point)) for column in shown))
+        yield table
+        yield from (Text(line, style="bold yellow") for line in warnings(self.scale, self.figures))
+        yield from (Text(line) for line in statements(self.figures))
+        yield from (Text(line, style="dim") for line in notes(self.scale, self.figures))
+
+
+def headline(scale: Scale) -> str:
+    """Describe in one line what was measured."""
+    run = scale.runs[scale.series.counts[-1]]
+    config, weak = run.config, scale.series.mode == "weak"
+    size = config.batch_size_per_rank if weak else config.global_batch_size
+    parts = [
+        f"{scale.series.mode} scaling",
+        config.model if config.is_own else f"{config.model} on {DATASET_NAMES[run.dataset.name]}",
+        f"{listed(map(str, scale.series.counts))} ranks × {counted(config.threads_per_rank, 'thread')}",
+        config.device,
+        f"batch {size} {'per rank' if weak else 'in all'}",
+        rehearsed_on(run.network, run.hosts),
+        counted(config.rounds, "round"),
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
+    """List what limits the figures."""
+    if not all(run.complete for run in scale.runs.values()):
+        yield "INCOMPLETE: some counts have fewer rounds than others, or none."
+    for run in scale.runs.values():
+        if run.failure:
+            first = run.failure.message.splitlines()[0]
+            yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.arm}: {first}"
+    beyond = sorted({point.ranks for point in figures.points if point.beyond_cores})
+    if beyond:
+        yield (
+            f"{HOLLOW} {listed(map(str, beyond))} ranks need more than the {counted(_cores(scale), 'core')}: "
+            "they wait for cores, so no statement uses these rows."
+        )
+
+
+def _cores(scale: Scale) -> int:
+    run = scale.runs[scale.series.counts[-1]]
+    return run.cores if run.network.rehearsed else sum(run.cores_by_host or [run.cores])
+
+
+def statements(figures: ScaleFigures) -> Iterator[str]:
+    """Say where each arm bends and why, and which arms hold."""
+    for bend in figures.bends:
+        yield _bends(bend)
+        yield from (f"  {line}" for line in explain(bend.causes))
+    for arm, ranks in figures.holds.items():
+        yield f"{arm} keeps at least {HOLDS * 100:g} % of the ideal up to {counted(ranks, 'rank')}."
+    for arm, ranks in figures.unsettled.items():
+        reached = f"its interval reaches {HOLDS * 100:g} %. More --repeats may settle it."
+        yield f"{arm} may bend at {counted(ranks, 'rank')}: {reached}"
+
+
+def _bends(bend: Bend) -> str:
+    low, high = bend.efficiency.low * 100, bend.efficiency.high * 100
+    text = (
+        f"{bend.arm} bends at {counted(bend.ranks, 'rank')}: {bend.efficiency.mean * 100:.0f} % "
+        f"[{low:.0f}, {high:.0f}] of the ideal. A step takes {bend.lost_seconds * 1e3:.2f} ms more than the "
+        "ideal"
+    )
+    if bend.computing_seconds is None:
+        return f"{text}."
+    computing, rest = bend.computing_seconds, bend.lost_seconds - bend.computing_seconds
+    return (
+        f"{text}: {computing * 1e3:+.2f} ms also without communication, as ranks slow each other down; "
+        f"{rest * 1e3:+.2f} ms by synchronising."
+    )
+
+
+def notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
+    """Explain the columns."""
+    first = counted(figures.reference_ranks, "rank")
+    kept = "rank" if scale.series.mode == "weak" else "step"
+    yield (
+        f"Efficiency: the step time of {first} over this one"
+        + ("" if scale.series.mode == "weak" else ", times the share of the batch")
+        + f", in the same rounds. The batch of a {kept} is kept. In brackets: 95 % intervals from 3 rounds."
+    )
+    yield (
+        f"An arm bends where its interval ends below {HOLDS * 100:g} %. Counts take turns within each round. "
+        f"compare report on a folder np… shows one count in full."
+    )
+
+
+# ---- formats ----
+
+
+def table(scale: Scale, figures: ScaleFigures) -> str:
+    """Render the table without colours."""
+    return plain(ScaleTable(scale, figures))
+
+
+def markdown(scale: Scale, figures: ScaleFigures) -> str:
+    """Render a heading line, the table, and the lines as a list."""
+    shown = columns(scale)
+    rows = [
+        [column.heading.replace("\n", " ") for column in shown],
+        [":--" if column.is_text else "--:" for column in shown],
+        *([column.cell(point) for column in shown] for point in figures.points),
+    ]
+    lines = [f"**{line}**" for line in warnings(scale, figures)]
+    lines += [*statements(figures), *notes(scale, figures)]
+    return "\n".join(
+        [f"**{headline(scale)}**", ""]
+        + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        + ["", *(f"- {line.strip()}" for line in lines)]
+    )
+
+
+def csv(scale: Scale, figures: ScaleFigures) -> str:
+    """Render one line per arm and count, in seconds."""
+    out = io.StringIO()
+    rows = [{"mode": scale.series.mode} | _flat(point) for point in figures.points]
+    writer = csv_format.DictWriter(out, list(rows[0]) if rows else ["arm"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def _flat(point: ScalePoint) -> dict[str, object]:
+    row: dict[str, object] = {}
+    for name, value in msgspec.structs.asdict(point).items():
+        if isinstance(value, Estimate):
+            row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+        else:
+            row[name] = value
+    return row
+
+
+def json(scale: Scale, figures: ScaleFigures) -> str:
+    """Render the series, all figures, and the run of each count."""
+    content = {"series": scale.series, "figures": figures, "runs": list(scale.runs.values())}
+    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()
+
+
+SCALE_RENDERERS: dict[str, Callable[[Scale, ScaleFigures], str]] = {
+    "table": table,
+    "markdown": markdown,
+    "csv": csv,
+    "json": json,
+}

@@ -1,0 +1,99 @@
+"""Define the schema of a scaling series, and read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from compare.errors import UsageError
+from compare.schema.config import require_count
+from compare.schema.files import read_json
+from compare.schema.results import Run
+from compare.schema.store import read_run
+
+SCALE_FILE = "scale.json"
+SCALE_SCHEMA_VERSION = 1
+Mode: TypeAlias = Literal["weak", "strong"]
+"""``weak`` keeps the batch of each rank, ``strong`` the global batch."""
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """What was scaled; each count has a folder with its run."""
+
+    schema_version: int = SCALE_SCHEMA_VERSION
+    ringside_version: str
+    started_at: str
+    """ISO 8601 with zone."""
+    command: list[str]
+    mode: Mode
+    counts: Annotated[list[int], msgspec.Meta(min_length=2)]
+    """Numbers of ranks, rising. Efficiency is relative to the first."""
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """A scaling series with the run of every count."""
+
+    series: Series
+    runs: dict[int, Run]
+    """By the number of ranks."""
+
+
+def folder_of(directory: Path, count: int) -> Path:
+    """Return the folder of the run with so many ranks."""
+    return directory / f"np{count}"
+
+
+def read_scale(path: Path) -> Scale | None:
+    """Read what ``compare scale`` saved in a folder.
+
+    Returns:
+        None if the path holds something else.
+
+    Raises:
+        OutputError: a file is damaged, or of another version.
+    """
+    file = path / SCALE_FILE if path.is_dir() else path
+    if file.name != SCALE_FILE or not file.exists():
+        return None
+    series = read_json(file, Series)
+    runs = {count: read_run(folder_of(file.parent, count)) for count in series.counts}
+    return Scale(series=series, runs=runs)
+
+
+def read_counts(written: str) -> tuple[int, ...]:
+    """Read ``-np 1,2,4``.
+
+    Raises:
+        UsageError: it names fewer than two counts, or no counts.
+    """
+    try:
+        counts = tuple(sorted({int(count) for count in written.split(",")}))
+    except ValueError:
+        counts = ()
+    if len(counts) < 2:  # noqa: PLR2004 -- one count has nothing to be compared with
+        raise UsageError(
+            f"-np/--num-proc cannot be {written}.",
+            remedy="Name two or more numbers of ranks: -np 1,2,4.",
+        )
+    for count in counts:
+        require_count("-np/--num-proc", count)
+    return counts
+
+
+def batch_of(mode: Mode, written: int, count: int) -> int:
+    """Return the samples of each rank, from ``--batch-size``.
+
+    Raises:
+        UsageError: the ranks cannot share the global batch equally.
+    """
+    if mode == "weak":
+        return written
+    if written % count:
+        raise UsageError(
+            f"{count} ranks cannot share a global batch of {written} samples equally.",
+            found="With --strong, --batch-size is the batch of all ranks together.",
+            remedy="Use a --batch-size that each count divides.",
+        )
+    return written // count

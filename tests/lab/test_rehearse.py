@@ -1,0 +1,102 @@
+"""Rehearsals: a real limit, one model, and no trace afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from compare.schema.store import read_run
+from tests.comparing import ROOT, compare
+from tests.lab.hosts import network_namespaces, why_no_rate_limit
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.lab
+
+RUN = ("run", "--no-control", "--repeats", "1", "--max-reruns", "0", "--warmup", "5", "--threads", "1")
+GOODPUT = 1448 / 1514
+"""Share of a link's rate that TCP's headers leave for data."""
+
+
+@pytest.fixture(autouse=True)
+def requires_rehearsals(requires_lab):
+    if reason := why_no_rate_limit():
+        pytest.skip(reason)
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def traces(pid=0):
+    """Return interfaces and folders that a rehearsal must not leave.
+
+    Other runs may come and go meanwhile. Folders of ours hold the process id, those of Open MPI the host.
+    """
+    folders = [name for folder in ("/tmp", "/dev/shm", "/run") for name in names(folder)]  # noqa: S108
+    ours = [name for name in folders if name.startswith(f"ringside-{pid}-") or "rehearsal-" in name]
+    return names("/sys/class/net"), ours
+
+
+def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, requires_backend):
+    requires_backend("ddp")
+    requires_backend("mpi")
+    before = traces()
+    done = compare(
+        *("rehearse", "--hosts", "2", "--link", "100mbit", "--", *RUN, "--data-dir", mnist_dir),
+        *("--backend", "ddp,mpi", "--steps", "30", "--model", "mlp:784-128-10"),
+        *("--output", tmp_path / "run", "--export-json", tmp_path / "run.json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "REHEARSED: 2 hosts on one machine, 100 mbit/s" in done.stdout
+    run = read_run(tmp_path / "run")
+    assert run.network.rehearsed.bits_per_second == 100_000_000
+    for launch in run.launches:
+        assert [rank.host for rank in launch.ranks] == ["rehearsal-1", "rehearsal-2"]
+    arms = json.loads((tmp_path / "run.json").read_text())["summary"]["arms"]
+    seconds = {arm["arm"]: arm["detail"]["collective_seconds"]["mean"] for arm in arms}
+    # Over two ranks a ring sends each byte once.
+    bound = sum(run.launches[0].ranks[0].message_bytes) * 8 / (100e6 * GOODPUT)
+    assert seconds["ddp"] == pytest.approx(bound, rel=0.15)
+    # Open MPI does not send and receive at the same time.
+    assert 0.85 * bound < seconds["mpi"] < 2.3 * bound
+    assert traces() == before
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.rest)])
+def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, every_backend, end):
+    before = traces()
+    arguments = ("rehearse", "--hosts", "2", "--link", "1gbit", "--", *RUN, "--data-dir", mnist_dir)
+    started = subprocess.Popen(
+        [sys.executable, "-m", "compare", *arguments, "--backend", "ddp,mpi", "--steps", "100000"]
+        + ["--model", "mlp:784-64-10", "--output", tmp_path / "run"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A shell may ignore SIGINT in a background job.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    )
+    try:
+        wait_until(lambda: len(list((tmp_path / "run").glob("launches/*/rank-*.progress"))) == 4, 60)
+        inside = psutil.Process(started.pid).children(recursive=True)
+        made = network_namespaces(p.pid for p in inside) - network_namespaces([os.getpid()])
+        assert len(made) == 3, "a room and two hosts"
+        os.kill(started.pid, end)
+        started.wait(timeout=20)
+        wait_until(lambda: not [p for p in inside if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
+        assert not made & network_namespaces(psutil.pids())
+        assert traces(started.pid) == before
+    finally:
+        started.kill()
+        started.wait()
+
+
+def test_rehearsal_doctor_finds_no_problem(every_backend):
+    done = compare("rehearse", "--hosts", "2", "--", "doctor", "--quick")
+    assert done.returncode == 0, done.stdout
+    assert "rehearsal-2" in done.stdout

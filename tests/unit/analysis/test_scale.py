@@ -1,0 +1,60 @@
+"""Efficiency by paired ratios, the ideal, and where arms bend."""
+
+import pytest
+
+from compare.analysis.scale import summarise_scale
+from tests.unit.scales import BENDING, a_scale
+
+
+def point_of(figures, arm, ranks):
+    return next(point for point in figures.points if (point.arm, point.ranks) == (arm, ranks))
+
+
+def test_efficiency_is_the_mean_of_ratios_within_rounds():
+    """Rounds differ by 10 %, but each ratio is one half."""
+    point = point_of(summarise_scale(a_scale(BENDING)), "ddp", 2)
+    found = point.efficiency
+    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert point.ideal_seconds == pytest.approx(point.step_seconds.mean / 2)
+    assert found.n == 3
+
+
+def test_strong_scaling_is_ideal_if_the_step_time_halves():
+    times = {1: {"ddp": [8.0] * 3}, 2: {"ddp": [4.0] * 3}, 4: {"ddp": [4.0] * 3}}
+    figures = summarise_scale(a_scale(times, mode="strong"))
+    assert [point.efficiency.mean for point in figures.points] == pytest.approx([1, 1, 0.5])
+    assert [point.ideal_seconds * 1e3 for point in figures.points] == pytest.approx([8, 4, 2])
+    assert [point.batch_size_per_rank for point in figures.points] == [64, 32, 16]
+
+
+def test_bend_is_split_by_what_the_control_loses_too():
+    (bend,) = summarise_scale(a_scale(BENDING, cores=2)).bends
+    assert (bend.arm, bend.ranks) == ("ddp", 2)
+    assert bend.lost_seconds * 1e3 == pytest.approx(4.2, rel=0.01)
+    assert bend.computing_seconds * 1e3 == pytest.approx(0.4)
+
+
+def test_counts_beyond_the_cores_enter_no_statement():
+    figures = summarise_scale(a_scale(BENDING, cores=2))
+    assert {point.ranks for point in figures.points if point.beyond_cores} == {4}
+    assert [(bend.arm, bend.ranks) for bend in figures.bends] == [("ddp", 2)]
+    assert figures.holds == {"mpi": 2}
+    none = summarise_scale(a_scale(BENDING, cores=1))
+    assert (none.bends, none.holds) == ([], {})
+
+
+def test_arm_with_an_interval_across_the_limit_is_unsettled():
+    times = {1: {"mpi": [4.0, 4.0, 4.0]}, 2: {"mpi": [4.0, 4.4, 5.0]}, 4: {"mpi": [4.0, 4.0, 4.0]}}
+    figures = summarise_scale(a_scale(times))
+    assert (figures.bends, figures.holds, figures.unsettled) == ([], {}, {"mpi": 2})
+
+
+def test_series_of_two_rounds_states_nothing():
+    times = {1: {"ddp": [4.0, 4.0]}, 2: {"ddp": [9.0, 9.0]}}
+    figures = summarise_scale(a_scale(times))
+    assert (figures.bends, figures.holds) == ([], {})
+
+
+def test_series_that_was_stopped_pairs_the_rounds_that_both_counts_have():
+    times = {1: {"ddp": [4.0, 5.0, 6.0]}, 2: {"ddp": [5.0, 5.0]}}
+    assert point_of(summarise_scale(a_scale(times)), "ddp", 2).efficiency.n == 2

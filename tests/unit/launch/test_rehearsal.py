@@ -1,0 +1,85 @@
+"""The engine of rehearsals: command lines and errors.
+
+Real hosts are in tests/lab.
+"""
+
+import subprocess
+
+import pytest
+
+from compare.errors import UnavailableError
+from compare.launch.engines import rehearsal
+from compare.launch.engines.rehearsal import Rehearsal, open_rehearsal, shape
+from compare.schema.hosts import Host, local_host
+from compare.schema.link import Link, parse_link
+
+ENTER = ("nsenter", "-t", "7", "-n", "-u", "-m", "-i", "-p", "--")
+HOST = Host("rehearsal-2", 1)
+
+
+@pytest.mark.parametrize(
+    ("link", "rate", "latency"),
+    [
+        (Link(), "", ""),
+        (parse_link("100mbit"), "tbf rate 100000000bit burst 16384 latency 50ms", ""),
+        (
+            parse_link("1gbit,2ms"),
+            "tbf rate 1000000000bit burst 125000 latency 50ms",
+            "netem delay 2000us limit 100000",
+        ),
+    ],
+)
+def test_link_is_shaped_by_tbf_and_netem(link, rate, latency):
+    assert shape(link) == (rate, latency)
+
+
+def test_rehearsal_enters_the_room_and_then_a_host():
+    carrier = Rehearsal(7)
+    assert carrier.argv(HOST, ["a", "b c"]) == (*ENTER, "sh", "/run/rehearsal/rehearsal-2", "a", "b c")
+    assert carrier.argv(local_host(1), ["a", "b c"]) == (*ENTER, "a", "b c")
+    own = Rehearsal(7, as_user=True).argv(local_host(1), ["a"])
+    assert own[:5] == ("nsenter", "-t", "7", "-U", "--preserve-credentials")
+    assert carrier.by_hand(HOST).endswith("sh /run/rehearsal/rehearsal-2 sh")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-x", "rehearsal-2", "PATH=/x", "orted", "-mca", "a", "b"],
+        ["-o", "BatchMode=yes", "-o", "A=no", "rehearsal-2", "-p", "22", "PATH=/x orted -mca a b"],
+    ],
+    ids=["mpirun", "horovodrun"],
+)
+def test_remote_shell_takes_the_words_of_launchers(tmp_path, words):
+    ssh, shell = tmp_path / "ssh", tmp_path / "sh"
+    ssh.write_text(Rehearsal(7).remote_shell(tmp_path, [HOST])["bin/ssh"])
+    shell.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    for program in (ssh, shell):
+        program.chmod(0o700)
+    done = subprocess.check_output([ssh, *words], env={"PATH": str(tmp_path)}, text=True)
+    assert done == "/run/rehearsal/rehearsal-2|sh|-c|PATH=/x orted -mca a b|"
+
+
+def test_rehearsal_without_a_program_names_its_package(monkeypatch):
+    monkeypatch.setattr(rehearsal, "_PACKAGES", {"no-such-program": "some-package"})
+    with pytest.raises(UnavailableError, match="cannot be rehearsed") as caught, open_rehearsal(2, 1, Link()):
+        pass
+    assert caught.value.found == "The program no-such-program is missing."
+    assert caught.value.remedy == "apt-get install some-package"
+
+
+@pytest.mark.parametrize(
+    ("printed", "remedy"),
+    [
+        ("unshare: unshare failed: Operation not permitted", "keeps namespaces to root"),
+        ("Error: Specified qdisc kind is unknown.", "lacks netem"),
+        ("Error: Unknown device type.", "Rehearse on Linux"),
+    ],
+)
+def test_rehearsal_that_the_kernel_refuses_says_what_to_do(monkeypatch, printed, remedy):
+    failing = ["sh", "-c", f"echo '{printed}' >&2; exit 1"]
+    monkeypatch.setattr(rehearsal, "_room_command", lambda *_arguments: failing)
+    with pytest.raises(UnavailableError, match="cannot be rehearsed") as caught, open_rehearsal(2, 1, Link()):
+        pass
+    assert caught.value.found == printed
+    assert remedy in caught.value.remedy

@@ -1,0 +1,64 @@
+"""The table of a scaling series, and its other formats."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from compare.analysis.scale import summarise_scale
+from compare.report.scale import SCALE_RENDERERS
+from compare.schema.hosts import Host, Network
+from compare.schema.link import Link
+from compare.schema.results import Failure
+from tests.unit.scales import BENDING, a_scale
+
+
+def shown(scale, form="table"):
+    return SCALE_RENDERERS[form](scale, summarise_scale(scale))
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_scale_says_where_an_arm_bends_and_why(form):
+    text = shown(a_scale(BENDING, cores=2), form)
+    assert "weak scaling · mlp on MNIST · 1, 2, 4 ranks × 1 thread" in text
+    assert "batch 64 per rank" in text
+    assert "ddp bends at 2 ranks: 50 % [50, 50] of the ideal" in text
+    assert "+0.40 ms also without communication" in text
+    assert "mpi keeps at least 90 % of the ideal up to 2 ranks." in text
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_scale_beyond_the_cores_is_hollow(form):
+    lines = shown(a_scale(BENDING, cores=2), form).splitlines()
+    rows = [line for line in lines if line.lstrip("| ").startswith("ddp ") and "bends" not in line]
+    assert ["○" in row for row in rows] == [False, False, True]
+    assert "●●●●●●●●●●" in rows[0]
+    assert "●●●●●·····" in rows[1]
+    assert any("○ 4 ranks need more than the 2 cores" in line for line in lines)
+
+
+def test_scale_headline_names_a_rehearsal_and_a_global_batch():
+    changes = {"hosts": [Host("a", 1), Host("b", 1)], "network": Network(rehearsed=Link())}
+    text = shown(a_scale(BENDING, mode="strong", **changes))
+    assert "batch 64 in all" in text
+    assert "REHEARSED: 2 hosts on one machine, no rate limit" in text
+
+
+def test_scale_that_was_stopped_says_so():
+    failure = Failure(arm="mpi", round=2, kind="LaunchError", message="mpi, round 2: rank 1 failed.\nmore")
+    text = shown(a_scale(BENDING, complete=False, failure=failure))
+    assert "INCOMPLETE" in text
+    assert "FAILED with 4 ranks: mpi: mpi, round 2: rank 1 failed." in text
+
+
+def test_scale_csv_and_json_hold_every_point():
+    rows = list(csv.DictReader(io.StringIO(shown(a_scale(BENDING), "csv"))))
+    assert len(rows) == 9
+    row = next(row for row in rows if (row["arm"], row["ranks"]) == ("ddp", "2"))
+    assert float(row["efficiency"]) == pytest.approx(0.5)
+    assert float(row["efficiency_high"]) == pytest.approx(0.5)
+    content = json.loads(shown(a_scale(BENDING), "json"))
+    assert content["series"]["counts"] == [1, 2, 4]
+    assert len(content["figures"]["points"]) == 9
+    assert [run["config"]["ranks"] for run in content["runs"]] == [1, 2, 4]
