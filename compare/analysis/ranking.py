@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 
+import msgspec
+
 from compare.analysis.budget import looks
 from compare.analysis.estimate import t_quantile
 from compare.analysis.step_times import step_seconds
@@ -63,14 +65,42 @@ def noise_floor(run: Run) -> float | None:
     return math.expm1(t_quantile(freedom) * math.sqrt(2 * squares / freedom / len(rounds)))
 
 
-def fastest_arm(run: Run) -> str | None:
-    """Return the arm against which every other arm that synchronises is slower."""
+class Lead(msgspec.Struct, frozen=True, kw_only=True):
+    """The arm with the shortest step, and what may be as fast."""
+
+    first: str
+    """Label of the arm with the shortest step."""
+    rivals: list[str]
+    """Arms that are not shown to be slower than the first."""
+    equivalent: bool
+    """All rivals are equivalent to the first."""
+    rounds_to_settle: int | None
+    """About how many more rounds would separate them; None if very many."""
+
+    @property
+    def fastest(self) -> str | None:
+        """Return the arm against which every other arm is slower."""
+        return None if self.rivals else self.first
+
+
+def find_lead(run: Run) -> Lead | None:
+    """Compare all arms that synchronise with the quickest; None without two arms."""
     times = {arm.label: _times(run, arm).values() for arm in run.config.arms if arm.synchronises}
     if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
         return None
     first = min(times, key=lambda arm: statistics.geometric_mean(times[arm]))
-    others = [verdict for arm, verdict in verdicts(run, first).items() if arm in times]
-    return first if others and all(verdict.kind == "slower" for verdict in others) else None
+    judged = {arm: verdict for arm, verdict in verdicts(run, first).items() if arm in times}
+    if not judged:
+        return None
+    rivals = {arm: verdict for arm, verdict in judged.items() if verdict.kind != "slower"}
+    open_ones = [verdict for verdict in rivals.values() if verdict.kind == "unresolved"]
+    more = [verdict.rounds_to_settle for verdict in open_ones]
+    return Lead(
+        first=first,
+        rivals=list(rivals),
+        equivalent=bool(rivals) and not open_ones,
+        rounds_to_settle=max(filter(None, more), default=None) if None not in more else None,
+    )
 
 
 def _times(run: Run, arm: Arm) -> dict[int, float]:

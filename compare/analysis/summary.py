@@ -25,7 +25,7 @@ from compare.analysis.estimate import Estimate
 from compare.analysis.noise import is_too_noisy
 from compare.analysis.parity import pass_of
 from compare.analysis.power import Power, find_power
-from compare.analysis.ranking import fastest_arm, noise_floor, verdicts
+from compare.analysis.ranking import Lead, find_lead, noise_floor, verdicts
 from compare.analysis.step_times import (
     collective_seconds,
     cores_per_rank,
@@ -164,6 +164,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a run, as its tables show them."""
 
     arms: list[ArmSummary]
+    lead: Lead | None
+    """None if nothing is ranked, or fewer than two arms can be."""
     oversubscribed: bool
     """A host has more threads than cores: nothing is ranked."""
     rounds_repeated: int
@@ -182,7 +184,8 @@ def summarise(run: Run) -> Summary:
     oversubscribed = is_oversubscribed(run)
     common = common_rounds(run)
     found = {} if oversubscribed else verdicts(common, run.config.baseline)
-    fastest = None if oversubscribed else fastest_arm(common)
+    lead = None if oversubscribed else find_lead(common)
+    fastest = lead.fastest if lead else None
     arms = [
         _summarise_arm(run, common, arm, found.get(arm.label), fastest=arm.label == fastest)
         for arm in run.config.arms
@@ -192,6 +195,7 @@ def summarise(run: Run) -> Summary:
     costs = [arm.efficiency for arm in arms if arm.sync_share and arm.efficiency]
     return Summary(
         arms=arms,
+        lead=lead,
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),
         noisy_rounds=sorted({launch.round for launch in run.launches if is_noisy(launch)}),

@@ -8,34 +8,22 @@ from typing import Annotated
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import (
-    Detail,
-    InterleaveMode,
-    MaxReruns,
-    Shared,
-    Warmup,
-    output_option,
-    read_request,
-    with_shared,
-)
+from compare.cli.options import MaxReruns, RunFlags, output_option, read_request, with_run_flags
 from compare.cli.run import print_run
 from compare.errors import UsageError
 
 
-@with_shared(
+@with_run_flags(
     backend=Annotated[list[str] | None, typer.Option(help="The one arm that is compared with itself.")],
     output=Annotated[Path | None, output_option("-aa")],
 )
 def aa(
-    shared: Shared,
+    flags: RunFlags,
     *,
     comparisons: Annotated[int, typer.Option(min=1, help="Number of comparisons.")] = 10,
     repeats: Annotated[int, typer.Option(min=5, help="Rounds of each comparison.")] = 5,
     steps: Annotated[int, typer.Option(help="Training steps of a launch.")] = 150,
-    warmup: Warmup = 30,
     max_reruns: MaxReruns = 10,
-    interleave: InterleaveMode = "auto",
-    detail: Detail = False,
 ) -> None:
     """Compare an arm with itself, as an A/A test.
 
@@ -45,13 +33,13 @@ def aa(
     from compare.report.progress import LiveProgress
 
     request = read_request(
-        shared,
+        flags,
         steps=steps,
-        warmup_steps=warmup,
+        warmup_steps=flags.warmup,
         rounds=comparisons * repeats,
         comparisons=comparisons,
         max_reruns=max_reruns,
-        interleave=interleave,
+        interleave=flags.interleave,
     )
     if len(request.arms) != 1:
         raise UsageError(
@@ -60,6 +48,6 @@ def aa(
         )
     log = make_console(stderr=True)
     result, directory = compare_arms(
-        request, make_say(log), lambda config: LiveProgress(log, config, verbose=shared.verbose)
+        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose)
     )
-    print_run(result, directory, shared.export_json, detail=detail)
+    print_run(result, directory, flags)

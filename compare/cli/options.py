@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from compare.cli.choices import Order
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ DataDir = Annotated[
         "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
     ),
 ]
-Detail = Annotated[bool, typer.Option("--detail", help="Also show where the cost goes.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Show every column and note, with full names.")]
+Detail = Annotated[bool, typer.Option("--detail", help="As --wide, and where the cost goes.")]
+Sort = Annotated[
+    Order | None,
+    typer.Option(show_default="step; as named where nothing is ranked", help="Order of the arms."),
+]
 Backends = Annotated[
     list[str] | None,
     typer.Option(
@@ -52,14 +58,6 @@ SshIdentity = Annotated[
     Path | None,
     typer.Option(
         exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
-    ),
-]
-Warmup = Annotated[int, typer.Option(help="First steps, which train but are not timed.")]
-InterleaveMode = Annotated[
-    str,
-    typer.Option(
-        help="blocks: all arms alive, training in turns. launches: one launch after another. "
-        "auto: in turns where it is possible."
     ),
 ]
 MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds to repeat; one twice at most.")]
@@ -162,6 +160,28 @@ class Shared(LaunchFlags):
     ] = False
     dataset: Annotated[str | None, typer.Option(show_default="auto", help="auto, mnist or digits.")] = None
     data_dir: DataDir = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(Shared):
+    """The flags that ``run`` and ``aa`` share."""
+
+    warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30
+    interleave: Annotated[
+        str,
+        typer.Option(
+            help="blocks: all arms alive, training in turns. launches: one launch after another. "
+            "auto: in turns where it is possible."
+        ),
+    ] = "auto"
+    wide: Wide = False
+    detail: Detail = False
+    sort: Sort = None
+
+
+def with_run_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Pass the flags of ``RunFlags`` to a command likewise."""
+    return partial(_with_flags, RunFlags, described)
 
 
 def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -7,32 +7,37 @@ from typing import Annotated
 
 import typer
 
+from compare.cli.choices import Format
 from compare.cli.collectives import print_collectives, render_collectives
 from compare.cli.console import make_console
-from compare.cli.options import Detail
+from compare.cli.options import Detail, Sort, Wide
 from compare.cli.scale import print_scale, render_scale
 from compare.errors import UsageError
 
 
 def report(
     run_directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or its results.json.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a run, or its results.json; or `last`, the newest in runs/."
+        ),
     ],
     *,
-    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.TABLE,
+    wide: Wide = False,
     detail: Detail = False,
+    sort: Sort = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
 ) -> None:
     """Show a run again in any format, also one that was stopped."""
     from compare.analysis import analyse
-    from compare.report import RENDERERS, render
+    from compare.report import arrange, render
     from compare.report.table import RunTable
     from compare.schema.files import write_text
     from compare.schema.scale import read_scale
-    from compare.schema.store import collectives_file, read_collectives, read_run, results_file
+    from compare.schema.store import collectives_file, find_run, read_collectives, read_run, results_file
 
-    if form not in RENDERERS:
-        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(RENDERERS)}.")
+    again, run_directory = str(run_directory), find_run(run_directory)
     if collectives := read_collectives(run_directory):
         if output:
             _require_another_file(output, collectives_file(run_directory))
@@ -51,12 +56,15 @@ def report(
     if output:
         _require_another_file(output, results_file(run_directory))
     analysis = analyse(run)
+    if form is Format.TABLE and not output:
+        arranged = arrange(analysis, sort)
+        make_console().print(RunTable(run, arranged, wide=wide, detail=detail, again=again))
+        return
+    text = render(run, analysis, form, wide=wide, detail=detail, sort=sort, again=again)
     if output:
-        write_text(output, render(run, analysis, form, detail=detail) + "\n")
-    elif form == "table":
-        make_console().print(RunTable(run, analysis, detail=detail))
+        write_text(output, text + "\n")
     else:
-        typer.echo(render(run, analysis, form, detail=detail))
+        typer.echo(text)
 
 
 def _require_another_file(output: Path, holding: Path) -> None:

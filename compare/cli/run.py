@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import Detail, InterleaveMode, MaxReruns, Shared, Warmup, read_request, with_shared
+from compare.cli.options import (
+    MaxReruns,
+    RunFlags,
+    read_request,
+    with_run_flags,
+)
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
@@ -16,13 +21,12 @@ if TYPE_CHECKING:
     from compare.schema.results import Run
 
 
-@with_shared()
+@with_run_flags()
 def run(
-    shared: Shared,
+    flags: RunFlags,
     *,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
-    warmup: Warmup = 30,
     repeats: Annotated[
         int | None,
         typer.Option(
@@ -35,7 +39,6 @@ def run(
         typer.Option(help="Maximum time in seconds: add rounds until every verdict is settled."),
     ] = None,
     max_reruns: MaxReruns = 3,
-    interleave: InterleaveMode = "auto",
     baseline: Annotated[
         str | None,
         typer.Option(show_default="the first named", help="Arm that the others are compared with."),
@@ -49,7 +52,6 @@ def run(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if the arms ran under different conditions.")
     ] = False,
-    detail: Detail = False,
 ) -> None:
     """Run the same training through every arm, side by side."""
     from compare.experiment import compare_arms, plan
@@ -57,14 +59,14 @@ def run(
     from compare.report.progress import LiveProgress
 
     request = read_request(
-        shared,
+        flags,
         baseline=baseline,
         control=control,
         epochs=epochs,
         steps=steps,
-        warmup_steps=warmup,
+        warmup_steps=flags.warmup,
         max_reruns=max_reruns,
-        interleave=interleave,
+        interleave=flags.interleave,
         **choose_length(repeats, budget),
     )
     log = make_console(stderr=True)
@@ -72,26 +74,27 @@ def run(
         _print_plan(plan(request, make_say(log)))
         return
     result, directory = compare_arms(
-        request, make_say(log), lambda config: LiveProgress(log, config, verbose=shared.verbose)
+        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose)
     )
-    analysis = print_run(result, directory, shared.export_json, detail=detail)
+    analysis = print_run(result, directory, flags)
     if strict:
         _require_same_conditions(analysis)
 
 
-def print_run(run: Run, directory: Path, export_json: Path | None, *, detail: bool) -> Analysis:
+def print_run(run: Run, directory: Path, flags: RunFlags) -> Analysis:
     """Analyse a run, print it, and export it if asked to."""
     from compare.analysis import analyse
-    from compare.report import render
+    from compare.report import arrange, render
     from compare.report.table import RunTable
     from compare.schema.files import write_text
+    from compare.schema.store import name_of_run
 
     console, analysis = make_console(), analyse(run)
-    if export_json:
-        write_text(export_json, render(run, analysis, "json") + "\n")
-    console.print()
-    console.print(RunTable(run, analysis, detail=detail))
+    if flags.export_json:
+        write_text(flags.export_json, render(run, analysis, "json") + "\n")
     make_say(console)(f"Results: {directory}")
+    again, arranged = name_of_run(directory), arrange(analysis, flags.sort)
+    console.print(RunTable(run, arranged, wide=flags.wide, detail=flags.detail, again=again))
     return analysis
 
 

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
+
+import msgspec
 
 from compare.analysis import Analysis
+from compare.analysis.summary import ArmSummary
 from compare.schema.results import Run
 
-__all__ = ["RENDERERS", "render"]
+__all__ = ["RENDERERS", "arrange", "render"]
 
 RENDERERS = {
     "table": "compare.report.table",
@@ -18,15 +23,48 @@ RENDERERS = {
     "csv": "compare.report.csv",
     "json": "compare.report.json",
 }
+_FOR_PROGRAMS = {"csv", "json"}
+_KEYS: dict[str, Callable[[ArmSummary], Any]] = {
+    "step": lambda arm: arm.step_seconds.mean,
+    "name": lambda arm: arm.arm,
+    "sync": lambda arm: arm.sync_seconds.mean if arm.sync_seconds else 0.0,
+}
+"""The orders of ``--sort``."""
 
 
-def render(run: Run, analysis: Analysis, form: str, *, detail: bool = False) -> str:
+def render(
+    run: Run,
+    analysis: Analysis,
+    form: str,
+    *,
+    wide: bool = False,
+    detail: bool = False,
+    sort: str | None = None,
+    again: str = "RUN",
+) -> str:
     """Render a run in one format, without a newline at the end.
 
-    ``detail`` also shows where the sync cost goes; formats for programs always do.
+    ``wide`` is for the table alone; all other formats show every column. ``detail`` also shows where the sync
+    cost goes; formats for programs always do. They keep the order of the run unless ``sort`` is given.
+    ``again`` is the run's name for ``compare report``.
 
     Raises:
         KeyError: there is no such format.
     """
-    text: str = import_module(RENDERERS[form]).render(run, analysis, detail=detail)
+    if sort or form not in _FOR_PROGRAMS:
+        analysis = arrange(analysis, sort)
+    of_table = {"wide": wide, "again": again} if form == "table" else {}
+    text: str = import_module(RENDERERS[form]).render(run, analysis, detail=detail, **of_table)
     return text
+
+
+def arrange(analysis: Analysis, by: str | None) -> Analysis:
+    """Sort the arms, by step time as default.
+
+    Where nothing is ranked, the default is the order of the run.
+    """
+    summary = analysis.summary
+    if by is None and (summary.too_noisy or summary.oversubscribed):
+        return analysis
+    arms = sorted(summary.arms, key=_KEYS[by or "step"])
+    return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))

@@ -7,6 +7,7 @@ from typing import Any
 
 from compare.analysis import Analysis
 from compare.analysis.causes import Cause
+from compare.analysis.summary import ArmSummary
 from compare.text import counted
 
 CONDITIONS_TITLE = "Conditions that differ"
@@ -17,26 +18,31 @@ _CAUSES = {
         "oversubscription",
         "{ranks} × {threads_per_rank} wait for {cores}",
         "Use fewer ranks or threads than cores.",
+        "",
     ),
     "little_compute": (
         "too little computation per step",
         "{arm} computes for {compute_seconds}; its collectives alone take {collective_seconds}",
         "A larger --batch-size gives communication more to overlap with.",
+        "{compute_seconds} of computing cannot hide {collective_seconds} of communication ({transport})",
     ),
     "latency": (
         "latency of each call",
         _CALLS + ", {fixed_seconds} of it independent of size",
         "Fewer, larger messages would help.",
+        "{fixed_seconds} of its communication ({transport}) does not depend on the size",
     ),
     "bandwidth": (
         "bandwidth",
         _CALLS + ", {growing_seconds} of it proportional to size",
         "Fewer bytes or a faster transport would help.",
+        "moving {megabytes} takes {collective_seconds} ({transport})",
     ),
     "background": (
         "background tax",
         "computation alone takes {reference_seconds} with {arm} loaded, {control_seconds} without",
         "The library's threads use the cores, or its memory fills the caches.",
+        "with the library loaded, computing takes {reference_seconds} in place of {control_seconds}",
     ),
     "straggler": (
         "straggler",
@@ -45,6 +51,7 @@ _CAUSES = {
             "{excess_seconds} longer than the mean of all ranks ({arm})"
         ),
         "With any library, the other ranks wait for it.",
+        "ranks wait for rank {rank} on {host}, {excess_seconds} slower than the mean",
     ),
     "transport": (
         "transport",
@@ -53,9 +60,12 @@ _CAUSES = {
             "{other_arm} {other_algorithm_bandwidth} by {other_transport} (algbw)"
         ),
         "It explains part of the difference, and the library does not.",
+        "",
     ),
 }
-"""Name, evidence and advice of each cause, in the report's order."""
+"""Name, evidence, advice and short form of each cause, in order."""
+_COSTS = ("background_seconds", "excess_seconds", "collective_seconds")
+"""The figure of a cause that is a cost."""
 _NOUNS = {"ranks": "rank", "threads_per_rank": "thread", "cores": "core", "calls": "call"}
 
 
@@ -69,12 +79,39 @@ def causes(analysis: Analysis) -> list[str]:
 def explain(found_causes: Sequence[Cause], *, noisy: str = "") -> list[str]:
     """Write a sentence for each kind of cause; ``noisy`` follows its name."""
     lines = []
-    for key, (name, evidence, advice) in _CAUSES.items():
+    for key, (name, evidence, advice, _) in _CAUSES.items():
         found = [evidence.format_map(_figures(cause)) for cause in found_causes if cause.key == key]
         caveat = "" if key == "oversubscription" else noisy  # which is not measured
         if found:
             lines.append(f"Why: {name}{caveat}: {'; '.join(found)}. {advice}")
     return lines
+
+
+def main_cause(analysis: Analysis, baseline: str) -> str:
+    """Write in one sentence why synchronising costs what it costs.
+
+    It is the largest cause of the baseline, or else of the costliest arm. Empty without a cause.
+    """
+    arms = {arm.arm: arm for arm in analysis.summary.arms if arm.sync_seconds and not arm.below_noise}
+    found = [cause for cause in analysis.causes if cause.arm in arms and _CAUSES[cause.key][-1]]
+    if not found:
+        return ""
+    # The baseline's causes come first, then those of the costliest arm; of these, the largest.
+    cause = max(found, key=lambda one: (one.arm == baseline, _cost(arms[one.arm]), _explained(one)))
+    arm = arms[cause.arm]
+    figures = _figures(cause) | {"transport": arm.transport}
+    figures["megabytes"] = f"{sum(arm.detail.message_bytes) / 1e6:.2g} MB"
+    reason = _CAUSES[cause.key][-1].format_map(figures)
+    noisy = " (in noisy rounds)" if analysis.summary.noisy_rounds else ""
+    return f"Why {arm.arm} costs {_cost(arm) * 1e3:.2f} ms a step{noisy}: {reason}."
+
+
+def _cost(arm: ArmSummary) -> float:
+    return arm.sync_seconds.mean if arm.sync_seconds else 0.0
+
+
+def _explained(cause: Cause) -> float:
+    return float(next(cause.evidence[name] for name in _COSTS if name in cause.evidence))
 
 
 def _figures(cause: Cause) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from compare.analysis.estimate import Estimate
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import FIRST_LOOK, Verdict
+from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 from compare.text import counted
 
@@ -144,6 +145,22 @@ def in_percent(ratio: float) -> str:
     """Write by how many per cent a ratio exceeds 1."""
     percent = (ratio - 1) * 100
     return f"{percent:.1f}" if abs(percent) < 10 else f"{percent:.0f}"  # noqa: PLR2004 -- two digits are enough
+
+
+def against_baseline(run: Run, summary: Summary, arm: ArmSummary) -> str:
+    """Write an arm's verdict in the words of the first table.
+
+    A run that is too noisy, or whose arms are not ranked, shows no ratio.
+    """
+    if arm.arm == run.config.baseline:
+        return "baseline"
+    if arm.arm == CONTROL:
+        return ""
+    if summary.oversubscribed:
+        return "not ranked"
+    if summary.too_noisy:
+        return "noise"
+    return "–" if arm.verdict is None else _verdict(arm).replace("unresolved", "open")
 
 
 # ---- cells ----

@@ -6,14 +6,19 @@ from compare.analysis import Analysis
 from compare.analysis.summary import Summary
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
-from compare.report.notes import headline, notes, warnings
+from compare.report.headline import headline, too_noisy
+from compare.report.notes import notes, warnings
+from compare.report.sentences import conclusion
 from compare.schema.results import Run
+from compare.text import printable
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
-    """Render a heading line, the table, and the notes as a list."""
+    """Render a heading, the table, the notes and the conclusion."""
     summary = analysis.summary
-    parts = [f"**{headline(run, analysis)}**", "", *_table(summary, speed_columns(run, summary)), ""]
+    noisy = too_noisy(run, summary)
+    parts = [f"**{noisy}**", ""] if noisy else []
+    parts += [f"**{headline(run)}**", "", *_table(summary, speed_columns(run, summary)), ""]
     if detail:
         parts += [f"**{COST_TITLE}**", "", *_table(summary, cost_columns()), ""]
         heading, *rows = differences(analysis)
@@ -21,7 +26,8 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
         parts += [f"**{CONDITIONS_TITLE}**", "", *differing, ""]
     lines = [f"**{text}**" for text in warnings(run, analysis)]
     lines += causes(analysis) + notes(run, analysis)
-    return "\n".join([*parts, *(f"- {text}" for text in lines)])
+    lines.append(f"**{conclusion(run, analysis)}**")
+    return "\n".join(map(_harmless, [*parts, *(f"- {text}" for text in lines)]))
 
 
 def _table(summary: Summary, columns: list[Column]) -> list[str]:
@@ -36,3 +42,8 @@ def _table(summary: Summary, columns: list[Column]) -> list[str]:
 
 def _lines(rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def _harmless(line: str) -> str:
+    """Keep names from steering a terminal, and from being read as HTML."""
+    return printable(line).replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""Write the lines around a table: the headline, warnings and notes."""
+"""Write the lines below a table: warnings and notes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from statistics import fmean
 from compare.analysis import Analysis
 from compare.analysis.budget import elapsed_seconds, fullest_host, rounds_done
 from compare.analysis.conditions import Condition
-from compare.analysis.noise import budget_to_compare
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
@@ -15,47 +14,13 @@ from compare.report.columns import describe
 from compare.report.outlook import seen
 from compare.report.turns import load_dependence, turns
 from compare.schema.arms import Arm
-from compare.schema.hosts import rehearsed_on
 from compare.schema.results import Launch, Run
 from compare.text import counted, duration, numbered
 
 _HASH_DIGITS = 12
+_LONGEST_CONDITION = 300
 _LONGER = 3
 """Factor of the proposed budget where the time was too short."""
-DATASET_NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
-
-
-def headline(run: Run, analysis: Analysis | None = None) -> str:
-    """Describe in one line what was measured.
-
-    A run that is too noisy states it first.
-    """
-    config, in_turns = run.config, run.interleaved.mode == "blocks"
-    length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
-    return (_too_noisy(run, analysis.summary) if analysis else "") + " · ".join(
-        [
-            config.model if config.is_own else f"{config.model} on {DATASET_NAMES[run.dataset.name]}",
-            f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
-            config.device,
-            *([config.precision] if config.precision != "float32" else []),
-            *(["compiled"] if config.compile else []),
-            f"batch {config.batch_size_per_rank} per rank"
-            + (f" × {config.accumulate} passes" if config.accumulate > 1 else ""),
-            *([] if config.is_own else [f"{config.optimizer} lr {config.learning_rate:g}"]),
-            length,
-            *filter(None, [rehearsed_on(run.network, run.hosts)]),
-            *(["arms in turns" if in_turns else "one launch after another"] if len(config.arms) > 1 else []),
-        ]
-    )
-
-
-def _too_noisy(run: Run, summary: Summary) -> str:
-    if not summary.too_noisy or summary.noise is None:
-        return ""
-    return (
-        f"TOO NOISY TO COMPARE: equal arms could differ by {summary.noise * 100:.0f} %. "
-        f"Stop other programs, or give it longer: --budget {budget_to_compare(run, summary.noise)}.\n"
-    )
 
 
 # ---- warnings ----
@@ -67,9 +32,10 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
         *_incomplete(run),
         *([f"{run.dataset.note}."] if run.dataset.note else []),
         *_oversubscribed(run, analysis.summary),
-        *_noisy(analysis.summary),
+        *_repeated(analysis.summary),
+        *noisy_rounds(analysis.summary),
         *load_dependence(run, analysis.load_dependence),
-        *(f"CONDITIONS DIFFER: {describe_condition(condition)}" for condition in analysis.different),
+        *(f"CONDITIONS DIFFER: {_in_short(condition)}" for condition in analysis.different),
         *(
             f"{arm.arm} diverged: its loss is no longer a number. Try a smaller --lr."
             for arm in analysis.summary.arms
@@ -91,6 +57,14 @@ def describe_condition(condition: Condition) -> str:
     """Write a condition's value in every arm, and what that means."""
     values = "; ".join(f"{arm} {value}" for arm, value in condition.values.items())
     return f"{condition.item} ({values}): {condition.why}."
+
+
+def _in_short(condition: Condition) -> str:
+    """Describe a condition, without values that would hide other lines."""
+    described = describe_condition(condition)
+    if len(described) <= _LONGEST_CONDITION:
+        return described
+    return f"{condition.item} (values: --detail): {condition.why}."
 
 
 def _unused(run: Run) -> list[str]:
@@ -134,19 +108,20 @@ def _oversubscribed(run: Run, summary: Summary) -> list[str]:
     return [f"Oversubscribed: {threads} wait for {counted(cores, 'core')} of a host, so no arm is ranked."]
 
 
-def _noisy(summary: Summary) -> list[str]:
-    """Name the noisy rounds, and how many were repeated."""
-    lines = []
-    if summary.rounds_repeated:
-        repeated = counted(summary.rounds_repeated, "noisy round")
-        lines.append(f"{repeated} {'was' if summary.rounds_repeated == 1 else 'were'} repeated.")
-    if summary.noisy_rounds:
-        lines.append(
-            f"Noisy: other processes used more than {OTHER_LOAD_LIMIT * 100:g} % of the CPUs in "
-            f"{numbered('round', summary.noisy_rounds)}. Distrust small differences, or measure again on a "
-            "quieter machine."
-        )
-    return lines
+def _repeated(summary: Summary) -> list[str]:
+    if not summary.rounds_repeated:
+        return []
+    repeated = counted(summary.rounds_repeated, "noisy round")
+    return [f"{repeated} {'was' if summary.rounds_repeated == 1 else 'were'} repeated."]
+
+
+def noisy_rounds(summary: Summary) -> list[str]:
+    """Name the noisy rounds that count, with the remedy."""
+    if not summary.noisy_rounds:
+        return []
+    which = numbered("round", summary.noisy_rounds)
+    found = f"other processes used more than {OTHER_LOAD_LIMIT * 100:g} % of the CPUs in {which}"
+    return [f"Noisy: {found}. Distrust small differences, or measure again on a quieter machine."]
 
 
 # ---- notes ----

@@ -16,7 +16,7 @@ from rich.text import Text
 from compare.analysis.estimate import Estimate
 from compare.analysis.scale import HOLDS, Bend, ScaleFigures, ScalePoint
 from compare.report.causes import explain
-from compare.report.notes import DATASET_NAMES
+from compare.report.headline import DATASET_NAMES
 from compare.report.table import plain
 from compare.schema.hosts import rehearsed_on
 from compare.schema.scale import Scale

@@ -12,18 +12,24 @@ from rich.table import Table
 from rich.text import Text
 
 from compare.analysis import Analysis
+from compare.report import brief
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
-from compare.report.notes import headline, notes, warnings
+from compare.report.headline import headline, too_noisy
+from compare.report.notes import notes, warnings
+from compare.report.sentences import conclusion
 from compare.schema.results import Run
+from compare.text import printable
 
 PLAIN_WIDTH = 200
 """Width of output that is no terminal: enough for the widest table."""
 
 
-def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
+def render(
+    run: Run, analysis: Analysis, *, wide: bool = False, detail: bool = False, again: str = "RUN"
+) -> str:
     """Render the table without colours, in one piece."""
-    return plain(RunTable(run, analysis, detail=detail))
+    return plain(RunTable(run, analysis, wide=wide, detail=detail, again=again))
 
 
 def plain(shown: RenderableType) -> str:
@@ -37,26 +43,44 @@ def plain(shown: RenderableType) -> str:
 class RunTable:
     """All arms of a run side by side, one row per arm.
 
-    A narrow terminal shows several tables, one below the other.
+    The first table fits 80 columns. ``wide`` has every column, and ``detail`` also where the cost goes. On a
+    narrow terminal these two are several tables, one below the other.
     """
 
-    def __init__(self, run: Run, analysis: Analysis, *, detail: bool = False) -> None:
+    def __init__(
+        self, run: Run, analysis: Analysis, *, wide: bool = False, detail: bool = False, again: str = "RUN"
+    ) -> None:
         self.run = run
         self.analysis = analysis
+        self.wide = wide or detail
         self.detail = detail
+        self.again = again
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(headline(self.run, self.analysis), style="bold")
-        if self.analysis.summary.arms:
-            yield from self._tables(console, options, speed_columns(self.run, self.analysis.summary))
-        if self.analysis.summary.arms and self.detail:
+        if self.wide:
+            yield from self._wide(console, options)
+        else:
+            for line in brief.lines(self.run, self.analysis, options.max_width, again=self.again):
+                for part in line.wrap(console, options.max_width):
+                    part.rstrip()
+                    yield part
+
+    def _wide(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        run, analysis = self.run, self.analysis
+        if noisy := too_noisy(run, analysis.summary):
+            yield _line(noisy, "bold")
+        yield _line(headline(run), "bold")
+        if analysis.summary.arms:
+            yield from self._tables(console, options, speed_columns(run, analysis.summary))
+        if analysis.summary.arms and self.detail:
             yield Text(COST_TITLE, style="bold")
             yield from self._tables(console, options, cost_columns())
             yield Text(CONDITIONS_TITLE, style="bold")
             yield self._differences()
-        yield from (Text(warning, style="bold yellow") for warning in warnings(self.run, self.analysis))
-        yield from (Text(cause) for cause in causes(self.analysis))
-        yield from (Text(note, style="dim") for note in notes(self.run, self.analysis))
+        yield from (_line(warning, "bold yellow") for warning in warnings(run, analysis))
+        yield from map(_line, causes(analysis))
+        yield from (_line(note, "dim") for note in notes(run, analysis))
+        yield _line(conclusion(run, analysis), "bold")
 
     def _tables(
         self, console: Console, options: ConsoleOptions, columns: Sequence[Column]
@@ -82,7 +106,7 @@ class RunTable:
         for name in heading:
             table.add_column(name, overflow="fold")
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*map(_line, row))
         return table
 
     def _table(self, columns: Sequence[Column]) -> Table:
@@ -92,5 +116,9 @@ class RunTable:
             table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
         for arm in self.analysis.summary.arms:
             style = "bold green" if arm.fastest else None
-            table.add_row(*(Text(column.cell(arm)) for column in columns), style=style)
+            table.add_row(*(_line(column.cell(arm)) for column in columns), style=style)
         return table
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(printable(text), style=style)

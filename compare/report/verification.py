@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compare.analysis.parity import AT_PERIOD_1
-from compare.report.notes import headline
+from compare.report.headline import headline
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,10 @@ from compare.schema.hostfile import format_hostfile
 from compare.schema.results import PHASES, SCHEMA_VERSION, Launch, Mode, RankResult, Run
 
 RESULTS_FILE = "results.json"
+RUNS = Path("runs")
+"""The folder that holds the runs without an ``--output``."""
+LAST = "last"
+"""The newest of them, as ``compare report`` calls it."""
 VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
@@ -41,6 +46,32 @@ def read_collectives(path: Path) -> CollectivesRun | None:
     """
     file = collectives_file(path)
     return read_json(file, CollectivesRun) if file.name == COLLECTIVES_FILE and file.exists() else None
+
+
+def find_run(path: Path) -> Path:
+    """Return the folder of a run; ``last`` is the newest in ``runs``.
+
+    Raises:
+        OutputError: there is none yet.
+    """
+    if path != Path(LAST):
+        return path
+    files = [file for name in (RESULTS_FILE, COLLECTIVES_FILE) for file in RUNS.glob(f"*/{name}")]
+    if not files:
+        raise OutputError(
+            "There is no last run.",
+            found=f"No folder in {RUNS.absolute()} holds a run.",
+            remedy="Run `compare run`, change to the folder that you ran it from, or name a run's folder.",
+        )
+    return max(files, key=lambda file: file.stat().st_mtime).parent
+
+
+def name_of_run(directory: Path) -> str:
+    """Return the path of a new run, or ``last``."""
+    if directory.absolute().parent == RUNS.absolute():
+        return LAST
+    path = directory.absolute()
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def results_file(path: Path) -> Path:
@@ -218,7 +249,7 @@ def new_folder(what: str, ranks: int, *, purpose: str = "") -> Path:
     what = what.replace(":", "-")  # scp and rsync treat the text before a colon as a host
     name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{what}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
-    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+    return next(path for path in map(RUNS.joinpath, names) if not path.exists())
 
 
 def require_writable(path: Path, *, to_be_made: Path | None) -> None:

@@ -82,7 +82,7 @@ def test_the_example_of_the_docs_runs_and_is_named(tmp_path):
     (tmp_path / "train.py").write_text(code)
     done = compare(
         *("run", "--workload", tmp_path / "train.py:make", "--backend", "ddp", "--no-control"),
-        *("--steps", 20, "--warmup", 5, "--repeats", 1, "--output", tmp_path / "results"),
+        *("--steps", 20, "--warmup", 5, "--repeats", 1, "--wide", "--output", tmp_path / "results"),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].startswith("train.py:make · 2 ranks")

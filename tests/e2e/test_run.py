@@ -99,7 +99,8 @@ def test_report_prints_the_same_table_as_the_run(whole):
     for arm in ARMS:
         assert arm in done.stdout
     assert "mlp on MNIST · 2 ranks" in done.stdout
-    assert "the same parameters, bit for bit" in done.stdout
+    assert "trained the same model: proven step by step, equal bit for bit." in done.stdout
+    assert "the same parameters, bit for bit" in compare("report", directory, "--wide").stdout
 
 
 def test_export_json_holds_raw_samples_and_summary(whole):
@@ -179,7 +180,7 @@ def test_run_budget_ends_the_run_with_whole_rounds(tmp_path, mnist_dir, requires
     requires_backend("mpi")
     started_at = time.monotonic()
     short = ("--backend", "mpi", "--no-control", "--steps", 40, "--warmup", 5, "--data-dir", mnist_dir)
-    done = compare(*RUN, *short, "--budget", 12, "--output", tmp_path / "run")
+    done = compare(*RUN, *short, "--budget", 12, "--wide", "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
     launches = [*run.launches, *run.discarded]

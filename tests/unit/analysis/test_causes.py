@@ -79,7 +79,7 @@ def keys(run):
 
 
 def shown(run, form="table"):
-    return " ".join(render(run, analyse(run), form).split())
+    return " ".join(render(run, analyse(run), form, wide=True).split())
 
 
 # Each arm has its cause, and an arm without settings has none.

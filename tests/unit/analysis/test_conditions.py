@@ -403,7 +403,7 @@ TWO_THREADS = a_run_of(*EVERY_ARM, change=attests("threads", 2, "mpi"))
 
 
 def shown(run, form, *, detail=False):
-    return " ".join(render(run, analyse(run), form, detail=detail).split())
+    return " ".join(render(run, analyse(run), form, wide=True, detail=detail).split())
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])

@@ -93,7 +93,7 @@ def test_summary_of_one_process_has_efficiency_and_no_sync_cost():
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_report_of_one_process_gives_the_reason_for_the_dash(form):
     run = a_run_with_single()
-    text = " ".join(render(run, analyse(run), form).split())
+    text = " ".join(render(run, analyse(run), form, wide=True).split())
     assert "single: one process with all threads of a host and the global batch of 128." in text
     assert "It exchanges nothing, so it has an efficiency and no sync cost." in text
     assert "single adds up the samples of a step in one process" in text

@@ -248,11 +248,10 @@ def test_run_with_damaged_data_exits_with_3(compare, carried_out, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "arguments", "code", "says"),
     [
-        (None, "--format pdf", USAGE, ["'pdf'", *RENDERERS]),
         (None, "--output gone/table.txt", OUTPUT, ["gone/table.txt"]),
         ('{"schema_version": 1, "laun', "", OUTPUT, [RESULTS_FILE]),
     ],
-    ids=["unknown format", "no such folder", "truncated file"],
+    ids=["no such folder", "truncated file"],
 )
 def test_report_with_a_mistake_exits_with_its_code(compare, content, arguments, code, says):
     write_json(Path(RESULTS_FILE), a_run())
@@ -261,6 +260,42 @@ def test_report_with_a_mistake_exits_with_its_code(compare, content, arguments, 
     assert ended.code == code
     assert says[0] in ended.parts[0]
     assert all(part in ended.parts[-1] for part in says[1:])
+
+
+@pytest.mark.parametrize("flag", ["--format", "--sort"])
+def test_report_with_an_unknown_choice_names_the_right_ones(compare, flag):
+    write_json(Path(RESULTS_FILE), a_run())
+    ended = compare("report", ".", flag, "pdf")
+    assert ended.code == USAGE
+    choices = {"--format": [*RENDERERS], "--sort": ["step", "name", "sync"]}[flag]
+    assert [choice for choice in [flag, "'pdf'", *choices] if choice not in ended.err] == []
+
+
+def test_report_last_shows_the_newest_run(compare):
+    ended = compare("report", "last")
+    assert ended.code == OUTPUT
+    assert ended.parts[0] == "There is no last run."
+    for age, model in enumerate(["wide", "mlp", "convnet"]):
+        folder = Path("runs") / model
+        folder.mkdir(parents=True)
+        write_json(folder / RESULTS_FILE, a_run(config={"model": model}))
+        os.utime(folder / RESULTS_FILE, (1_700_000_000 - age,) * 2)
+    shown = compare("report", "last").out
+    assert shown.startswith("wide on MNIST")
+    assert "More: compare report last --wide" in shown
+
+
+def test_report_sorts_the_arms(compare):
+    write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 3, "mpi": [9.0] * 3, "ddp": [6.0] * 3}))
+
+    def order(*arguments):
+        shown = compare("report", ".", *arguments).out
+        return re.findall(r"^ ?(none|mpi|ddp)\b", shown, re.MULTILINE)
+
+    assert order() == order("--sort", "step") == order("--sort", "sync") == ["none", "ddp", "mpi"]
+    assert order("--sort", "name") == order("--wide", "--sort", "name") == ["ddp", "mpi", "none"]
+    assert order("--format", "csv") == ["none", "mpi", "ddp"]
+    assert order("--format", "csv", "--sort", "name") == ["ddp", "mpi", "none"]
 
 
 @pytest.mark.parametrize(

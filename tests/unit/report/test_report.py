@@ -19,19 +19,24 @@ from compare.schema.results import Failure, Run
 from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
 
 FOR_PROGRAMS = ("csv", "json")
-FOR_PEOPLE = [form for form in RENDERERS if form not in FOR_PROGRAMS]
+WIDE = "wide table"
+FORMS = [*RENDERERS, WIDE]
+FOR_PEOPLE = [form for form in FORMS if form not in FOR_PROGRAMS]
+WITH_EVERY_COLUMN = [WIDE, "markdown"]
 MEASURED = {
     "none": [4.0, 4.0, 4.0],
     "ddp:bucket_cap_mb=1": [5.0, 5.1, 5.2],
     "manual:mode=overlap": [6.0, 6.1, 6.2],
     "horovod:controller=mpi": [7.0, 7.5, 8.0],
 }
-every_form = pytest.mark.parametrize("form", RENDERERS)
+every_form = pytest.mark.parametrize("form", FORMS)
 for_people = pytest.mark.parametrize("form", FOR_PEOPLE)
+with_every_column = pytest.mark.parametrize("form", WITH_EVERY_COLUMN)
 
 
 def shown(run, form, *, detail=False):
-    return render(run, analyse(run), form, detail=detail)
+    chosen = "table" if form == WIDE else form
+    return render(run, analyse(run), chosen, wide=form == WIDE, detail=detail)
 
 
 def unfolded(text):
@@ -352,7 +357,7 @@ LINES = [
 ]
 
 
-@for_people
+@with_every_column
 @pytest.mark.parametrize(("run", "lines", "absent"), LINES)
 def test_render_lines_around_the_table(run, lines, absent, form):
     text = unfolded(shown(run, form))
@@ -360,7 +365,7 @@ def test_render_lines_around_the_table(run, lines, absent, form):
     assert [line for line in absent if line in text] == []
 
 
-@for_people
+@with_every_column
 def test_render_fastest_arm_is_marked(form):
     text = shown(a_run({arm: [*times, *times[:2]] for arm, times in MEASURED.items()}), form)
     marked = [line for line in text.splitlines() if "◀" in line]
@@ -369,7 +374,7 @@ def test_render_fastest_arm_is_marked(form):
     assert "◀" not in shown(a_run({"none": [4.0], "ddp": [5.0], "mpi": [6.0]}), form)
 
 
-@for_people
+@with_every_column
 def test_render_markup_of_other_programs_is_not_read(form):
     rank = a_rank(attestation={"group": {"transport": "[red]TCP[/red]"}})
     run = a_run({"ddp": []}, launches=[a_launch(ranks=[rank])], left_out={"mpi": "[/] no [bold]mpirun"})
@@ -381,7 +386,7 @@ def test_render_markup_of_other_programs_is_not_read(form):
 # ---- figures ----
 
 
-@for_people
+@with_every_column
 def test_render_figures_have_the_units_of_their_headings(form):
     text = shown(a_run({"none": [4.0, 5.0], "ddp": [5.0, 10.0]}), form)
     for figure in (
@@ -400,7 +405,7 @@ def test_render_figures_have_the_units_of_their_headings(form):
         assert heading in text
 
 
-@for_people
+@with_every_column
 def test_render_cost_below_noise_has_no_negative_figure(form):
     milliseconds = {"none": [4.0, 6.0, 5.0], "ddp": [4.1, 4.0, 4.2], "mpi": [30.0, 41.0, 35.0]}
     text = shown(a_run(milliseconds), form, detail=True)
@@ -430,7 +435,7 @@ def test_render_run_that_is_too_noisy_states_it(form):
     assert "TOO NOISY" not in shown(QUIET, form)
 
 
-@for_people
+@with_every_column
 def test_render_run_that_is_too_noisy_has_no_ratio(form):
     text = shown(TOO_NOISY, form)
     assert "1.00×" in row_of(text, "ddp")
@@ -439,14 +444,14 @@ def test_render_run_that_is_too_noisy_has_no_ratio(form):
         assert "noise" in row_of(text, arm)
 
 
-@for_people
+@with_every_column
 def test_render_one_launch_has_no_range(form):
     text = shown(a_run({"none": [4.0], "ddp": [5.0]}), form)
     assert "5.00 (" not in text
     assert re.search(r"\b5\.00\b", text)
 
 
-@for_people
+@with_every_column
 def test_render_unknown_figure_is_a_dash_and_no_zero(form):
     row = row_of(shown(a_run({"ddp": [5.0]}), form), "ddp")
     assert row.count("–") >= 3
@@ -482,7 +487,7 @@ def a_detailed_run():
     return a_run({"none": [], "ddp": []}, launches=launches)
 
 
-@for_people
+@with_every_column
 def test_render_detail_adds_lines_and_drops_none(form):
     run = a_detailed_run()
     text, detailed = shown(run, form), shown(run, form, detail=True)
@@ -536,7 +541,7 @@ def test_render_detail_is_in_milliseconds_and_gigabytes():
         assert heading in shown(a_detailed_run(), "table", detail=True)
 
 
-@for_people
+@with_every_column
 def test_render_detail_without_a_difference_has_no_empty_table(form):
     detailed = shown(a_run({"ddp": [5.0, 5.1]}), form, detail=True)
     assert "All conditions are the same." in detailed
@@ -546,10 +551,17 @@ def test_render_detail_without_a_difference_has_no_empty_table(form):
 # ---- the terminal ----
 
 
-def printed(run, width, *, detail=False):
+@pytest.mark.parametrize("run", [param.values[0] for param in LINES], ids=[param.id for param in LINES])
+def test_first_table_shows_every_warning(run):
+    """Only the values of a condition may be missing: --detail has them."""
+    text = unfolded(shown(run, "table"))
+    assert [line for line in notes.warnings(run, analyse(run)) if unfolded(line) not in text] == []
+
+
+def printed(run, width, **shown):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
-        console.print(RunTable(run, analyse(run), detail=detail))
+        console.print(RunTable(run, analyse(run), **shown))
     return capture.get()
 
 
@@ -566,7 +578,7 @@ def test_table_detail_fits_the_terminal_and_shows_all(width):
 def test_table_fits_the_terminal_and_shows_all(width, rounds):
     """Four rounds make the longest verdicts."""
     run = a_run({arm: [*times, *times][:rounds] for arm, times in MEASURED.items()}, complete=False)
-    text = printed(run, width)
+    text = printed(run, width, wide=True)
     assert max(map(len, text.splitlines())) <= width
     for name in ("samples/s", "accuracy", "transport", "INCOMPLETE", *MEASURED):
         assert name in unfolded(text) or width < 80

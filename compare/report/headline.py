@@ -1,0 +1,106 @@
+"""Write the first line of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compare.analysis.noise import budget_to_compare
+from compare.analysis.summary import Summary
+from compare.schema.arms import Arm
+from compare.schema.hosts import rehearsed_on
+from compare.schema.results import Run
+from compare.text import counted
+
+DATASET_NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
+
+
+def headline(run: Run) -> str:
+    """Describe in one line what was measured, with every setting."""
+    config = run.config
+    length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
+    return " · ".join(
+        [
+            _trained(run),
+            _ranks(run),
+            config.device,
+            *_arithmetic(run),
+            f"batch {config.batch_size_per_rank} per rank{_passes(run)}",
+            *([] if config.is_own else [f"{config.optimizer} lr {config.learning_rate:g}"]),
+            length,
+            *filter(None, [rehearsed_on(run.network, run.hosts)]),
+            *(_order(run) or (["arms in turns"] if len(config.arms) > 1 else [])),
+        ]
+    )
+
+
+def short_headline(run: Run, summary: Summary) -> str:
+    """Describe in a few words what was measured."""
+    batch = f"batch {run.config.batch_size_per_rank}{_passes(run)}"
+    parts = [_trained(run), f"{_ranks(run)}, {run.config.device}", *_arithmetic(run), batch, *_order(run)]
+    rehearsed = filter(None, [rehearsed_on(run.network, run.hosts)])
+    return " · ".join([*parts, *rehearsed, *_rounds(summary), *_shared(run)])
+
+
+def too_noisy(run: Run, summary: Summary) -> str:
+    """State that a run is too noisy, with the remedy; otherwise empty."""
+    if not summary.too_noisy or summary.noise is None:
+        return ""
+    return (
+        f"TOO NOISY TO COMPARE: equal arms could differ by {summary.noise * 100:.0f} %. "
+        f"Stop other programs, or give it longer: --budget {budget_to_compare(run, summary.noise)}."
+    )
+
+
+def shared_options(run: Run) -> Arm | None:
+    """Return the options that every arm with communication has, as an arm."""
+    arms = [arm for arm in run.config.arms if arm.synchronises]
+    if len(arms) < 2:  # noqa: PLR2004 -- one arm shares nothing
+        return None
+    first, *others = arms
+    shared = {
+        name: value
+        for name, value in first.given.items()
+        if all(name in arm.given and arm.given[name] == value for arm in others)
+    }
+    return Arm(first.backend, shared) if shared else None
+
+
+# ---- the parts ----
+
+
+def _trained(run: Run) -> str:
+    config = run.config
+    return config.model if config.is_own else f"{config.model} on {DATASET_NAMES[run.dataset.name]}"
+
+
+def _ranks(run: Run) -> str:
+    return f"{counted(run.config.ranks, 'rank')} × {counted(run.config.threads_per_rank, 'thread')}"
+
+
+def _arithmetic(run: Run) -> Iterator[str]:
+    if run.config.precision != "float32":
+        yield run.config.precision
+    if run.config.compile:
+        yield "compiled"
+
+
+def _passes(run: Run) -> str:
+    return f" × {run.config.accumulate} passes" if run.config.accumulate > 1 else ""
+
+
+def _order(run: Run) -> list[str]:
+    """Say that the arms did not train in turns."""
+    apart = len(run.config.arms) > 1 and run.interleaved.mode != "blocks"
+    return ["one launch after another"] if apart else []
+
+
+def _rounds(summary: Summary) -> Iterator[str]:
+    if not summary.arms:
+        return
+    yield counted(max(arm.step_seconds.n for arm in summary.arms), "round")
+    yield "noisy" if summary.noisy_rounds or summary.too_noisy else "quiet machine"
+
+
+def _shared(run: Run) -> Iterator[str]:
+    if shared := shared_options(run):
+        yield f"all arms: {shared.label.partition(':')[2]}"

@@ -1,0 +1,152 @@
+"""Write the proof and the conclusion of a run as sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from compare.analysis import Analysis
+from compare.analysis.budget import expected_seconds
+from compare.analysis.ranking import Lead
+from compare.analysis.summary import ArmSummary, Summary
+from compare.analysis.verdict import FIRST_LOOK
+from compare.report.columns import describe
+from compare.schema.arms import Arm
+from compare.schema.results import Run
+from compare.text import counted, listed
+
+MARK = "*"
+"""Mark of an arm that trains something else."""
+_BUDGET_STEP_SECONDS = 60
+_HARDLY = 50
+"""More rounds than this are no advice."""
+_FEW_NAMES = 3
+
+
+# ---- what was trained ----
+
+
+def why_marked(arm: Arm) -> str:
+    """Return how an arm trains otherwise by design, or nothing."""
+    if arm.another_training:
+        return "another training by declaration"
+    if not arm.same_training:
+        return "the same training at period 1 alone"
+    return "" if arm.exact else "rounds or compresses by design"
+
+
+def marks(run: Run, summary: Summary) -> list[str]:
+    """Explain each mark, with the test losses beside the baseline's."""
+    of = {arm.arm: arm for arm in summary.arms}
+    reasons: dict[str, list[str]] = {}
+    for arm in run.config.arms:
+        if arm.label in of and (why := why_marked(arm)):
+            reasons.setdefault(why, []).append(arm.label)
+    return [
+        f"{MARK} {why}. Test loss: {', '.join(map(_loss, (of[name] for name in _with(names, run, of))))}."
+        for why, names in reasons.items()
+    ]
+
+
+def _with(names: list[str], run: Run, of: dict[str, ArmSummary]) -> list[str]:
+    baseline = run.config.baseline
+    return [*names, *([baseline] if baseline in of and baseline not in names else [])]
+
+
+def _loss(arm: ArmSummary) -> str:
+    return f"{arm.arm} {'no number' if arm.test_loss is None else f'{arm.test_loss:.4g}'}"
+
+
+def proof(run: Run, summary: Summary) -> list[str]:
+    """Write what is proven of the training of all arms.
+
+    It is one line, unless a proof is missing or has failed.
+    """
+    asked = {arm.label: arm for arm in run.config.arms if arm.synchronises}
+    arms = [arm for arm in summary.arms if arm.arm in asked]
+    passed = [arm for arm in arms if arm.parity.outcome == "passed" and not why_marked(asked[arm.arm])]
+    missing = [arm.arm for arm in arms if arm.parity.outcome == "none"]
+    failed = [arm.arm for arm in arms if arm.parity.outcome == "failed"]
+    lines = [f"✗ PROOF FAILED: {listed(failed)} did not train what one process trains."] if failed else []
+    lines += [f"NOT PROVEN: a launch of {listed(missing)} has no proof of its training."] if missing else []
+    if len(passed) == 1:
+        lines.append(f"✓ {passed[0].arm} trained what one process trains: proven step by step.")
+    elif passed:
+        unmarked = [arm for arm in arms if not why_marked(asked[arm.arm])]
+        every = "All arms" if len(unmarked) == len(arms) else f"All but {MARK}"
+        names = every if len(passed) == len(unmarked) else listed(arm.arm for arm in passed)
+        hashes = {arm.final_hash for arm in passed if not asked[arm.arm].in_shards}
+        bits = "equal bit for bit" if len(hashes) == 1 and None not in hashes else "apart from rounding"
+        lines.append(f"✓ {names} trained the same model: proven step by step, {bits}.")
+    return lines
+
+
+# ---- what was found ----
+
+
+def conclusion(run: Run, analysis: Analysis) -> str:
+    """Name the fastest arm in one sentence, or why that is open."""
+    summary = analysis.summary
+    if not summary.arms:
+        return "No launch has finished, so there is nothing to compare."
+    if analysis.aa:
+        compared = counted(len(analysis.aa.verdicts), "comparison")
+        return f"{analysis.aa.false_differences} of {compared} found a difference where none exists."
+    if summary.too_noisy:
+        return "No arm is ranked: the noise of this run hides every difference."
+    if summary.oversubscribed:
+        return "No arm is ranked: ranks and threads outnumber the cores."
+    so_far = "" if run.complete else "So far: "
+    if summary.lead is None:
+        return so_far + _of_one(run, summary)
+    return so_far + (_settled(run, summary, summary.lead) or _open(run, summary, summary.lead))
+
+
+def _of_one(run: Run, summary: Summary) -> str:
+    """Conclude from a run with one arm that synchronises."""
+    asked = {arm.label for arm in run.config.arms if arm.synchronises}
+    own = next((arm for arm in summary.arms if arm.arm in asked), summary.arms[0])
+    step = f"{own.step_seconds.mean * 1e3:.2f} ms"
+    if own.sync_share is None or own.sync_seconds is None:
+        return f"A step of {own.arm} takes {step}."
+    if own.below_noise:
+        return f"A step of {own.arm} takes {step}; its sync cost is below the noise."
+    sync = f"{own.sync_seconds.mean * 1e3:.2f} ms"
+    return f"A step of {own.arm} takes {step}; {sync} of it, {own.sync_share.mean:.0%}, is sync cost."
+
+
+def _settled(run: Run, summary: Summary, lead: Lead) -> str:
+    if lead.fastest is None and not lead.equivalent:
+        return ""
+    of = {arm.arm: arm for arm in summary.arms}
+    if lead.equivalent:
+        return f"Fastest here: {listed([lead.first, *lead.rivals])}, equivalent within 3 %."
+    return f"Fastest here: {', '.join([lead.first, *_beside(run, of[lead.first])])}."
+
+
+def _beside(run: Run, own: ArmSummary) -> Iterator[str]:
+    """Compare the fastest arm with the baseline, and explain its mark."""
+    if own.arm == run.config.baseline:
+        yield "the baseline"
+    elif own.verdict and own.verdict.kind == "faster":
+        ratio, _, interval = describe(own.verdict).partition(" [")
+        yield f"{ratio} than {run.config.baseline} [{interval}"
+    arm = next(arm for arm in run.config.arms if arm.label == own.arm)
+    if why := why_marked(arm):
+        yield f"{MARK} {why}"
+
+
+def _open(run: Run, summary: Summary, lead: Lead) -> str:
+    rounds = max(arm.step_seconds.n for arm in summary.arms)
+    if rounds < FIRST_LOOK:
+        exact = run.complete and run.config.settle_seconds is None
+        remedy = " Leave --repeats out." if exact else ""
+        return f"Fastest here: open until round {FIRST_LOOK}; this is round {rounds}.{remedy}"
+    names = [lead.first, *lead.rivals]
+    whose = " or ".join(names) if len(names) <= _FEW_NAMES else f"{lead.first} or {len(names) - 1} others"
+    more = lead.rounds_to_settle
+    if more is None or more > _HARDLY:
+        return f"Fastest here: {whose}. More rounds would hardly tell them apart."
+    seconds = expected_seconds(run, rounds + more)
+    budget = math.ceil(seconds / _BUDGET_STEP_SECONDS) * _BUDGET_STEP_SECONDS
+    return f"Fastest here: {whose}. About {counted(more, 'more round')} would tell: --budget {budget}."
