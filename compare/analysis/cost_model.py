@@ -60,6 +60,15 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return 0.0, sum(w * s * t for w, (s, t) in zip(weights, points, strict=True)) / squares
 
 
+def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
+    """Return bytes and seconds of a group's all-reduce alone, over its launches."""
+    times: dict[int, list[float]] = {}
+    for launch in launches:
+        for size, seconds in _sweep_points(launch):
+            times.setdefault(int(size), []).append(seconds)
+    return [(size, statistics.geometric_mean(seconds)) for size, seconds in sorted(times.items())]
+
+
 def _sweep_points(launch: Launch) -> list[tuple[float, float]]:
     """Return bytes and seconds of every size in the sweep."""
     found = []

@@ -18,5 +18,6 @@ class Format(StrEnum):
 
     TABLE = "table"
     MARKDOWN = "markdown"
+    HTML = "html"
     CSV = "csv"
     JSON = "json"

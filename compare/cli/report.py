@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from compare.cli.console import make_console
 from compare.cli.options import Detail, Sort, Wide
 from compare.cli.scale import print_scale, render_scale
 from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from compare.analysis import Analysis
+    from compare.schema.results import Run
 
 
 def report(
@@ -28,6 +32,9 @@ def report(
     detail: Detail = False,
     sort: Sort = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Also write each picture of the page into this folder, as SVG.")
+    ] = None,
 ) -> None:
     """Show a run again in any format, also one that was stopped."""
     from compare.analysis import analyse
@@ -56,6 +63,8 @@ def report(
     if output:
         _require_another_file(output, results_file(run_directory))
     analysis = analyse(run)
+    if pictures:
+        _write_pictures(run, analysis, pictures)
     if form is Format.TABLE and not output:
         arranged = arrange(analysis, sort)
         make_console().print(RunTable(run, arranged, wide=wide, detail=detail, again=again))
@@ -65,6 +74,16 @@ def report(
         write_text(output, text + "\n")
     else:
         typer.echo(text)
+
+
+def _write_pictures(run: Run, analysis: Analysis, folder: Path) -> None:
+    from compare.report import arrange
+    from compare.report.html import pictures
+    from compare.schema.files import write_text
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, drawn in pictures(run, arrange(analysis, None)).items():
+        write_text(folder / f"{name}.svg", drawn + "\n")
 
 
 def _require_another_file(output: Path, holding: Path) -> None:

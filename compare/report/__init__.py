@@ -20,6 +20,7 @@ __all__ = ["RENDERERS", "arrange", "render"]
 RENDERERS = {
     "table": "compare.report.table",
     "markdown": "compare.report.markdown",
+    "html": "compare.report.html",
     "csv": "compare.report.csv",
     "json": "compare.report.json",
 }

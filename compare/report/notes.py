@@ -357,7 +357,7 @@ def _who(run: Run, summary: Summary, proven: list[str]) -> str:
     if len(proven) == len(summary.arms):
         return "every arm"
     asked = [arm.label for arm in run.config.arms if arm.synchronises and run.of(arm)]
-    return "every arm that synchronises" if proven == asked else ", ".join(proven)
+    return "every arm that synchronises" if set(proven) == set(asked) else ", ".join(proven)
 
 
 def _near(differences: list[float | None]) -> str:

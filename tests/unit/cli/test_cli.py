@@ -285,6 +285,14 @@ def test_report_last_shows_the_newest_run(compare):
     assert "More: compare report last --wide" in shown
 
 
+def test_report_writes_each_picture_into_a_folder(compare):
+    write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 5, "ddp": [6.0] * 5, "mpi": [5.0] * 5}))
+    assert compare("report", ".", "--pictures", "shown/here").code == 0
+    drawn = {path.name: path.read_text() for path in Path("shown/here").iterdir()}
+    assert set(drawn) == {"time.svg", "speed.svg", "turns.svg", "memory.svg"}
+    assert all(text.startswith("<svg xmlns=") and "<style>" in text for text in drawn.values())
+
+
 def test_report_sorts_the_arms(compare):
     write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 3, "mpi": [9.0] * 3, "ddp": [6.0] * 3}))
 

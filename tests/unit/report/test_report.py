@@ -17,6 +17,7 @@ from compare.report import RENDERERS, notes, render
 from compare.report.table import RunTable
 from compare.schema.results import Failure, Run
 from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
+from tests.unit.pages import text_of
 
 FOR_PROGRAMS = ("csv", "json")
 WIDE = "wide table"
@@ -36,7 +37,8 @@ with_every_column = pytest.mark.parametrize("form", WITH_EVERY_COLUMN)
 
 def shown(run, form, *, detail=False):
     chosen = "table" if form == WIDE else form
-    return render(run, analyse(run), chosen, wide=form == WIDE, detail=detail)
+    text = render(run, analyse(run), chosen, wide=form == WIDE, detail=detail)
+    return text_of(text) if form == "html" else text
 
 
 def unfolded(text):
@@ -108,7 +110,9 @@ def test_render_unknown_format_is_an_error():
 # ---- headline, warnings and notes ----
 
 QUIET = a_run(MEASURED)
-FAILED = Failure(arm="mpi", round=2, kind="LaunchError", message="mpi, round 2: rank 1 on a failed.\nmore")
+FAILED = Failure(
+    arm="mpi", round=2, kind="LaunchError", message="mpi, round 2: rank 1 on a failed.\nits log"
+)
 HOROVOD = {"horovod": "horovod is not installed; install it with: compare install horovod"}
 CONVNET = {"model": "convnet", "optimizer": "adam", "learning_rate": 0.001, "steps": 77}
 EPOCHS = {"steps": None, "epochs": 2, "threads_per_rank": 3}
@@ -207,7 +211,7 @@ LINES = [
     pytest.param(
         a_run(MEASURED, complete=False, failure=FAILED),
         ["INCOMPLETE: round 2, mpi: mpi, round 2: rank 1 on a failed."],
-        ["more"],
+        ["its log"],
         id="a failed run",
     ),
     pytest.param(
@@ -357,7 +361,7 @@ LINES = [
 ]
 
 
-@with_every_column
+@pytest.mark.parametrize("form", [*WITH_EVERY_COLUMN, "html"])
 @pytest.mark.parametrize(("run", "lines", "absent"), LINES)
 def test_render_lines_around_the_table(run, lines, absent, form):
     text = unfolded(shown(run, form))

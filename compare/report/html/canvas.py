@@ -1,0 +1,128 @@
+"""Collect the marks of one picture, which a template writes as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from compare.report.brief import cut_in_the_middle
+from compare.report.html.scales import Scale
+
+WIDTH = 480
+"""Width of every picture in its own units."""
+LEFT, RIGHT = 8, WIDTH - 12
+_CHARACTER = 7.0
+"""Width of a character, generous: labels must never touch."""
+_TICK_HEIGHT = 22
+_LONGEST_TITLE = 200
+_LONGEST_LEGEND = 60
+_SWATCH = 18
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One element of a picture."""
+
+    tag: str
+    style: str
+    """Classes of the stylesheet."""
+    at: dict[str, float | str]
+    """Attributes."""
+    text: str = ""
+    """Content of a text, or the title of a shape."""
+
+
+@dataclass
+class Picture:
+    """One picture with its words."""
+
+    key: str
+    """Name of its file and of its place in the page."""
+    heading: str
+    caption: str
+    description: str = ""
+    """The figures in words, for those who do not see the picture."""
+    marks: list[Mark] = field(default_factory=list)
+    height: float = 4.0
+    width: int = WIDTH
+
+    def rect(self, style: str, left: float, right: float, height: float, *, title: str = "") -> None:
+        """Draw a rectangle below the last row."""
+        self.marks.append(_rect(style, left, right, self.height, height, title))
+
+    def line(self, style: str, x1: float, y1: float, x2: float, y2: float) -> None:
+        """Draw a line."""
+        self.path(style, f"M{x1:g} {y1:g}L{x2:g} {y2:g}")
+
+    def path(self, style: str, d: str, title: str = "") -> None:
+        """Draw a path."""
+        self.marks.append(Mark("path", style, {"d": d}, title[:_LONGEST_TITLE]))
+
+    def dots(self, style: str, points: Iterable[tuple[float, float]], title: str = "") -> None:
+        """Draw dots as one path of lines without length."""
+        self.path(f"dot {style}", "".join(f"M{x:g} {y:g}h0" for x, y in points), title)
+
+    def write(self, style: str, x: float, y: float, text: str) -> None:
+        """Write a text."""
+        self.marks.append(Mark("text", style, {"x": round(x, 1), "y": round(y, 1)}, text))
+
+    def legend(self, entries: Sequence[tuple[str, str, str]]) -> None:
+        """Explain colours: the kind of mark, its classes, and the words."""
+        x, self.height = float(LEFT), self.height + 14
+        for kind, style, words in entries:
+            shown = cut_in_the_middle(words, _LONGEST_LEGEND)
+            wide = _SWATCH + 6 + len(shown) * _CHARACTER + 10
+            if x > LEFT and x + wide > WIDTH:
+                x, self.height = float(LEFT), self.height + 18
+            y = self.height - 4
+            if kind == "rect":
+                self.marks.append(_rect(style, x, x + _SWATCH, y - 6, 11))
+            if kind == "line":
+                self.line(f"{style} line", x, y, x + _SWATCH, y)
+            if kind != "rect":
+                self.dots(style, [(x + _SWATCH / 2, y)])
+            if kind == "hollow dot":
+                self.dots("hole", [(x + _SWATCH / 2, y)])
+            self.write("key", x + _SWATCH + 6, self.height, shown)
+            x += wide
+        self.height += 8
+
+    def name(self, name: str, figure: str = "") -> None:
+        """Write the name of a row and its figure, and move below."""
+        self.height += 16
+        room = int((WIDTH - LEFT - 4 - len(figure) * _CHARACTER) / _CHARACTER) - 1
+        self.write("name", LEFT, self.height, cut_in_the_middle(name, max(8, room)))
+        self.write("figure", RIGHT, self.height, figure)
+        self.height += 5
+
+    def band(self, style: str, left: float, right: float, *, top: float) -> None:
+        """Shade what lies behind all rows so far."""
+        self.marks.insert(0, _rect(style, left, right, top, self.height + 4 - top))
+
+    def axis(
+        self, scale: Scale, ticks: Sequence[float], words: Callable[[float], str], *, top: float
+    ) -> None:
+        """Draw grid lines behind all marks, and their labels below."""
+        bottom = self.height + 4
+        grid: list[Mark] = []
+        last = float("-inf")
+        for tick in ticks:
+            x = scale.at(tick)
+            grid.append(Mark("path", "grid", {"d": f"M{x:g} {top:g}V{bottom:g}"}))
+            label, half = words(tick), len(words(tick)) * _CHARACTER / 2
+            middle = min(max(x, half), WIDTH - half)
+            if middle - half > last:  # labels never touch
+                grid.append(Mark("text", "tick", {"x": round(middle, 1), "y": bottom + 15}, label))
+                last = middle + half + 4
+        self.marks[:0] = grid
+        self.height = bottom + _TICK_HEIGHT
+
+
+def _rect(style: str, left: float, right: float, top: float, height: float, title: str = "") -> Mark:  # noqa: PLR0917 -- a box
+    at: dict[str, float | str] = {
+        "x": round(left, 1),
+        "y": round(top, 1),
+        "width": round(right - left, 1),
+        "height": round(height, 1),
+    }
+    return Mark("rect", style, at, title[:_LONGEST_TITLE])

@@ -1,0 +1,268 @@
+"""Test the page: self-contained, harmless, legible, quick."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+import time
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compare.analysis import analyse
+from compare.report import render
+from compare.report.html import pictures
+from compare.report.html.scales import byte_ticks, linear_ticks, log_ticks
+from compare.schema.hosts import Host
+from compare.schema.results import Interleaved, Sweep
+from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
+from tests.unit.pages import Page, text_of
+
+SVG = "{http://www.w3.org/2000/svg}"
+SWEEP = [Sweep(message_bytes=1 << power, ns=[1_000 + (1 << power) // 4] * 5) for power in (10, 15, 20)]
+STEPS = {"none": 4.0, "ddp": 6.0, "manual": 5.9, "mpi": 5.0, "localsgd": 4.4}
+
+
+def measured(steps=STEPS, *, rounds=5, ranks=2, turns=1, reference=4.1, **changes):
+    """Return a run with references, sweeps and turns."""
+    launches = []
+    for round_ in range(1, rounds + 1):
+        for number, (arm, step) in enumerate(steps.items()):
+            blocks = [
+                msgspec.structs.replace(
+                    a_block(step * math.exp(0.01 * math.sin(7 * number + 3 * round_ + turn))), turn=turn
+                )
+                for turn in range(1, turns + 1)
+            ]
+            if arm != "none":
+                blocks += [
+                    msgspec.structs.replace(a_block(reference, mode="reference"), turn=turn)
+                    for turn in range(1, turns + 1)
+                ]
+            sweep = [] if arm == "none" else SWEEP
+            own = [a_rank(rank, blocks=blocks, sweep=sweep, host=f"n{rank // 8}") for rank in range(ranks)]
+            launches.append(a_launch(arm, round_, number=len(launches) + 1, ranks=own))
+    changes = {"interleaved": Interleaved(mode="blocks")} | changes
+    return a_run({arm: [] for arm in steps}, launches=launches, **changes)
+
+
+RUNS = {
+    "quiet": measured(turns=4),
+    "noisy": noisy(measured(), 2),
+    "one round": measured(rounds=1),
+    "one arm": measured({"ddp": 5.0}),
+    "no launch": a_run({"none": [], "ddp": []}, complete=False),
+    "too noisy": a_run(
+        {
+            "none": [1.0, 2.5, 1.2, 2.0, 0.9],
+            "ddp": [2.0, 1.0, 2.4, 0.9, 1.8],
+            "mpi": [1.5, 2.2, 0.8, 2.6, 1.0],
+        }
+    ),
+    "oversubscribed": measured(cores=1),
+}
+every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+
+
+def page_of(run):
+    return render(run, analyse(run), "html")
+
+
+def pictures_of(run):
+    return pictures(run, analyse(run))
+
+
+@every_run
+def test_page_is_self_contained(run):
+    text = page_of(run)
+    page = Page(text)
+    assert not {"script", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    named = [name for name, _ in page.attributes if name in {"src", "style"} or name.startswith("on")]
+    assert named == []
+    links = [value for name, value in page.attributes if "href" in name]
+    assert links == ["data:,"]
+    assert set(re.findall(r"https?://[^\"< ]*", text)) <= {"http://www.w3.org/2000/svg"}
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+@every_run
+def test_page_is_closed_tag_by_tag(run):
+    """A page that is XML as well has no tag left open."""
+    text = page_of(run).removeprefix("<!doctype html>")
+    text = re.sub(r"<(meta|link)([^>]*)>", r"<\1\2/>", text)
+    ET.fromstring(text)
+
+
+@every_run
+def test_every_picture_has_a_title_and_a_description(run):
+    drawn = pictures_of(run)
+    for name, svg in drawn.items():
+        root = ET.fromstring(svg)
+        assert root.get("aria-labelledby") == f"{name}-title {name}-desc"
+        assert root.find(f"{SVG}title").text
+        assert root.find(f"{SVG}desc").text
+    ids = re.findall(r'\bid="([^"]*)"', page_of(run))
+    assert len(ids) == len(set(ids)) == 2 * len(drawn)
+
+
+@every_run
+def test_labels_of_a_picture_stay_inside_and_apart(run):
+    for svg in pictures_of(run).values():
+        root = ET.fromstring(svg)
+        width, height = map(float, root.get("viewBox").split()[2:])
+        taken = []
+        for text in root.iter(f"{SVG}text"):
+            x, y, wide = float(text.get("x")), float(text.get("y")), 6.0 * len(text.text or "")
+            style = text.get("class").split()
+            left = x - wide if {"figure", "end"} & set(style) else x - wide / 2 if "tick" in style else x
+            assert left >= -1
+            assert left + wide <= width + 1
+            assert 0 < y <= height
+            for other_y, start, end in taken:
+                assert abs(other_y - y) > 8 or left >= end or left + wide <= start, text.text
+            taken.append((y, left, left + wide))
+
+
+@every_run
+def test_shapes_have_no_negative_or_unknown_size(run):
+    for svg in pictures_of(run).values():
+        assert not re.search(r'(width|height)="-|nan|inf', svg)
+
+
+def test_page_draws_what_was_measured():
+    assert list(pictures_of(RUNS["quiet"])) == ["time", "speed", "turns", "sizes", "memory"]
+    text = text_of(page_of(RUNS["quiet"]))
+    for words in ("1.4", "Fastest here: localsgd", "round 3", "1 MiB", "200 MiB", "±3 %", "TCP over lo"):
+        assert words in text
+    (dots,) = re.findall(r'class="dot series s0" d="([^"]*)"><title>mpi', pictures_of(RUNS["quiet"])["turns"])
+    assert dots.count("M") == 5 * 4, "every turn of every round"
+
+
+def test_page_of_a_run_that_is_too_noisy_has_no_ratio():
+    drawn = pictures_of(RUNS["too noisy"])
+    assert "speed" not in drawn
+    assert text_of(page_of(RUNS["too noisy"])).startswith("TOO NOISY TO COMPARE")
+
+
+def test_page_states_a_negative_part_and_does_not_draw_it():
+    run = measured({"none": 4.0, "ddp": 6.0, "mpi": 3.5}, reference=3.6)
+    time_picture = pictures_of(run)["time"]
+    assert "slowed −0.40 (negative: not drawn)" in time_picture
+    root = ET.fromstring(time_picture)
+    parts = [rect for rect in root.iter(f"{SVG}rect") if "part" in rect.get("class")]
+    titles = [rect.find(f"{SVG}title").text for rect in parts if rect.find(f"{SVG}title") is not None]
+    assert not [title for title in titles if "background" in title]
+    drawn = sum(
+        float(rect.get("width")) for rect in parts if (rect.findtext(f"{SVG}title") or "").startswith("ddp")
+    )
+    whole = max(float(rect.get("x")) + float(rect.get("width")) for rect in parts)
+    assert drawn == pytest.approx(whole - 8, abs=0.3), "all bars together are the whole step"
+
+
+def test_page_marks_parts_below_the_noise():
+    run = a_run(
+        {"none": [4.0, 4.4, 3.9], "ddp": []},
+        launches=[
+            a_launch(arm, n, ranks=[a_rank(r, milliseconds=t, reference=ref) for r in range(2)])
+            for arm, times in (("none", [4.0, 4.4, 3.9]), ("ddp", [6.0, 6.1, 6.2]))
+            for n, t in enumerate(times, start=1)
+            for ref in [[] if arm == "none" else [[4.2, 4.1, 4.1][n - 1]]]
+        ],
+    )
+    assert re.search(r"slowed [−\d.]+ \(below noise", pictures_of(run)["time"])
+
+
+# ---- hostile names ----
+
+EVIL = "<script>alert(1)</script>\x1b[31m\x00\u202e" + "x" * 10_000
+
+
+@pytest.mark.parametrize("form", ["html", "markdown", "table", "csv"])
+def test_hostile_names_are_harmless(form):
+    rank = a_rank(attestation={"group": {"transport": EVIL, EVIL: {EVIL: EVIL}}})
+    plain = a_run({"none": [4.0], "ddp": []}, left_out={EVIL: EVIL}, command=[EVIL])
+    control, arm = plain.config.arms
+    arm = msgspec.structs.replace(arm, given={"env.NCCL_X": EVIL})
+    run = msgspec.structs.replace(
+        plain,
+        config=msgspec.structs.replace(plain.config, arms=(control, arm), baseline=arm.label),
+        launches=[*plain.launches, a_launch(arm.label, ranks=[rank, rank])],
+    )
+    text = render(run, analyse(run), form)
+    if form != "csv":
+        assert not {"\x1b", "\x00", "\u202e"} & set(text)
+    if form == "html":
+        assert "<script" not in text
+        assert "&lt;script&gt;" in text
+        assert len(text) < 2_000_000
+    if form == "markdown":
+        assert "<script" not in text
+
+
+def test_large_page_is_small_and_quick():
+    """64 ranks and 12 arms take under 1 MB and 1 s."""
+    arms = ["none", "ddp", "manual", "horovod", "mpi", "zero", "fsdp", "localsgd"]
+    arms += [f"ddp:bucket_cap_mb={size}" for size in (1, 2, 5, 10)]
+    run = measured(
+        {arm: 4.0 + n for n, arm in enumerate(arms)},
+        ranks=64,
+        turns=4,
+        hosts=[Host(f"n{n}", 8) for n in range(8)],
+        cores=16,
+    )
+    analysis = analyse(run)
+    started = time.process_time()
+    page = render(run, analysis, "html")
+    assert time.process_time() - started < 1
+    assert len(page.encode()) < 1_000_000
+
+
+# ---- axes ----
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1.0001, 1e6))
+def test_ticks_lie_between_the_ends_and_are_few(low, factor):
+    high = low * factor
+    for ticks in (linear_ticks(0.0, high), linear_ticks(low, high), log_ticks(low, high)):
+        assert len(ticks) <= 7
+        assert ticks == sorted(set(ticks))
+    assert len(linear_ticks(0.0, high)) >= 3
+    assert all(low <= tick <= high for tick in log_ticks(low, high))
+
+
+@given(st.integers(0, 30), st.integers(1, 20))
+def test_byte_ticks_are_powers_of_two(power, more):
+    ticks = byte_ticks(2.0**power, 2.0 ** (power + more))
+    assert 2 <= len(ticks) <= 7
+    assert all(math.log2(tick).is_integer() for tick in ticks)
+
+
+# ---- a browser ----
+
+
+@pytest.mark.parametrize("name", ["quiet", "too noisy", "no launch"])
+def test_page_opens_in_a_browser_without_an_error(name, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if not browser:
+        pytest.skip("no Chromium is installed here")
+    page = tmp_path / "page.html"
+    page.write_text(page_of(RUNS[name]))
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr
+    assert text_of(done.stdout) == text_of(page.read_text())
