@@ -36,7 +36,7 @@ PRODUCT = ("backends", "compare")
 """Folders whose files and functions have a length limit."""
 MESSAGES = (*PRODUCT, "tests/bench")
 """Folders whose strings are read by people."""
-NOT_PROSE = {".json", ".png", ".pyc", ".gz"}
+NOT_PROSE = {".json", ".png", ".svg", ".pyc", ".gz"}
 
 # ---- exceptions: a place and the reason ------------------------------------------------------------------
 

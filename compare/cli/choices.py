@@ -21,3 +21,42 @@ class Format(StrEnum):
     HTML = "html"
     CSV = "csv"
     JSON = "json"
+
+
+class Interleave(StrEnum):
+    """How the arms of a round run."""
+
+    AUTO = "auto"
+    BLOCKS = "blocks"
+    LAUNCHES = "launches"
+
+
+class Device(StrEnum):
+    """What the ranks compute on."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Precision(StrEnum):
+    """Arithmetic of the forward pass and of the loss."""
+
+    FLOAT32 = "float32"
+    BF16_AUTOCAST = "bf16-autocast"
+
+
+class Optimizer(StrEnum):
+    """Optimizers of the built-in models."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    ADAMW = "adamw"
+
+
+class Dataset(StrEnum):
+    """Data of the built-in models."""
+
+    AUTO = "auto"
+    MNIST = "mnist"
+    DIGITS = "digits"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from compare.cli.console import make_console
-from compare.cli.options import DataDir
+from compare.cli.options import AsJson, DataDir
 from compare.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,13 +27,20 @@ def fetch(data_dir: DataDir = None) -> None:
     typer.echo(f"MNIST is complete and verified in {folder}")
 
 
-def status(data_dir: DataDir = None) -> None:
-    """List the data files, and whether their content is right."""
+def status(data_dir: DataDir = None, *, as_json: AsJson = False) -> None:
+    """List the data files, and whether their content is right.
+
+    Exits with 3 where a file is missing or damaged.
+    """
     from compare import data
+    from compare.schema.files import STANDARD_OUTPUT, write_json
 
     files = data.status(data_dir or data.default_root())
-    make_console().print(_table(files))
-    if any(file.problem for file in files):
+    if as_json:
+        write_json(STANDARD_OUTPUT, files)
+    else:
+        make_console().print(_table(files))
+    if not all(file.verified for file in files):
         raise typer.Exit(DataError.exit_code)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import Hostfile, HostList, SshIdentity, SshPort, SshUser, read_rehearsed
+from compare.cli.options import AsJson, Hostfile, HostList, SshIdentity, SshPort, SshUser, read_rehearsed
+
+if TYPE_CHECKING:
+    from compare.doctor.facts import Examination
 
 
 def doctor(
@@ -31,6 +34,7 @@ def doctor(
     workload: Annotated[
         str | None, typer.Option(help="Also look for the folder of your workload: train.py:make.")
     ] = None,
+    as_json: AsJson = False,
     export_json: Annotated[
         Path | None, typer.Option(help="Also write all facts and findings to this file.")
     ] = None,
@@ -46,11 +50,9 @@ def doctor(
     """
     from compare.data import own_source
     from compare.doctor.examine import examine, exit_code
-    from compare.doctor.report import DoctorReport, markdown
     from compare.experiment.settle import choose_all_hosts
     from compare.launch.engines import Allocation
     from compare.launch.engines.ssh import Ssh
-    from compare.schema.files import write_json, write_text
     from compare.schema.store import require_writable
     from compare.text import counted
 
@@ -64,9 +66,22 @@ def doctor(
     make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}")
     python, ports = python or sys.executable, ports and not quick and len(chosen) > 1
     examination = examine(chosen, carrier=carrier, python=python, quick=quick, ports=ports, own=own)
+    _write(examination, export_json, export_markdown, as_json=as_json)
+    raise typer.Exit(exit_code(examination))
+
+
+def _write(
+    examination: Examination, export_json: Path | None, export_markdown: Path | None, *, as_json: bool
+) -> None:
+    from compare.doctor.report import DoctorReport, markdown
+    from compare.schema.files import STANDARD_OUTPUT, write_json, write_text
+
     if export_json:
         write_json(export_json, examination)
     if export_markdown:
         write_text(export_markdown, markdown(examination) + "\n")
-    make_console().print(DoctorReport(examination))
-    raise typer.Exit(exit_code(examination))
+    if as_json:
+        write_json(STANDARD_OUTPUT, examination)
+        return
+    console = make_console(stderr=STANDARD_OUTPUT in (export_json, export_markdown))
+    console.print(DoctorReport(examination))

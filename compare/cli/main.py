@@ -27,7 +27,8 @@ from compare.cli import (
     verify,
 )
 from compare.cli.console import print_error, print_notes
-from compare.errors import OutputError, RingsideError, UnavailableError, system_reason
+from compare.cli.help import Command
+from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
 
 EITHER_SPELLING = {
@@ -35,6 +36,8 @@ EITHER_SPELLING = {
     "help_option_names": ["-h", "--help"],
 }
 
+_WrongUsage: Any = typer.BadParameter.__mro__[1]
+"""An error of the parser, which newer versions of typer bring along."""
 _REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 EXIT_CODES = {
@@ -57,7 +60,6 @@ app = typer.Typer(
     name="compare",
     help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # coloured help takes as long to load as all the rest
     pretty_exceptions_enable=False,
     context_settings=EITHER_SPELLING,
@@ -77,7 +79,7 @@ def main() -> None:
     end_in_good_order()
     streams.take_over()
     try:
-        app()
+        sys.exit(_call())
     except KeyboardInterrupt:  # while a module was being loaded
         sys.exit(INTERRUPTED)
     except RingsideError as error:
@@ -88,6 +90,26 @@ def main() -> None:
         sys.exit(error.exit_code)
     finally:
         streams.leave_nothing_to_write()
+
+
+def _call() -> int:
+    """Call the command that the arguments name, and return its exit code.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    try:
+        code = app(prog_name="compare", standalone_mode=False)
+    except _WrongUsage as error:
+        context = error.ctx
+        if context is None or error.format_message().startswith("Usage:"):  # no command: all of them
+            error.show()
+            return error.exit_code
+        raise UsageError(
+            error.format_message().replace("Value error, ", ""),
+            remedy=f"`{context.command_path} --help` shows every flag and its choices.",
+        ) from None
+    return code if isinstance(code, int) else 0
 
 
 def _register(to: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
@@ -119,7 +141,7 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
                 remedy="Choose another path, or change its permissions.",
             ) from error
 
-    to.command(name, context_settings=EITHER_SPELLING | settings)(interruptible)
+    to.command(name, cls=Command, context_settings=EITHER_SPELLING | settings)(interruptible)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from compare.cli.choices import Order
+from compare.cli.choices import Dataset, Device, Interleave, Optimizer, Order, Precision
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,21 +21,29 @@ if TYPE_CHECKING:
     from compare.launch.engines import Allocation
     from compare.schema.arms import Arm
 
+arms_flag = partial(typer.Option, rich_help_panel="Arms")
+training_flag = partial(typer.Option, rich_help_panel="Training")
+length_flag = partial(typer.Option, rich_help_panel="Time")
+hosts_flag = partial(typer.Option, rich_help_panel="Ranks and hosts")
+output_flag = partial(typer.Option, rich_help_panel="Output")
+"""Declare a flag in a group of ``--help``."""
+
 DataDir = Annotated[
     Path | None,
-    typer.Option(
+    training_flag(
         "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
     ),
 ]
-Wide = Annotated[bool, typer.Option("--wide", help="Show every column and note, with full names.")]
-Detail = Annotated[bool, typer.Option("--detail", help="As --wide, and where the cost goes.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")]
+Wide = Annotated[bool, output_flag("--wide", help="Show every column and note, with full names.")]
+Detail = Annotated[bool, output_flag("--detail", help="As --wide, and where the cost goes.")]
 Sort = Annotated[
     Order | None,
-    typer.Option(show_default="step; as named where nothing is ranked", help="Order of the arms."),
+    output_flag(show_default="step; as named where nothing is ranked", help="Order of the arms."),
 ]
 Backends = Annotated[
     list[str] | None,
-    typer.Option(
+    arms_flag(
         "--backend",
         help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
         "`compare backends` lists them with their options.",
@@ -43,24 +51,32 @@ Backends = Annotated[
         "manual:mode=shared_memory, too, on one host's CPUs",
     ),
 ]
-Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
+Hostfile = Annotated[Path | None, hosts_flag(help="Where the ranks run; see hostfiles/.")]
 HostList = Annotated[
-    str | None, typer.Option("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
+    str | None, hosts_flag("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
 ]
 SshUser = Annotated[
-    str, typer.Option(show_default="as ssh is configured", help="For hosts that name no user themselves.")
+    str, hosts_flag(show_default="as ssh is configured", help="For hosts that name no user themselves.")
 ]
 SshPort = Annotated[
     int | None,
-    typer.Option(min=1, max=65535, show_default="as ssh is configured", help="Port of sshd."),
+    hosts_flag(min=1, max=65535, show_default="as ssh is configured", help="Port of sshd."),
 ]
 SshIdentity = Annotated[
     Path | None,
-    typer.Option(
+    hosts_flag(
         exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
     ),
 ]
-MaxReruns = Annotated[int, typer.Option(help="Maximum number of noisy rounds to repeat; one twice at most.")]
+Warmup = Annotated[int, training_flag(help="First steps, which train but are not timed.")]
+InterleaveMode = Annotated[
+    Interleave,
+    arms_flag(
+        help="blocks: all arms alive, training in turns. launches: one launch after another. "
+        "auto: in turns where it is possible."
+    ),
+]
+MaxReruns = Annotated[int, length_flag(help="Maximum number of noisy rounds to repeat; one twice at most.")]
 
 REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
 """The hosts that ``compare rehearse`` made for the command inside it."""
@@ -69,7 +85,7 @@ REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
     """Return the option for the folder of a run."""
     name += suffix
-    return typer.Option(show_default=name, help="Folder for results and logs.")
+    return output_flag(show_default=name, help="Folder for results and logs.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +94,7 @@ class LaunchFlags:
 
     num_proc: Annotated[
         int | None,
-        typer.Option(
+        hosts_flag(
             "-np",
             "--num-proc",
             min=1,
@@ -88,13 +104,13 @@ class LaunchFlags:
     ] = None
     hostfile: Hostfile = None
     hosts: HostList = None
-    include: Annotated[
-        list[str] | None, typer.Option(help="Use only these of the hosts: node[1-2],node7.")
-    ] = None
-    exclude: Annotated[list[str] | None, typer.Option(help="Leave these hosts out: node3.")] = None
+    include: Annotated[list[str] | None, hosts_flag(help="Use only these of the hosts: node[1-2],node7.")] = (
+        None
+    )
+    exclude: Annotated[list[str] | None, hosts_flag(help="Leave these hosts out: node3.")] = None
     interface: Annotated[
         str | None,
-        typer.Option(
+        hosts_flag(
             show_default="the one that all hosts share; lo on one machine",
             help="Network interface of all arms.",
         ),
@@ -104,24 +120,31 @@ class LaunchFlags:
     ssh_identity: SshIdentity = None
     env: Annotated[
         list[str] | None,
-        typer.Option(
+        hosts_flag(
             "-x",
             "--env",
             help="NAME, with its value from your shell, or NAME=VALUE: set for every rank. The value is "
             "kept out of command lines, logs and results.",
         ),
     ] = None
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    device: Annotated[Device, hosts_flag(help="What the ranks compute on.")] = Device.AUTO
     threads: Annotated[
-        int | None, typer.Option(show_default="cores / ranks per host", help="Threads per rank.")
+        int | None, hosts_flag(show_default="cores / ranks per host", help="Threads per rank.")
     ] = None
     output: Annotated[Path | None, output_option()] = None
-    export_json: Annotated[Path | None, typer.Option(help="Also write the run and its summary here.")] = None
-    timeout: Annotated[float, typer.Option(help="Maximum time for a launch, in seconds.")] = 300.0
-    stall: Annotated[float, typer.Option(help="Maximum time without progress, in seconds.")] = 30.0
+    export_json: Annotated[
+        Path | None, output_flag(help="Also write the run and its summary here; `-` is standard output.")
+    ] = None
+    timeout: Annotated[float, length_flag(help="Maximum time for a launch, in seconds.")] = 300.0
+    stall: Annotated[float, length_flag(help="Maximum time without progress, in seconds.")] = 30.0
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print every command as it is executed.")
+        bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")
     ] = False
+
+    @property
+    def exports(self) -> dict[str, Path]:
+        """Return the file of each format to export to."""
+        return {"json": self.export_json} if self.export_json else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,34 +154,39 @@ class Shared(LaunchFlags):
     backend: Backends = None
     model: Annotated[
         str | None,
-        typer.Option(show_default="mlp", help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10."),
+        training_flag(show_default="mlp", help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10."),
     ] = None
     workload: Annotated[
         str | None,
-        typer.Option(
+        training_flag(
             help="A function in a Python file of your own, in place of --model: train.py:make. It returns a "
             "compare.workload.Workload."
         ),
     ] = None
-    optimizer: Annotated[str | None, typer.Option(show_default="sgd", help="sgd, adam or adamw.")] = None
+    optimizer: Annotated[
+        Optimizer | None, training_flag(show_default="sgd", help="Optimizer of a built-in model.")
+    ] = None
     lr: Annotated[
         float | None,
-        typer.Option(
+        training_flag(
             "--lr", show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."
         ),
     ] = None
-    batch_size: Annotated[int, typer.Option(help="Samples per rank and pass.")] = 64
+    batch_size: Annotated[int, training_flag(help="Samples per rank and pass.")] = 64
     accumulate: Annotated[
-        int, typer.Option(help="Passes per step; gradients add up and are averaged after the last.")
+        int, training_flag(help="Passes per step; gradients add up and are averaged after the last.")
     ] = 1
-    seed: Annotated[int, typer.Option(help="Of the model, the shuffles and the order of arms.")] = 0
+    seed: Annotated[int, training_flag(help="Of the model, the shuffles and the order of arms.")] = 0
     precision: Annotated[
-        str, typer.Option(help="float32, or bf16-autocast: forward and loss in torch.autocast with bfloat16.")
-    ] = "float32"
+        Precision,
+        training_flag(help="bf16-autocast: forward and loss in torch.autocast with bfloat16."),
+    ] = Precision.FLOAT32
     compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the model of every arm with torch.compile.")
+        bool, training_flag("--compile", help="Compile the model of every arm with torch.compile.")
     ] = False
-    dataset: Annotated[str | None, typer.Option(show_default="auto", help="auto, mnist or digits.")] = None
+    dataset: Annotated[
+        Dataset | None, training_flag(show_default="auto", help="auto: digits where MNIST cannot be had.")
+    ] = None
     data_dir: DataDir = None
 
 
@@ -166,17 +194,20 @@ class Shared(LaunchFlags):
 class RunFlags(Shared):
     """The flags that ``run`` and ``aa`` share."""
 
-    warmup: Annotated[int, typer.Option(help="First steps, which train but are not timed.")] = 30
-    interleave: Annotated[
-        str,
-        typer.Option(
-            help="blocks: all arms alive, training in turns. launches: one launch after another. "
-            "auto: in turns where it is possible."
-        ),
-    ] = "auto"
+    warmup: Warmup = 30
+    interleave: InterleaveMode = Interleave.AUTO
     wide: Wide = False
     detail: Detail = False
     sort: Sort = None
+    export_csv: Annotated[Path | None, output_flag(help="Also write every figure of every arm here.")] = None
+    export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
+    export_html: Annotated[Path | None, output_flag(help="Also write a page with pictures here.")] = None
+
+    @property
+    def exports(self) -> dict[str, Path]:
+        """Return the file of each format to export to."""
+        more = {"csv": self.export_csv, "markdown": self.export_markdown, "html": self.export_html}
+        return super().exports | {form: path for form, path in more.items() if path}
 
 
 def with_run_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -233,14 +264,14 @@ def read_request(
     from compare.experiment.settle import UserRequest, choose_dataset, choose_own
 
     arms = read_arms(shared.backend)
-    dataset = choose_dataset(shared.dataset or "auto")
+    dataset = choose_dataset((shared.dataset or Dataset.AUTO).value)
     own = choose_own(shared.workload, _replaced_by_a_workload(shared), length=config)
     settings = {
         "model": shared.model or "mlp",
         "batch_size_per_rank": shared.batch_size,
         "accumulate": shared.accumulate,
         "seed": shared.seed,
-        "precision": shared.precision,
+        "precision": shared.precision.value,
         "compile": shared.compile,
     }
     return UserRequest(
@@ -250,7 +281,7 @@ def read_request(
         dataset=dataset,
         data_dir=shared.data_dir,
         own=own.source if own else None,
-        optimizer=shared.optimizer or "sgd",
+        optimizer=(shared.optimizer or Optimizer.SGD).value,
         learning_rate=shared.lr,
         **read_launch(shared, **settings | config | dict(own.config if own else {})),
     )
@@ -266,11 +297,16 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         OutputError: the file of ``--export-json`` cannot be written.
     """
     from compare.schema.environment import read_exports
+    from compare.schema.files import STANDARD_OUTPUT
     from compare.schema.store import require_writable
 
     allocation = _read_allocation(flags)
-    if flags.export_json:
-        require_writable(flags.export_json, to_be_made=flags.output)
+    if list(flags.exports.values()).count(STANDARD_OUTPUT) > 1:
+        raise UsageError(
+            "Two formats cannot both go to standard output.", remedy="Name a file for all but one of them."
+        )
+    for path in flags.exports.values():
+        require_writable(path, to_be_made=flags.output)
     return {
         "allocation": allocation,
         "interface": flags.interface,
@@ -278,7 +314,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         "output": flags.output,
         "threads_per_rank": flags.threads,
         "config": {
-            "device": flags.device,
+            "device": flags.device.value,
             "launch_timeout_seconds": flags.timeout,
             "stall_seconds": flags.stall,
             **config,

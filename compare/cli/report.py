@@ -10,7 +10,7 @@ import typer
 from compare.cli.choices import Format
 from compare.cli.collectives import print_collectives, render_collectives
 from compare.cli.console import make_console
-from compare.cli.options import Detail, Sort, Wide
+from compare.cli.options import Detail, Sort, Wide, output_flag
 from compare.cli.scale import print_scale, render_scale
 from compare.errors import UsageError
 
@@ -27,13 +27,13 @@ def report(
         ),
     ],
     *,
-    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.TABLE,
+    form: Annotated[Format, output_flag("--format", help="What to write.")] = Format.TABLE,
     wide: Wide = False,
     detail: Detail = False,
     sort: Sort = None,
-    output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
+    output: Annotated[Path | None, output_flag(help="Write to this file instead.")] = None,
     pictures: Annotated[
-        Path | None, typer.Option(help="Also write each picture of the page into this folder, as SVG.")
+        Path | None, output_flag(help="Also write each picture of the page into this folder, as SVG.")
     ] = None,
 ) -> None:
     """Show a run again in any format, also one that was stopped."""
@@ -46,6 +46,7 @@ def report(
 
     again, run_directory = str(run_directory), find_run(run_directory)
     if collectives := read_collectives(run_directory):
+        _require_no_page(form, "Collectives")
         if output:
             _require_another_file(output, collectives_file(run_directory))
             write_text(output, render_collectives(collectives, form, detail=detail) + "\n")
@@ -53,6 +54,7 @@ def report(
             print_collectives(collectives, form, detail=detail)
         return
     if scale := read_scale(run_directory):
+        _require_no_page(form, "A scaling series")
         if output:
             _require_another_file(output, run_directory)
             write_text(output, render_scale(scale, form) + "\n")
@@ -84,6 +86,12 @@ def _write_pictures(run: Run, analysis: Analysis, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, drawn in pictures(run, arrange(analysis, None)).items():
         write_text(folder / f"{name}.svg", drawn + "\n")
+
+
+def _require_no_page(form: Format, what: str) -> None:
+    if form is Format.HTML:
+        forms = [own.value for own in Format if own is not Format.HTML]
+        raise UsageError(f"{what} cannot be shown as html.", remedy=f"Use one of: {', '.join(forms)}.")
 
 
 def _require_another_file(output: Path, holding: Path) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from compare.cli.console import make_console, make_say
 from compare.cli.options import (
     MaxReruns,
     RunFlags,
+    arms_flag,
+    length_flag,
+    output_flag,
     read_request,
+    training_flag,
     with_run_flags,
 )
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
     from compare.experiment.run import Plan
+    from compare.experiment.settle import UserRequest
     from compare.schema.results import Run
 
 
@@ -25,38 +28,37 @@ if TYPE_CHECKING:
 def run(
     flags: RunFlags,
     *,
-    epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 1,
-    steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
+    epochs: Annotated[int, training_flag(help="Passes over the training set.")] = 1,
+    steps: Annotated[int | None, training_flag(help="Training steps, instead of epochs.")] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(
+        length_flag(
             show_default="5, then until every verdict is settled or 5 min are over",
             help="Rounds; each launches every arm once.",
         ),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Maximum time in seconds: add rounds until every verdict is settled."),
+        length_flag(help="Maximum time in seconds: add rounds until every verdict is settled."),
     ] = None,
     max_reruns: MaxReruns = 3,
     baseline: Annotated[
         str | None,
-        typer.Option(show_default="the first named", help="Arm that the others are compared with."),
+        arms_flag(show_default="the first named", help="Arm that the others are compared with."),
     ] = None,
     control: Annotated[
-        bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")
+        bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the commands of one round, and stop.")
+        bool, output_flag("--dry-run", help="Print the commands of one round, and stop.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail if the arms ran under different conditions.")
+        bool, output_flag("--strict", help="Fail if the arms ran under different conditions.")
     ] = False,
 ) -> None:
     """Run the same training through every arm, side by side."""
-    from compare.experiment import compare_arms, plan
+    from compare.experiment import plan
     from compare.experiment.settle import choose_length
-    from compare.report.progress import LiveProgress
 
     request = read_request(
         flags,
@@ -66,36 +68,58 @@ def run(
         steps=steps,
         warmup_steps=flags.warmup,
         max_reruns=max_reruns,
-        interleave=flags.interleave,
+        interleave=flags.interleave.value,
         **choose_length(repeats, budget),
     )
-    log = make_console(stderr=True)
     if dry_run:
-        _print_plan(plan(request, make_say(log)))
+        _print_plan(plan(request, make_say(make_console(stderr=True))))
         return
-    result, directory = compare_arms(
-        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose)
-    )
-    analysis = print_run(result, directory, flags)
+    analysis = carry_out_and_print(request, flags)
     if strict:
         _require_same_conditions(analysis)
 
 
-def print_run(run: Run, directory: Path, flags: RunFlags) -> Analysis:
-    """Analyse a run, print it, and export it if asked to."""
+def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
+    """Carry out a run, export it and print it.
+
+    What is kept of a run that is stopped or fails is exported as well.
+    """
     from compare.analysis import analyse
-    from compare.report import arrange, render
-    from compare.report.table import RunTable
+    from compare.experiment import compare_arms
+    from compare.report.progress import LiveProgress
+
+    log = make_console(stderr=True)
+    run, directory = compare_arms(
+        request,
+        make_say(log),
+        lambda config: LiveProgress(log, config, verbose=flags.verbose),
+        lambda kept: _export(kept, analyse(kept), flags),
+    )
+    analysis = analyse(run)
+    _export(run, analysis, flags)
+    _print(run, directory, analysis, flags)
+    return analysis
+
+
+def _export(run: Run, analysis: Analysis, flags: RunFlags) -> None:
+    from compare.report import render
     from compare.schema.files import write_text
+
+    for form, path in flags.exports.items():
+        write_text(path, render(run, analysis, form, detail=flags.detail, sort=flags.sort) + "\n")
+
+
+def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> None:
+    """Print the table; to standard error where standard output holds an export."""
+    from compare.report import arrange
+    from compare.report.table import RunTable
+    from compare.schema.files import STANDARD_OUTPUT
     from compare.schema.store import name_of_run
 
-    console, analysis = make_console(), analyse(run)
-    if flags.export_json:
-        write_text(flags.export_json, render(run, analysis, "json") + "\n")
+    console = make_console(stderr=STANDARD_OUTPUT in flags.exports.values())
     make_say(console)(f"Results: {directory}")
     again, arranged = name_of_run(directory), arrange(analysis, flags.sort)
     console.print(RunTable(run, arranged, wide=flags.wide, detail=flags.detail, again=again))
-    return analysis
 
 
 def _require_same_conditions(analysis: Analysis) -> None:

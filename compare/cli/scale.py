@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compare.cli.choices import Interleave
 from compare.cli.console import make_console, make_say
 from compare.cli.options import (
     InterleaveMode,
     MaxReruns,
     Shared,
     Warmup,
+    arms_flag,
+    hosts_flag,
+    length_flag,
+    output_flag,
     output_option,
     read_request,
+    training_flag,
     with_shared,
 )
 from compare.errors import UsageError
@@ -25,28 +31,28 @@ if TYPE_CHECKING:
 
 
 @with_shared(
-    num_proc=Annotated[str | None, typer.Option("-np", "--num-proc", help="Numbers of ranks: 1,2,4.")],
+    num_proc=Annotated[str | None, hosts_flag("-np", "--num-proc", help="Numbers of ranks: 1,2,4.")],
     batch_size=Annotated[
-        int, typer.Option(help="Samples per rank and pass; with --strong, of all ranks together.")
+        int, training_flag(help="Samples per rank and pass; with --strong, of all ranks together.")
     ],
     output=Annotated[Path | None, output_option(name="runs/<time>-<model>-np<most>-<weak or strong>")],
-    export_json=Annotated[Path | None, typer.Option(help="Also write the runs and their figures here.")],
+    export_json=Annotated[Path | None, output_flag(help="Also write the runs and their figures here.")],
 )
 def scale(
     shared: Shared,
     *,
     weak: Annotated[
-        bool, typer.Option("--weak/--strong", help="Keep the batch of each rank, or the global batch.")
+        bool, hosts_flag("--weak/--strong", help="Keep the batch of each rank, or the global batch.")
     ] = True,
-    repeats: Annotated[int, typer.Option(help="Rounds; each launches every arm with every count.")] = 5,
-    steps: Annotated[int, typer.Option(help="Training steps of a launch.")] = 150,
+    repeats: Annotated[int, length_flag(help="Rounds; each launches every arm with every count.")] = 5,
+    steps: Annotated[int, training_flag(help="Training steps of a launch.")] = 150,
     warmup: Warmup = 30,
     max_reruns: MaxReruns = 3,
-    interleave: InterleaveMode = "auto",
+    interleave: InterleaveMode = Interleave.AUTO,
     control: Annotated[
-        bool, typer.Option("--control/--no-control", help="Also run the ranks without communication.")
+        bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
-    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    form: Annotated[str, output_flag("--format", help="table, markdown, csv or json.")] = "table",
 ) -> None:
     """Run arms with several numbers of ranks; find where they bend."""
     from compare.experiment import ScaleRequest, scale_arms
@@ -65,7 +71,7 @@ def scale(
         warmup_steps=warmup,
         rounds=repeats,
         max_reruns=max_reruns,
-        interleave=interleave,
+        interleave=interleave.value,
     )
     log = make_console(stderr=True)
     found, directory = scale_arms(

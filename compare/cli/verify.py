@@ -8,19 +8,25 @@ from typing import Annotated
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import Shared, output_option, read_request, with_shared
+from compare.cli.options import (
+    Shared,
+    output_flag,
+    output_option,
+    read_request,
+    with_shared,
+)
 
 
 @with_shared(
     output=Annotated[Path | None, output_option("-verify")],
-    export_json=Annotated[Path | None, typer.Option(help="Also write the verification here.")],
+    export_json=Annotated[Path | None, output_flag(help="Also write the verification here.")],
 )
 def verify(shared: Shared) -> None:
     """Prove that every arm trains what a single process would."""
     from compare.experiment import verify_arms
     from compare.report.progress import LiveProgress
     from compare.report.verification import renderable
-    from compare.schema.files import write_json
+    from compare.schema.files import STANDARD_OUTPUT, write_json
     from compare.schema.job import STEPS
 
     request = read_request(shared, steps=STEPS, warmup_steps=0, rounds=1)
@@ -30,7 +36,7 @@ def verify(shared: Shared) -> None:
     )
     if shared.export_json:
         write_json(shared.export_json, verification)
-    console = make_console()
+    console = make_console(stderr=STANDARD_OUTPUT in shared.exports.values())
     console.print()
     console.print(renderable(verification))
     make_say(console)(f"Results: {directory}")

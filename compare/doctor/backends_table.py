@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -64,6 +64,26 @@ def renderable(survey: Survey) -> RenderableType:
             parts += [_heading(title), _table(chosen)]
     parts += [_heading("Not to be had"), _unavailable(survey)]
     return Group(*parts, _heading("Options, written backend:option=value:option=value"), _options())
+
+
+def listing(survey: Survey) -> list[dict[str, Any]]:
+    """Return the same facts for programs, one entry for each arm."""
+    return [
+        {
+            "arm": row.arm,
+            "available": not row.problem,
+            "problem": row.problem,
+            "summary": row.summary,
+            "version": row.found.version,
+            "transport": row.found.transport,
+            "launcher": row.found.launcher,
+            "training": row.backend.training,
+            "shards": row.backend.shards,
+            "by_default": group_of(row) == DEFAULT,
+            "options": {option.name: option.default for option in row.backend.options},
+        }
+        for row in _rows(survey)
+    ]
 
 
 def group_of(row: _Row) -> str:

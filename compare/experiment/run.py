@@ -33,7 +33,7 @@ from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
-from compare.schema.store import RESULTS_FILE, create_directory, default_output, write_request
+from compare.schema.store import RESULTS_FILE, create_directory, default_output, read_run, write_request
 
 ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
@@ -52,9 +52,14 @@ Plan = list[Section]
 
 
 def compare_arms(
-    request: UserRequest, say: Callable[[str], None], watch: Watch[RunConfig, Observer]
+    request: UserRequest,
+    say: Callable[[str], None],
+    watch: Watch[RunConfig, Observer],
+    on_early_end: Callable[[Run], None] = lambda _: None,
 ) -> tuple[Run, Path]:
     """Run the same training through every arm that a user asked for.
+
+    ``on_early_end`` receives what is kept of a run that is stopped or fails.
 
     Raises:
         RingsideError: something failed; notes of the error say what is kept.
@@ -69,6 +74,9 @@ def compare_arms(
         except (RingsideError, KeyboardInterrupt) as error:
             if directory.exists():
                 error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
+                # The first error is the one to report.
+                with suppress(OutputError):
+                    on_early_end(read_run(directory))
             raise
 
 

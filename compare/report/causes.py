@@ -42,7 +42,7 @@ _CAUSES = {
         "background tax",
         "computation alone takes {reference_seconds} with {arm} loaded, {control_seconds} without",
         "The library's threads use the cores, or its memory fills the caches.",
-        "with the library loaded, computing takes {reference_seconds} in place of {control_seconds}",
+        "{background_seconds} of it are slower computing, {reference_seconds} in place of {control_seconds}",
     ),
     "straggler": (
         "straggler",
@@ -51,7 +51,7 @@ _CAUSES = {
             "{excess_seconds} longer than the mean of all ranks ({arm})"
         ),
         "With any library, the other ranks wait for it.",
-        "ranks wait for rank {rank} on {host}, {excess_seconds} slower than the mean",
+        "{excess_seconds} of it are the wait for rank {rank} on {host}",
     ),
     "transport": (
         "transport",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import msgspec
 from compare.errors import OutputError, UsageError, system_reason
 
 T = TypeVar("T")
+STANDARD_OUTPUT = Path("-")
+"""Standard output, as a user writes it in place of a file."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -52,6 +55,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(data.decode().removesuffix("\n") + "\n")
+        return
     try:
         if path.exists() and not path.is_file():
             # For example /dev/stdout: a file renamed over it would replace it for the whole machine.

@@ -11,9 +11,8 @@ from compare.errors import UsageError
 from compare.schema.config import require_count
 from compare.schema.files import read_json
 from compare.schema.results import Run
-from compare.schema.store import read_run
+from compare.schema.store import SCALE_FILE, read_run
 
-SCALE_FILE = "scale.json"
 SCALE_SCHEMA_VERSION = 1
 Mode: TypeAlias = Literal["weak", "strong"]
 """``weak`` keeps the batch of each rank, ``strong`` the global batch."""

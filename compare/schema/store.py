@@ -15,7 +15,7 @@ import msgspec
 from compare.errors import OutputError, UsageError, system_reason
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.config import RunConfig
-from compare.schema.files import read_json, write_json, write_text
+from compare.schema.files import STANDARD_OUTPUT, read_json, write_json, write_text
 from compare.schema.hostfile import format_hostfile
 from compare.schema.results import PHASES, SCHEMA_VERSION, Launch, Mode, RankResult, Run
 
@@ -26,6 +26,7 @@ LAST = "last"
 """The newest of them, as ``compare report`` calls it."""
 VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
+SCALE_FILE = "scale.json"
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 """The versions that are read: their older names of fields, and today's."""
 
@@ -56,7 +57,7 @@ def find_run(path: Path) -> Path:
     """
     if path != Path(LAST):
         return path
-    files = [file for name in (RESULTS_FILE, COLLECTIVES_FILE) for file in RUNS.glob(f"*/{name}")]
+    files = [file for name in (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE) for file in RUNS.glob(f"*/{name}")]
     if not files:
         raise OutputError(
             "There is no last run.",
@@ -260,6 +261,8 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
     Raises:
         OutputError: its folder is missing or read-only, or it is a folder itself.
     """
+    if path == STANDARD_OUTPUT:
+        return
     folder = path.absolute().parent
     if to_be_made and folder == to_be_made.absolute():
         if path.name in {RESULTS_FILE, "config.json", "hostfile"}:

@@ -77,11 +77,11 @@ class Picture:
             y = self.height - 4
             if kind == "rect":
                 self.marks.append(_rect(style, x, x + _SWATCH, y - 6, 11))
-            if kind == "line":
+            if kind.endswith("line"):
                 self.line(f"{style} line", x, y, x + _SWATCH, y)
             if kind != "rect":
                 self.dots(style, [(x + _SWATCH / 2, y)])
-            if kind == "hollow dot":
+            if kind.startswith("hollow"):
                 self.dots("hole", [(x + _SWATCH / 2, y)])
             self.write("key", x + _SWATCH + 6, self.height, shown)
             x += wide

@@ -35,6 +35,7 @@ _PARTS = (
 )
 _MOST_ROUND_LABELS = 10
 _FEW_ROUNDS = 8
+_LONGEST_LINE = 70
 _SERIES = 8
 """Number of colours and of markers for lines."""
 
@@ -62,7 +63,8 @@ def _time(analysis: Analysis) -> Picture:
     picture = Picture(
         "time",
         "Where a step's time goes",
-        "Milliseconds of one training step. Geometric means over the rounds.",
+        "Milliseconds of one training step. Geometric means over the rounds. A part below zero is stated, "
+        "and not drawn.",
     )
     unsplit = any(arm.arm != CONTROL and len(_parts_of(arm)) == 1 for arm in arms)
     other = [("unsplit", "not split: see the notes")] if unsplit else []
@@ -89,10 +91,16 @@ def _stack(picture: Picture, arm: ArmSummary, scale: Scale) -> None:
             picture.rect(f"part {shown}", left, max(right, left + 0.5), _BAR, title=title)
             x += drawn[style]
     picture.height += _BAR + 2
-    if len(parts) > 1:
+    for line in _lines(_in_words(arm)) if len(parts) > 1 else ():
         picture.height += 12
-        picture.write("small", LEFT, picture.height, _in_words(arm))
+        picture.write("small", LEFT, picture.height, line)
     picture.height += 6
+
+
+def _lines(words: str) -> list[str]:
+    """Break the parts into two lines where one is too short."""
+    first, plus, last = words.rpartition(" + ")
+    return [words] if len(words) <= _LONGEST_LINE else [first, f"+ {last}"] if plus else [words]
 
 
 def _parts_of(arm: ArmSummary) -> dict[str, float]:
@@ -127,7 +135,7 @@ def _signed(seconds: float) -> str:
 
 def _caveat(seconds: float, interval: Estimate | None) -> str:
     noise = interval is not None and interval.low <= 0 <= interval.high and interval.n > 1
-    words = [*(["below noise"] if noise else []), *(["negative: not drawn"] if seconds < 0 else [])]
+    words = [*(["below noise"] if noise else []), *(["not drawn"] if seconds < 0 else [])]
     return f" ({', '.join(words)})" if words else ""
 
 
@@ -275,7 +283,12 @@ def _sizes(run: Run) -> Picture | None:
         "Time of one all-reduce, by message size",
         "The group's all-reduce alone, without training. Both axes are logarithmic.",
     )
-    picture.legend([("line", f"series s{n % _SERIES}", label) for n, label in enumerate(lines)])
+    picture.legend(
+        [
+            ("line" if n < _SERIES else "hollow line", f"series s{n % _SERIES}", label)
+            for n, label in enumerate(lines)
+        ]
+    )
     height, top, left = 230.0, picture.height + 6, 62
     points = [point for line in lines.values() for point in line]
     across = around((size for size, _ in points), left, RIGHT)
@@ -289,6 +302,8 @@ def _sizes(run: Run) -> Picture | None:
         style = f"series s{number % _SERIES}"
         picture.path(f"{style} line", "M" + "L".join(f"{x:g} {y:g}" for x, y in places), label)
         picture.dots(style, places, label)
+        if number >= _SERIES:  # colours repeat, and hollow dots tell them apart
+            picture.dots("hole", places)
     picture.height = top + height
     picture.axis(across, byte_ticks(across.low, across.high), _bytes_words, top=top)
     picture.description = "; ".join(

@@ -16,7 +16,9 @@ import pytest
 
 from backends import BACKENDS, GROUPS
 from compare import data, errors
+from compare.analysis import analyse
 from compare.cli import main as cli
+from compare.cli.help import EXAMPLES
 from compare.data import mnist
 from compare.data.catalogue import FILES, TRAIN_IMAGES
 from compare.doctor import availability
@@ -35,7 +37,7 @@ from compare.experiment import run
 from compare.experiment import verify as verification
 from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
-from compare.report import RENDERERS
+from compare.report import RENDERERS, render
 from compare.report.collectives import SWEEP_RENDERERS
 from compare.schema.collectives import COLLECTIVES_FILE
 from compare.schema.files import read_json, write_json
@@ -130,9 +132,9 @@ def carried_out(monkeypatch):
             )
         ),
         ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
-        ("--backend ddp --optimizer lion", USAGE, ["--optimizer cannot be lion", "sgd or adam or adamw"]),
-        ("--backend ddp --device tpu", USAGE, ["--device cannot be tpu", "cpu or cuda"]),
-        ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "mnist or digits"]),
+        ("--backend ddp --optimizer lion", USAGE, ["--optimizer", "'lion'", "'sgd', 'adam', 'adamw'"]),
+        ("--backend ddp --device tpu", USAGE, ["--device", "'tpu'", "'cpu', 'cuda'"]),
+        ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "'mnist', 'digits'"]),
         ("--backend ,", USAGE, ["--backend names no arm"]),
         ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read", "No such file"]),
         ("--hostfile .", USAGE, ["the hostfile cannot be read", "Is a directory"]),
@@ -268,7 +270,8 @@ def test_report_with_an_unknown_choice_names_the_right_ones(compare, flag):
     ended = compare("report", ".", flag, "pdf")
     assert ended.code == USAGE
     choices = {"--format": [*RENDERERS], "--sort": ["step", "name", "sync"]}[flag]
-    assert [choice for choice in [flag, "'pdf'", *choices] if choice not in ended.err] == []
+    assert [choice for choice in [flag, "'pdf'", *choices] if choice not in ended.parts[0]] == []
+    assert ended.parts[-1] == "`compare report --help` shows every flag and its choices."
 
 
 def test_report_last_shows_the_newest_run(compare):
@@ -333,6 +336,102 @@ def test_a_path_that_the_system_refuses_exits_with_5(compare, arguments):
 def test_help_describes_shared_flags_as_the_command_uses_them(compare, command, says):
     shown = re.sub(r"\s", "", compare(command, "--help").out)
     assert [text for text in says if re.sub(r"\s", "", text) not in shown] == []
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_groups_the_flags_and_ends_with_examples(compare, command):
+    shown = compare(*command.split(), "--help").out
+    assert shown.count("  compare ") == 2
+    for line in EXAMPLES[command]:
+        assert f"\n  {line}\n" in shown
+        assert line.startswith(f"compare {command}")
+        flags = re.findall(r"(?<= )--?[a-z][a-z-]*", line.partition(" -- ")[0])
+        assert [flag for flag in flags if not re.search(rf"(^|[ ,/]){flag}\b", shown, re.MULTILINE)] == []
+
+
+def test_every_command_has_examples_and_every_long_help_has_groups(compare):
+    commands = [*cli.COMMANDS, "rehearse", "data fetch", "data status", "install horovod", "install mpich"]
+    assert set(commands) == set(EXAMPLES)
+    shown = compare("run", "--help").out
+    for group in ("Arms:", "Training:", "Time:", "Ranks and hosts:", "Output:", "Options:", "Examples:"):
+        assert f"\n{group}\n" in shown
+    assert re.search(r"^Options:\n  -h, --help .*\n\n", shown, re.MULTILINE), "every flag is in a group"
+
+
+def test_help_in_place_of_a_command_is_no_error(compare):
+    ended = compare()
+    assert ended.code == USAGE
+    assert "error:" not in ended.err
+    assert "Commands:" in ended.err
+
+
+def test_shells_complete_commands_and_choices(tmp_path):
+    asked = {"_COMPARE_COMPLETE": "complete_bash", "COMP_WORDS": "compare run --device ", "COMP_CWORD": "3"}
+    done = subprocess.run(
+        [sys.executable, "-m", "compare"],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["auto", "cpu", "cuda"]
+
+
+# ---- exports ----
+
+
+def test_run_exports_every_format(compare, carried_out):
+    carried_out(a_run())
+    files = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html")}
+    flags = [text for form, name in files.items() for text in (f"--export-{form}", name)]
+    assert compare("run", "--backend", "ddp", "--output", "out", *flags).code == 0
+    starts = {"json": "{", "csv": "arm,", "markdown": "**mlp", "html": "<!doctype html>"}
+    assert all(Path(files[form]).read_text().lower().startswith(start) for form, start in starts.items())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (LaunchError("mpi, round 1: rank 1 failed."), LaunchError.exit_code)],
+)
+def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, error, code):
+    def carry_out(run_, directory, *_):
+        write_json(directory / RESULTS_FILE, a_run({"none": [4.0], "ddp": []}, complete=False))
+        raise error
+
+    monkeypatch.setattr(run, "carry_out", carry_out)
+    ended = compare(
+        *("run", "--backend", "ddp", "--output", "out", "--export-csv", "a.csv", "--export-json", "a.json")
+    )
+    assert ended.code == code
+    assert json.loads(Path("a.json").read_text())["run"]["complete"] is False
+    assert Path("a.csv").read_text().splitlines()[1].startswith("none,")
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "markdown", "html"])
+def test_run_export_to_standard_output_is_alone_there(compare, carried_out, form):
+    carried_out(a_run())
+    ended = compare("run", "--backend", "ddp", "--output", "out", f"--export-{form}", "-")
+    assert ended.code == 0
+    assert ended.out.rstrip("\n") == render(a_run(), analyse(a_run()), form)
+    assert "Results: " in ended.err
+    assert "A step of ddp takes" in ended.err
+    assert not Path("-").exists()
+
+
+def test_run_with_two_exports_to_standard_output_is_refused(compare, carried_out):
+    carried_out(AssertionError("nothing may be started"))
+    ended = compare("run", "--backend", "ddp", "--export-csv", "-", "--export-json", "-")
+    assert (ended.code, ended.parts[0]) == (USAGE, "Two formats cannot both go to standard output.")
+
+
+def test_listing_commands_print_json(compare):
+    arms = json.loads(compare("backends", "--json").out)
+    assert {entry["arm"] for entry in arms} >= set(BACKENDS)
+    assert all(entry["available"] is not bool(entry["problem"]) for entry in arms)
+    files = compare("data", "status", "--data-dir", "none", "--json")
+    assert (files.code, {file["form"] for file in json.loads(files.out)}) == (DATA, {"missing"})
+    assert json.loads(compare("doctor", "--quick", "--json").out)["hosts"]
 
 
 def test_report_with_detail_shows_where_the_cost_goes(compare):
@@ -537,6 +636,7 @@ def test_report_shows_collectives_in_every_format(compare, form):
     compare("report", saved / COLLECTIVES_FILE, "--format", form, "--output", "written")
     assert Path("written").read_text().split() == shown.out.split()
     assert compare("report", saved, "--output", saved / COLLECTIVES_FILE).code == USAGE
+    assert compare("report", saved, "--format", "html").parts[0] == "Collectives cannot be shown as html."
 
 
 def test_backends_lists_options_and_why_one_is_missing(compare):

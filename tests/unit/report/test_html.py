@@ -118,7 +118,7 @@ def test_labels_of_a_picture_stay_inside_and_apart(run):
         width, height = map(float, root.get("viewBox").split()[2:])
         taken = []
         for text in root.iter(f"{SVG}text"):
-            x, y, wide = float(text.get("x")), float(text.get("y")), 6.0 * len(text.text or "")
+            x, y, wide = float(text.get("x")), float(text.get("y")), 6.2 * len(text.text or "")
             style = text.get("class").split()
             left = x - wide if {"figure", "end"} & set(style) else x - wide / 2 if "tick" in style else x
             assert left >= -1
@@ -153,7 +153,7 @@ def test_page_of_a_run_that_is_too_noisy_has_no_ratio():
 def test_page_states_a_negative_part_and_does_not_draw_it():
     run = measured({"none": 4.0, "ddp": 6.0, "mpi": 3.5}, reference=3.6)
     time_picture = pictures_of(run)["time"]
-    assert "slowed −0.40 (negative: not drawn)" in time_picture
+    assert "slowed −0.40 (not drawn)" in time_picture
     root = ET.fromstring(time_picture)
     parts = [rect for rect in root.iter(f"{SVG}rect") if "part" in rect.get("class")]
     titles = [rect.find(f"{SVG}title").text for rect in parts if rect.find(f"{SVG}title") is not None]
@@ -233,7 +233,7 @@ def test_ticks_lie_between_the_ends_and_are_few(low, factor):
         assert len(ticks) <= 7
         assert ticks == sorted(set(ticks))
     assert len(linear_ticks(0.0, high)) >= 3
-    assert all(low <= tick <= high for tick in log_ticks(low, high))
+    assert all(low * (1 - 1e-9) <= tick <= high * (1 + 1e-9) for tick in log_ticks(low, high))
 
 
 @given(st.integers(0, 30), st.integers(1, 20))
