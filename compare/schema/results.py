@@ -87,6 +87,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     ns: Annotated[list[Positive], msgspec.Meta(min_length=1)]
 
 
+class GradientTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """When the gradient of one parameter is ready, without synchronisation."""
+
+    gradient_bytes: int
+    ready_ns: Annotated[list[int], msgspec.Meta(min_length=1)]
+    """Nanoseconds after the last forward pass, in each step."""
+
+
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured and attests."""
 
@@ -114,6 +122,11 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """A step's collectives without training, per sample; empty if impossible."""
     sweep: list[Sweep] = []
     """The group's all-reduce over sizes; empty if the strategy bypasses it."""
+    gradients: list[GradientTimes] = []
+    """Of the reference, parameter by parameter.
+
+    Empty for an arm without one, and in older results.
+    """
     cpu_ns: int
     """CPU time of this rank during the measurement, without its waits."""
     waited_ns: int = 0

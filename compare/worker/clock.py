@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
+
+Mark: TypeAlias = "int | torch.cuda.Event"
+"""A moment: nanoseconds, or what a GPU recorded."""
 
 
 def read_clock(device: torch.device) -> int:
@@ -49,16 +52,11 @@ class PhaseClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._marks: list[tuple[str, int | torch.cuda.Event]] = []
+        self._marks: list[tuple[str, Mark]] = []
 
     def __call__(self, phase: str) -> None:
         """Record the end of a phase; the first call starts the clock."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append((phase, event))
-        else:
-            self._marks.append((phase, time.perf_counter_ns()))
+        self._marks.append((phase, mark_time(self._device)))
 
     def read(self) -> dict[str, list[int]]:
         """Return the nanoseconds of every phase in every step.
@@ -69,14 +67,24 @@ class PhaseClock:
         steps: list[dict[str, int]] = []
         current: dict[str, int] = {}
         for (_, before), (phase, after) in zip(self._marks, self._marks[1:], strict=False):
-            current[phase] = current.get(phase, 0) + _between(before, after)
+            current[phase] = current.get(phase, 0) + nanoseconds_between(before, after)
             if phase == "step":
                 steps.append(current)
                 current = {}
         return {phase: [step[phase] for step in steps] for phase in (steps[0] if steps else {})}
 
 
-def _between(before: int | torch.cuda.Event, after: int | torch.cuda.Event) -> int:
+def mark_time(device: torch.device) -> Mark:
+    """Mark this moment, in the device's own order of work."""
+    if device.type != "cuda":
+        return time.perf_counter_ns()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def nanoseconds_between(before: Mark, after: Mark) -> int:
+    """Return the time between two moments of one device."""
     if isinstance(before, int):
         return cast("int", after) - before
     return round(before.elapsed_time(cast("torch.cuda.Event", after)) * 1e6)

@@ -22,7 +22,7 @@ from compare.schema.arms import CONTROL
 from compare.schema.collectives import RankSweep
 from compare.schema.job import PASSES, Job, Stage, SweepJob
 from compare.schema.parity import ParityPass
-from compare.schema.results import Block, MachineUse, Moments, RankResult, Sweep
+from compare.schema.results import Block, GradientTimes, MachineUse, Moments, RankResult, Sweep
 from compare.schema.turns import FINISH
 from compare.worker.attest import attest, attest_group
 from compare.worker.blocks import (
@@ -40,6 +40,7 @@ from compare.worker.compilation import compiled_for_proof, load_compiler
 from compare.worker.conditions import prepare_rank
 from compare.worker.evaluation import Trained, test_model
 from compare.worker.first_step import take_first_step
+from compare.worker.gradients import time_gradients
 from compare.worker.loop import EVALUATION_BATCH
 from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
 from compare.worker.mnist import MnistTask
@@ -97,6 +98,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         gradient_bytes=sum(timed.trained.gradient_bytes),
         gradient_tensors=len(timed.trained.gradient_bytes),
         **measured._asdict(),
+        gradients=timed.gradients,
         cpu_ns=timed.cpu_ns,
         waited_ns=timed.waited_ns,
         waited_cpu_ns=timed.waited_cpu_ns,
@@ -304,6 +306,7 @@ class _Timed(NamedTuple):
     peak_memory_bytes: int
     machine: MachineUse
     cpu_ns: int
+    gradients: list[GradientTimes]
     waited_ns: int = 0
     waited_cpu_ns: int = 0
 
@@ -349,6 +352,12 @@ def _timed(
     if pipes:
         trainer.finish()
     slowest_ns = max(block.wall_ns / block.steps for block in blocks if block.mode == "training")
+
+    def note(steps: int) -> None:
+        watchdog.note("reference", trainer.steps_done, expected_seconds=steps * slowest_ns / 1e9)
+
+    reference = sides.get("reference")
+    gradients = time_gradients(reference, group.device, note) if reference else []
     return _Timed(
         blocks,
         slowest_ns / 1e9,
@@ -357,6 +366,7 @@ def _timed(
         peak,
         machine,
         cpu_ns,
+        gradients,
         *((pipes.waited_ns, pipes.waited_cpu_ns) if pipes else ()),
     )
 
