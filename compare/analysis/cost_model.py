@@ -1,11 +1,13 @@
-"""Split the time of collectives into latency and bandwidth."""
+"""Model the time of collectives: latency, bandwidth, and their growth."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from compare.analysis.forms import Form
 from compare.analysis.step_times import collective_seconds
 from compare.schema.results import Launch
 
@@ -76,3 +78,85 @@ def _sweep_points(launch: Launch) -> list[tuple[float, float]]:
         samples = zip(*(sweep.ns for sweep in sizes), strict=True)
         found.append((float(sizes[0].message_bytes), statistics.median(map(statistics.fmean, samples)) / 1e9))
     return found
+
+
+# ---- other numbers of ranks, and other links ----
+
+
+class Curve(NamedTuple):
+    """The time of a call over message sizes, as measured."""
+
+    points: tuple[tuple[float, float], ...]
+    """Bytes and seconds, with rising bytes; two or more."""
+
+    @property
+    def latency(self) -> float:
+        """Return the time of the smallest message."""
+        return self.points[0][1]
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time of a message.
+
+        Between two sizes it is interpolated on log scales. Beyond the largest, its bandwidth continues.
+        """
+        if nbytes <= self.points[0][0]:
+            return self.latency
+        size, seconds = self.points[-1]
+        if nbytes >= size:
+            return seconds + (nbytes - size) * max(0.0, seconds - self.latency) / size
+        i = next(index for index, point in enumerate(self.points) if point[0] >= nbytes)
+        (low, before), (high, after) = self.points[i - 1], self.points[i]
+        share = math.log(nbytes / low) / math.log(high / low)
+        return math.exp(math.log(before) * (1 - share) + math.log(after) * share)
+
+
+class Call(NamedTuple):
+    """The time of one call, in two parts."""
+
+    latency: float
+    wire: float
+
+    @property
+    def seconds(self) -> float:
+        """Return both parts together."""
+        return self.latency + self.wire
+
+
+class Network(NamedTuple):
+    """How a predicted network differs from the measured one.
+
+    It is flat: each host has a link of its own, and all links are alike.
+    """
+
+    ranks: int
+    slowdown: float = 1.0
+    """Measured rate over the predicted rate."""
+    added_latency: float = 0.0
+    """Seconds that each round takes longer."""
+
+
+def predict_call(curve: Curve, form: Form, ranks: int, nbytes: float, network: Network) -> Call:
+    """Predict an all-reduce on another network, measured among ``ranks``.
+
+    Latency grows with the form's rounds, and the rest with the bytes of its busiest rank. TCP does not move
+    all bytes in both directions at once, so sent and received bytes are added.
+    """
+    latency = curve.latency / form.rounds(ranks) + network.added_latency
+    growth = _traffic(form, network.ranks) / _traffic(form, ranks) * network.slowdown
+    return Call(latency * form.rounds(network.ranks), (curve.seconds(nbytes) - curve.latency) * growth)
+
+
+def _traffic(form: Form, ranks: int) -> float:
+    return form.sent(ranks) + form.received(ranks)
+
+
+def expected_maximum(residuals: Sequence[float], ranks: int) -> float:
+    """Return the mean of the largest of ``ranks`` resampled residuals.
+
+    It is the exact mean over all resamples with replacement.
+    """
+    count = len(residuals)
+    return sum(
+        value * ((i / count) ** ranks - ((i - 1) / count) ** ranks)
+        for i, value in enumerate(sorted(residuals), 1)
+    )

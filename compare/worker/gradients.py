@@ -1,4 +1,4 @@
-"""Time when each gradient is ready, by hooks in a block of their own."""
+"""Time when each gradient is ready, in a block with hooks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def time_gradients(side: Side, device: torch.device, note: Callable[[int], None]
 
 
 def _hooked_steps(side: Side, device: torch.device) -> list[dict[int | str, Mark]]:
-    """Return the marks of every step: each gradient's, and the end of ``forward``.
+    """Return the marks of every step: its gradients, and ``forward``.
 
     Where passes accumulate, those of the last pass remain.
     """

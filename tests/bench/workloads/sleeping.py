@@ -21,13 +21,13 @@ class Sleep(torch.autograd.Function):
     """Pass on a tensor and its gradient, each after a sleep."""
 
     @staticmethod
-    def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(_context: Any, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs after a layer's time."""
         time.sleep(LAYER_SECONDS)
         return inputs.view_as(inputs)
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
         """Return the gradient after a layer's time."""
         time.sleep(LAYER_SECONDS)
         return gradient

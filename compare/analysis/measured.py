@@ -1,0 +1,204 @@
+"""Take what predictions need from a run, or name what is missing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import msgspec
+
+from compare.analysis.budget import is_oversubscribed
+from compare.analysis.cost_model import Curve, predict_call
+from compare.analysis.cost_model import Network as Other
+from compare.analysis.forms import FORMS, Form
+from compare.analysis.step_times import has_reference, step_seconds
+from compare.analysis.timeline import Gradient, Schedule
+from compare.schema.arms import Arm
+from compare.schema.results import Launch, RankResult, Run
+
+_FORMS = {"torch.distributed gloo": "ring", "torch.distributed nccl": "ring", "Open MPI": "Rabenseifner"}
+"""The form of each library at large messages, by counted bytes."""
+
+_OTHER_MODES = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
+"""Modes of manual that call no all-reduce."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What one launch tells about an arm, in seconds and bytes."""
+
+    arm: str
+    ranks: int
+    form: str
+    schedule: Schedule
+    step_seconds: float
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
+    gradients: list[tuple[float, float]]
+    """Bytes, and seconds after the forward pass until it is ready."""
+    messages: list[float]
+    points: list[tuple[float, float]]
+    """Bytes and seconds of the group's all-reduce alone."""
+    residuals: list[float]
+    """Computing time of each step and rank, minus its rank's mean."""
+    fusion_bytes: float = 0.0
+    bits_per_second: int | None = None
+    """The rate of the measured link, if it is known."""
+    latency_seconds: float = 0.0
+
+    @property
+    def compute_seconds(self) -> float:
+        """Return the time of a step without synchronisation."""
+        return self.forward_seconds + self.backward_seconds + self.optimizer_seconds
+
+    @property
+    def curve(self) -> Curve:
+        """Return the measured times over sizes."""
+        return Curve(tuple(self.points))
+
+    @property
+    def all_reduce(self) -> Form:
+        """Return the form of its all-reduce."""
+        return next(form for form in FORMS["all_reduce"] if form.name == self.form)
+
+    @property
+    def ready(self) -> list[Gradient]:
+        """Return its gradients, none of them later than backward."""
+        return [Gradient(nbytes, min(when, self.backward_seconds)) for nbytes, when in self.gradients]
+
+
+def measure(run: Run, arm: Arm) -> list[Measured]:
+    """Take from each launch of an arm what predictions need.
+
+    ``why_not`` found no reason against it.
+    """
+    return [_measure(run, launch) for launch in run.of(arm)]
+
+
+def why_not(run: Run, arm: Arm) -> str:
+    """Return why an arm cannot be predicted; empty if it can."""
+    launches = run.of(arm)
+    return next(_reasons(run, launches), "") if launches else "it has no launch"
+
+
+def _reasons(run: Run, launches: list[Launch]) -> Iterator[str]:
+    ranks = launches[0].ranks
+    yield from _reasons_of_network(run, ranks)
+    yield from _reasons_of_calls(ranks[0])
+    if not all(has_reference(launch) and _phases(launch.ranks[0]) for launch in launches):
+        yield "its run timed no steps without synchronisation"
+    if not ranks[0].gradients:
+        yield "its run is older than the times of gradients, so measure it again"
+    if is_oversubscribed(run) and _bound_by_latency(ranks[0]):
+        yield "its ranks waited for cores, so latency was not measured"
+
+
+def _reasons_of_network(run: Run, ranks: list[RankResult]) -> Iterator[str]:
+    transport = ranks[0].attestation["group"]["transport"]
+    if len(ranks) < 2:  # noqa: PLR2004 -- one rank sends nothing
+        yield "one rank sends nothing, so no network was measured"
+    if "TCP" not in transport:
+        yield f"its bytes travelled by {transport}, not between hosts"
+    if any(host.slots > 1 for host in run.hosts) and len(run.hosts) > 1:
+        yield "several ranks on a host share a link, which is not modelled"
+
+
+def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
+    group, replica = rank.attestation["group"], rank.attestation.get("replica", {})
+    if not rank.message_bytes or replica.get("comm_hook", "none") != "none":
+        yield "its calls are no all-reduce of its gradients"
+    if replica.get("mode") in _OTHER_MODES:
+        yield f"mode={replica['mode']} is not modelled"
+    if len(rank.sweep) < 2:  # noqa: PLR2004 -- a curve takes two
+        yield "its run has no sweep of message sizes"
+    if not _form(rank):
+        yield f"the form of {group.get('library', 'its library')} is not known"
+
+
+def _bound_by_latency(rank: RankResult) -> bool:
+    sizes = [(sweep.message_bytes, min(sweep.ns)) for sweep in rank.sweep]
+    curve = Curve(tuple(sizes))
+    calls = [predict_call(curve, FORMS["all_reduce"][0], 2, size, Other(2)) for size in rank.message_bytes]
+    return sum(call.latency for call in calls) > sum(call.wire for call in calls)
+
+
+def _form(rank: RankResult) -> str:
+    group = rank.attestation["group"]
+    library = str(group.get("library", ""))
+    if library.startswith("Horovod"):
+        return "Rabenseifner" if group.get("controller") == "mpi" else "ring"
+    return next((form for name, form in _FORMS.items() if library.startswith(name)), "")
+
+
+def _schedule(rank: RankResult) -> Schedule:
+    group, replica = rank.attestation["group"], rank.attestation.get("replica", {})
+    if replica.get("mode") == "optimizer":
+        return "fused"
+    # MPI only moves on when it is called, so nothing overlaps.
+    overlaps = "bucket_bytes" in replica or replica.get("mode") == "overlap"
+    return "overlap" if overlaps and not str(group.get("library", "")).startswith("Open MPI") else "after"
+
+
+def _measure(run: Run, launch: Launch) -> Measured:
+    first, link = launch.ranks[0], run.network.rehearsed
+    alone = step_seconds(launch, "reference")
+    shares = _phase_shares(launch)
+    return Measured(
+        arm=launch.arm,
+        ranks=len(launch.ranks),
+        form=_form(first),
+        schedule=_schedule(first),
+        step_seconds=step_seconds(launch),
+        forward_seconds=alone * shares["forward"],
+        backward_seconds=alone * shares["backward"],
+        optimizer_seconds=alone * (1 - shares["forward"] - shares["backward"]),
+        gradients=_gradients(launch),
+        messages=[float(size) for size in first.message_bytes],
+        points=_points(launch),
+        residuals=_residuals(launch),
+        fusion_bytes=float(first.attestation["group"].get("fusion_bytes", 0)),
+        bits_per_second=link.bits_per_second if link else None,
+        latency_seconds=link.latency_seconds if link else 0.0,
+    )
+
+
+def _phases(rank: RankResult) -> dict[str, list[int]]:
+    blocks = [block.phases for block in rank.blocks if block.mode == "reference" and block.phases]
+    return blocks[0] if blocks and "forward" in blocks[0] else {}
+
+
+def _phase_shares(launch: Launch) -> dict[str, float]:
+    totals = {
+        name: sum(statistics.median(_phases(rank)[name]) for rank in launch.ranks)
+        for name in _phases(launch.ranks[0])
+    }
+    return {name: total / sum(totals.values()) for name, total in totals.items()}
+
+
+def _residuals(launch: Launch) -> list[float]:
+    found = []
+    for rank in launch.ranks:
+        steps = [sum(times) / 1e9 for times in zip(*_phases(rank).values(), strict=True)]
+        found += [seconds - statistics.fmean(steps) for seconds in steps]
+    return found
+
+
+def _gradients(launch: Launch) -> list[tuple[float, float]]:
+    """Return each gradient, with the mean over ranks of its median time."""
+    return [
+        (its[0].gradient_bytes, statistics.fmean(statistics.median(one.ready_ns) for one in its) / 1e9)
+        for its in zip(*(rank.gradients for rank in launch.ranks), strict=True)
+    ]
+
+
+def _points(launch: Launch) -> list[tuple[float, float]]:
+    """Return the sweep: the minimum over samples of the mean over ranks.
+
+    Other programs only make calls slower. A larger message never takes less time.
+    """
+    found: list[tuple[float, float]] = []
+    for sizes in zip(*(rank.sweep for rank in launch.ranks), strict=True):
+        samples = zip(*(sweep.ns for sweep in sizes), strict=True)
+        seconds = min(map(statistics.fmean, samples)) / 1e9
+        found.append((float(sizes[0].message_bytes), max([seconds, *(before for _, before in found[-1:])])))
+    return found

@@ -1,0 +1,78 @@
+"""Predict a run's arms on other hosts and links: ``compare predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compare.cli.console import make_console
+from compare.errors import UsageError
+
+
+def predict(
+    run_directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or its results.json.")
+    ],
+    *,
+    hosts: Annotated[str, typer.Option(help="Numbers of hosts, comma separated.")] = "2,4,8,16",
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="RATE or RATE,LATENCY of each host's network: 10gbit, or 1gbit,2ms.",
+            show_default="as measured",
+        ),
+    ] = None,
+    measured_link: Annotated[
+        str | None,
+        typer.Option(
+            help="RATE or RATE,LATENCY of the network that RUN was measured on.",
+            show_default="of a rehearsal, its own",
+        ),
+    ] = None,
+    bucket_cap: Annotated[
+        str | None, typer.Option(help="Also predict DDP with these bucket sizes, in MiB: 1,25.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Print predictions beside the measurements of this other run.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+) -> None:
+    """Predict step times with other hosts, links and bucket sizes."""
+    from compare.analysis.predict import compare_with, forecast, with_measured_link
+    from compare.report.predictions import PREDICTION_RENDERERS, PredictionTable, page_against, page_of
+    from compare.schema.link import parse_link
+    from compare.schema.store import read_run
+
+    if form not in PREDICTION_RENDERERS:
+        raise UsageError(
+            f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(PREDICTION_RENDERERS)}."
+        )
+    run = read_run(run_directory)
+    if measured_link:
+        run = with_measured_link(run, parse_link(measured_link))
+    other_link = parse_link(link) if link else None
+    if against:
+        page = page_against(compare_with(run, read_run(against), other_link))
+    else:
+        counts = [int(count) for count in _read_numbers("--hosts", hosts, least=2, whole=True)]
+        caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
+        page = page_of(forecast(run, counts, other_link, caps))
+    if form == "table":
+        make_console().print(PredictionTable(page))
+    else:
+        typer.echo(PREDICTION_RENDERERS[form](page))
+
+
+def _read_numbers(flag: str, written: str, *, least: float, whole: bool = False) -> list[float]:
+    try:
+        numbers = [float(int(text) if whole else float(text)) for text in written.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(least <= number < float("inf") for number in numbers):
+        kind = "whole numbers" if whole else "numbers"
+        raise UsageError(
+            f"{flag} cannot be {written!r}.", remedy=f"Use {kind} from {least:g} on, separated by commas."
+        )
+    return sorted(set(numbers))

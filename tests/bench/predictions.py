@@ -1,0 +1,148 @@
+"""Validate ``compare predict`` in rehearsals: ``python -m tests.bench.predictions``.
+
+It measures two hosts at 200 Mbit/s, and predicts other hosts and rates from that alone. It writes the table
+of docs/predictions.md, and docs/predictions.json with what the predictions use. It needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from compare.analysis.measured import Measured, measure, why_not
+from compare.analysis.predict import Target, predict_all_reduce, predict_step
+from compare.analysis.validated import validated_error
+from compare.schema.link import Link
+from compare.schema.store import read_run
+from tests.comparing import ROOT
+
+ARMS = "ddp,ddp:bucket_cap_mb=1,manual,mpi"
+BASE = (2, "200mbit")
+CELLS = [(3, "200mbit"), (4, "200mbit"), (2, "100mbit"), (4, "500mbit")]
+DOCUMENT = ROOT / "docs" / "predictions.md"
+RECORD = ROOT / "docs" / "predictions.json"
+BEGIN, END = "<!-- cells: begin -->", "<!-- cells: end -->"
+_WORKLOAD = "tests/bench/workloads/sleeping.py:make"
+_RUN = ("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", 12, "--warmup", 2, "--threads", 1)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What was measured: the base, and the other cells."""
+
+    base: list[Measured]
+    cells: list[Measured]
+
+
+class Cell(NamedTuple):
+    """One arm in one cell, predicted and measured, in seconds."""
+
+    arm: str
+    hosts: int
+    link: Link
+    predicted: float
+    measured: float
+    call_predicted: float
+    call_measured: float
+    covered: bool
+    faster: bool
+    """The link is faster than the base's."""
+
+    @property
+    def error(self) -> float:
+        """Return the relative error of the step."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def call_error(self) -> float:
+        """Return the relative error of the largest all-reduce alone."""
+        return self.call_predicted / self.call_measured - 1
+
+
+def judge(record: Record) -> list[Cell]:
+    """Predict every cell from the base."""
+    of = {measured.arm: measured for measured in record.base}
+    return [_judge(of[measured.arm], measured) for measured in record.cells if measured.arm in of]
+
+
+def _judge(base: Measured, measured: Measured) -> Cell:
+    link = Link(bits_per_second=measured.bits_per_second, latency_seconds=measured.latency_seconds)
+    target = Target(hosts=measured.ranks, link=link)
+    predicted = predict_step(base, target).seconds
+    nbytes, call_measured = measured.points[-1]
+    ratio = predicted / measured.step_seconds
+    faster = (measured.bits_per_second or 0) > (base.bits_per_second or 0)
+    error = 1 + validated_error(base.schedule, base.form, faster=faster)
+    return Cell(
+        arm=base.arm,
+        hosts=measured.ranks,
+        link=link,
+        predicted=predicted,
+        measured=measured.step_seconds,
+        call_predicted=predict_all_reduce(base, nbytes, target).seconds,
+        call_measured=call_measured,
+        covered=1 / error <= ratio <= error,
+        faster=faster,
+    )
+
+
+def read_cells(folders: list[Path]) -> list[Measured]:
+    """Read the launches of runs."""
+    return [
+        measured
+        for folder in folders
+        for run in [read_run(folder)]
+        for arm in run.config.arms
+        if not why_not(run, arm)
+        for measured in measure(run, arm)
+    ]
+
+
+def table(cells: list[Cell]) -> str:
+    """Write all cells as Markdown."""
+    rows = ["| arm | hosts | link | step measured ms | predicted ms | error | all-reduce alone |"]
+    rows += ["| :-- | --: | --: | --: | --: | --: | --: |"]
+    for cell in sorted(cells, key=lambda cell: (cell.arm, str(cell.link), cell.hosts)):
+        rows.append(
+            f"| {cell.arm} | {cell.hosts} | {cell.link} | {cell.measured * 1e3:.0f} | "
+            f"{cell.predicted * 1e3:.0f} | {cell.error:+.1%} | {cell.call_error:+.1%} |"
+        )
+    covered = sum(cell.covered for cell in cells)
+    rows += ["", f"The intervals hold {covered} of {len(cells)} measured steps."]
+    return "\n".join(rows)
+
+
+def _measure(hosts: int, link: str, folder: Path) -> Path:
+    output = folder / f"{hosts}-{link}"
+    command = [sys.executable, "-m", "compare", "rehearse", "--hosts", hosts, "--link", link, "--", "run"]
+    command += ["--workload", _WORKLOAD, "--backend", ARMS, "--batch-size", 8, "--output", output, *_RUN]
+    subprocess.run(list(map(str, command)), cwd=ROOT, check=True)
+    return output
+
+
+def main() -> None:
+    """Measure what is missing, and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.predictions", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the runs; those that are there are not measured again")
+    parser.add_argument("--read", nargs="+", type=Path, metavar="RUN", help="a base and measured cells")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    folders = given.read
+    if not folders:
+        names = {cell: given.folder / f"{cell[0]}-{cell[1]}" for cell in [BASE, *CELLS]}
+        folders = [path if path.exists() else _measure(*cell, given.folder) for cell, path in names.items()]
+    record = Record(read_cells(folders[:1]), read_cells(folders[1:]))
+    RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    written = table(judge(record))
+    text = DOCUMENT.read_text()
+    before, _, rest = text.partition(BEGIN)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{written}\n{END}{rest.partition(END)[2]}")
+    print(written)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Test predictions: the model by hand, and on launches that were recorded."""
+
+from __future__ import annotations
+
+import statistics
+
+import msgspec
+import pytest
+
+from compare.analysis.cost_model import Call, Curve, Network, expected_maximum, predict_call
+from compare.analysis.forms import FORMS
+from compare.analysis.measured import Measured
+from compare.analysis.predict import Target, compare_with, forecast, predict_step
+from compare.analysis.timeline import MIB, Gradient, ddp_buckets, lay_out
+from compare.errors import OutputError
+from compare.report.predictions import PREDICTION_RENDERERS, page_against, page_of
+from compare.schema.files import read_json
+from compare.schema.hosts import Host
+from compare.schema.link import parse_link
+from compare.schema.results import GradientTimes, Sweep
+from tests.bench.predictions import RECORD, Record, judge
+from tests.unit.factories import a_block, a_launch, a_phased_block, a_rank, a_run
+
+RING = next(form for form in FORMS["all_reduce"] if form.name == "ring")
+CURVE = Curve(((1024, 0.001), (MIB, 0.041), (4 * MIB, 0.161)))
+MS = 1e-3
+
+
+def calls_of(seconds):
+    return lambda _: Call(0.0, seconds)
+
+
+# ---- one call ----
+
+
+def test_curve_meets_its_points_and_continues_its_bandwidth():
+    for nbytes, seconds in CURVE.points:
+        assert CURVE.seconds(nbytes) == pytest.approx(seconds)
+    assert CURVE.seconds(8) == CURVE.latency
+    assert CURVE.seconds(8 * MIB) == pytest.approx(0.321)
+
+
+def test_call_among_more_ranks_takes_the_bytes_and_rounds_of_its_form():
+    call = predict_call(CURVE, RING, 2, MIB, Network(4))
+    assert call.latency == pytest.approx(0.003)
+    assert call.wire == pytest.approx(0.060)
+    slower = predict_call(CURVE, RING, 2, MIB, Network(2, slowdown=10, added_latency=0.002))
+    assert slower.latency == pytest.approx(0.005)
+    assert slower.wire == pytest.approx(0.400)
+
+
+def test_expected_maximum_is_the_mean_over_all_resamples():
+    residuals = [3.0, 1.0, 2.0]
+    pairs = [max(a, b) for a in residuals for b in residuals]
+    assert expected_maximum(residuals, 2) == pytest.approx(statistics.fmean(pairs))
+
+
+# ---- a step's timeline ----
+
+GRADIENTS = [Gradient(MIB, 30 * MS), Gradient(MIB, 20 * MS), Gradient(MIB, 10 * MS), Gradient(MIB, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "messages", "call", "end"),
+    [
+        pytest.param("after", [4 * MIB], 40, 70, id="after backward"),
+        pytest.param("overlap", [MIB] * 4, 5, 35, id="all but the last call overlap"),
+        pytest.param("overlap", [MIB] * 4, 40, 160, id="calls wait for each other"),
+        pytest.param("overlap", [MIB, 3 * MIB], 20, 50, id="a bucket waits for its last gradient"),
+        pytest.param("fused", [MIB] * 4, 20, 60, id="what is ready goes in one call"),
+    ],
+)
+def test_timeline_ends_with_the_last_call(schedule, messages, call, end):
+    found = lay_out(schedule, GRADIENTS, messages, 30 * MS, calls_of(call * MS), fusion_bytes=64 * MIB)
+    assert found.seconds == pytest.approx(end * MS)
+
+
+@pytest.mark.parametrize(("cap", "buckets"), [(25, [1, 3]), (1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1])])
+def test_ddp_closes_a_bucket_that_reaches_its_cap(cap, buckets):
+    assert ddp_buckets(GRADIENTS, cap) == [count * MIB for count in buckets]
+
+
+# ---- recorded launches ----
+
+
+@pytest.fixture(scope="module")
+def record():
+    return read_json(RECORD, Record)
+
+
+def with_changes(record, **changes):
+    return Record([msgspec.structs.replace(one, **changes) for one in record.base], record.cells)
+
+
+def step_errors(record, form="ring"):
+    rings = {one.arm for one in record.base if one.form == form}
+    return [abs(cell.error) for cell in judge(record) if cell.arm in rings and not cell.faster]
+
+
+def within_bounds(errors):
+    return statistics.fmean(errors) <= 0.10 and max(errors) <= 0.20
+
+
+def test_recorded_steps_are_predicted_within_the_bounds(record):
+    assert within_bounds(step_errors(record))
+
+
+def test_recorded_all_reduces_are_predicted_within_the_bounds(record):
+    rings = {one.arm for one in record.base if one.form == "ring"}
+    errors = [abs(cell.call_error) for cell in judge(record) if cell.arm in rings and not cell.faster]
+    assert statistics.median(errors) <= 0.05
+    assert max(errors) <= 0.10
+
+
+def test_wrong_form_misses_the_bounds(record):
+    assert not within_bounds(step_errors(with_changes(record, form="linear"), form="linear"))
+
+
+@pytest.mark.parametrize("ready", [0.0, 1e9], ids=["perfect overlap", "no overlap"])
+def test_model_without_ready_times_is_worse(record, ready):
+    """Without its own rest, the timeline is nearer than both extremes."""
+    overlapping = [one for one in record.base if one.schedule == "overlap"]
+    rest_free = {one.arm: msgspec.structs.replace(one, step_seconds=bare(one)) for one in overlapping}
+    other = {arm: extreme(one, ready) for arm, one in rest_free.items()}
+    assert mean_error(record, rest_free) < mean_error(record, other)
+
+
+def bare(one: Measured) -> float:
+    """Return the step time by the timeline alone."""
+    first = predict_step(one, Target(hosts=one.ranks))
+    return one.step_seconds - first.rest_seconds
+
+
+def extreme(one: Measured, ready: float) -> Measured:
+    gradients = [(nbytes, ready) for nbytes, _ in one.gradients]
+    changed = msgspec.structs.replace(one, gradients=gradients)
+    return msgspec.structs.replace(changed, step_seconds=bare(changed))
+
+
+def mean_error(record, base):
+    rates = {one.arm: one.bits_per_second for one in base.values()}
+    cells = [cell for cell in record.cells if cell.arm in rates and cell.bits_per_second <= rates[cell.arm]]
+    return statistics.fmean(abs(cell.error) for cell in judge(Record(list(base.values()), cells)))
+
+
+def test_validated_errors_cover_the_recorded_cells(record):
+    assert [cell for cell in judge(record) if not cell.covered] == []
+
+
+# ---- runs ----
+
+
+SWEPT = ((1024, 10**6), (MIB, 4 * 10**7))
+COMPUTING = {"forward": [10.0] * 9, "backward": [10.0] * 9, "sync": [0.0] * 9, "step": [0.0] * 9}
+
+
+def a_measured_run(*, ranks=2, rounds=3, arm="manual", **changes):
+    """A run that computes for 20 ms and calls for 40 ms."""
+
+    def a_measured_rank(rank):
+        fields = {
+            "blocks": [
+                a_block(60.0),
+                a_block(20.0, mode="reference"),
+                a_phased_block(
+                    "reference", forward=[10.0] * 9, backward=[10.0] * 9, sync=[0.0] * 9, step=[0.0] * 9
+                ),
+            ],
+            "message_bytes": [MIB],
+            "sweep": [
+                Sweep(message_bytes=size, ns=[ns] * 3) for size, ns in ((1024, 10**6), (MIB, 4 * 10**7))
+            ],
+            "gradients": [GradientTimes(gradient_bytes=MIB, ready_ns=[10**7] * 3)],
+            "attestation": {
+                "group": {"transport": "TCP over eth0", "library": "torch.distributed gloo"},
+                "replica": {"mode": "flat"},
+                "threads": 1,
+            },
+        }
+        return a_rank(rank, **fields | changes)
+
+    launches = [
+        a_launch(arm, round_, ranks=[a_measured_rank(rank) for rank in range(ranks)])
+        for round_ in range(1, rounds + 1)
+    ]
+    hosts = [Host(f"n{number}", 1) for number in range(ranks)]
+    return a_run(
+        {arm: [1.0]}, launches=launches, hosts=hosts, cores_by_host=[2] * ranks, config={"ranks": ranks}
+    )
+
+
+def test_forecast_of_the_measured_hosts_is_the_measured_step():
+    (found,) = forecast(a_measured_run(), [2]).predictions
+    assert found.step_seconds.mean == pytest.approx(0.060)
+    assert found.limit == "bandwidth"
+
+
+def test_intervals_are_never_narrower_than_the_validated_error():
+    for found in forecast(a_measured_run(), [2, 4, 16], parse_link("10gbit")).predictions:
+        step = found.step_seconds
+        assert step.high / step.mean >= 1 + found.error - 1e-9
+        assert step.mean / step.low >= 1 + found.error - 1e-9
+
+
+def test_forecast_beyond_validation_is_marked():
+    found = forecast(a_measured_run(), [4, 8]).predictions
+    assert [prediction.beyond_validation for prediction in found] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ranks": 1}, "one rank"),
+        ({"sweep": []}, "no sweep"),
+        ({"gradients": []}, "older than"),
+        ({"message_bytes": []}, "no all-reduce"),
+        ({"blocks": [a_block(60.0)]}, "without synchronisation"),
+        ({"attestation": {"group": {"transport": "shared memory"}}}, "travelled by shared memory"),
+        ({"attestation": {"group": {"transport": "TCP", "library": "MPICH 4"}}}, "MPICH 4 is not known"),
+    ],
+)
+def test_run_that_cannot_tell_is_refused(changes, reason):
+    with pytest.raises(OutputError) as refused:
+        forecast(a_measured_run(**changes), [4])
+    assert reason in refused.value.found
+    assert refused.value.remedy
+
+
+def test_one_host_is_refused_without_a_link():
+    run = msgspec.structs.replace(a_measured_run(), hosts=[Host("n1", 2)], cores_by_host=[2])
+    with pytest.raises(OutputError, match="Nothing can be predicted"):
+        forecast(run, [4])
+    assert forecast(run, [4], parse_link("1gbit")).assumed_goodput
+
+
+def test_against_another_run_shows_the_error_of_each_arm():
+    run = a_measured_run()
+    (found,) = compare_with(run, run)
+    assert found.error == pytest.approx(0.0)
+    assert found.covered
+
+
+@pytest.mark.parametrize("form", PREDICTION_RENDERERS)
+def test_every_format_shows_what_is_not_modelled_or_the_figures(form):
+    run = a_measured_run()
+    for page in (page_of(forecast(run, [2, 4])), page_against(compare_with(run, run))):
+        shown = PREDICTION_RENDERERS[form](page)
+        assert "manual" in shown
+        assert form == "csv" or "Not modelled" in " ".join(shown.split())
