@@ -23,11 +23,10 @@ class Parts(NamedTuple):
 def split_collectives(launch: Launch) -> Parts | None:
     """Split the time of a step's collectives in two.
 
-    The sweep's line has latency a and 1 / b seconds per byte (``fit_line``). It expects n a + S / b of n
-    calls with S bytes together. The measured time is divided in that proportion. So a sweep that ran slower
-    than the collectives favours neither part. The fixed part is at most n a, because large messages may pass
-    more slowly than the sweep's. A library that fuses calls does not tell the number of messages: then there
-    is no answer.
+    The sweep's curve has a latency a. It expects a time of n calls, and n a of it is latency. The measured
+    time is divided in that proportion. So a sweep that ran slower than the collectives favours neither part.
+    The fixed part is at most n a, because large messages may pass more slowly than the sweep's. A library
+    that fuses calls does not tell the number of messages: then there is no answer.
     """
     seconds, points, first = collective_seconds(launch), _sweep_points(launch), launch.ranks[0]
     sizes = first.message_bytes
@@ -35,31 +34,10 @@ def split_collectives(launch: Launch) -> Parts | None:
         return None
     if not seconds or len(points) < 2:  # noqa: PLR2004 -- a line takes two
         return None
-    latency, seconds_per_byte = fit_line(points)
-    latencies = len(sizes) * latency
-    expected = latencies + sum(sizes) * seconds_per_byte
+    curve = Curve(tuple(points))
+    latencies = len(sizes) * curve.latency
+    expected = sum(map(curve.seconds, sizes))
     return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
-
-
-def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit a line to (bytes, seconds).
-
-    The line is t = a + S / b; the result is a and 1 / b, neither negative. The model is Hockney's (The
-    communication challenge for MPP, Parallel Computing 20, 1994). The fit makes relative errors least: with
-    absolute errors the largest message would decide alone.
-    """
-    weights = [1 / seconds**2 for _, seconds in points]
-    total = sum(weights)
-    size = sum(w * s for w, (s, _) in zip(weights, points, strict=True)) / total
-    time = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (s - size) ** 2 for w, (s, _) in zip(weights, points, strict=True))
-    joint = sum(w * (s - size) * (t - time) for w, (s, t) in zip(weights, points, strict=True))
-    slope = max(0.0, joint / spread) if spread else 0.0
-    latency = time - slope * size
-    if latency >= 0:
-        return latency, slope
-    squares = sum(w * s * s for w, (s, _) in zip(weights, points, strict=True))
-    return 0.0, sum(w * s * t for w, (s, t) in zip(weights, points, strict=True)) / squares
 
 
 def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
@@ -91,19 +69,27 @@ class Curve(NamedTuple):
 
     @property
     def latency(self) -> float:
-        """Return the time of the smallest message."""
-        return self.points[0][1]
+        """Return the time of the smallest message, without that of its bytes."""
+        size, seconds = self.points[0]
+        return max(0.0, seconds - size * self.seconds_per_byte)
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """Return one over the bandwidth, from the largest message."""
+        (low, before), (high, after) = self.points[0], self.points[-1]
+        return max(0.0, after - before) / (high - low)
 
     def seconds(self, nbytes: float) -> float:
         """Return the time of a message.
 
         Between two sizes it is interpolated on log scales. Beyond the largest, its bandwidth continues.
         """
-        if nbytes <= self.points[0][0]:
-            return self.latency
+        size, seconds = self.points[0]
+        if nbytes <= size:
+            return seconds
         size, seconds = self.points[-1]
         if nbytes >= size:
-            return seconds + (nbytes - size) * max(0.0, seconds - self.latency) / size
+            return seconds + (nbytes - size) * self.seconds_per_byte
         i = next(index for index, point in enumerate(self.points) if point[0] >= nbytes)
         (low, before), (high, after) = self.points[i - 1], self.points[i]
         share = math.log(nbytes / low) / math.log(high / low)

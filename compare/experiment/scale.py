@@ -22,8 +22,8 @@ from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.hosts import place
 from compare.schema.results import Run
-from compare.schema.scale import SCALE_FILE, Mode, Scale, Series, batch_of, folder_of
-from compare.schema.store import RESULTS_FILE, create_directory, new_folder
+from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
+from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, new_folder
 
 
 @dataclass(frozen=True, kw_only=True)

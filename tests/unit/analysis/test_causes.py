@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compare.analysis import analyse
 from compare.analysis.causes import find_causes
-from compare.analysis.cost_model import fit_line, split_collectives
+from compare.analysis.cost_model import Curve, split_collectives
 from compare.analysis.summary import summarise
 from compare.report import render
 from compare.schema.hosts import Host
@@ -306,19 +306,18 @@ def test_json_holds_key_arm_and_evidence():
 
 @settings(deadline=None)
 @given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11))
-def test_fit_line_finds_latency_and_bandwidth(latency, bandwidth):
-    points = [(size, latency + size / bandwidth) for size in (1e3, 3e4, 1e6)]
-    found, per_byte = fit_line(points)
-    assert found == pytest.approx(latency, rel=1e-3, abs=1e-9)
-    assert per_byte == pytest.approx(1 / bandwidth, rel=1e-3, abs=latency * 1e-9)
+def test_curve_finds_latency_and_bandwidth(latency, bandwidth):
+    curve = Curve(tuple((size, latency + size / bandwidth) for size in (1e3, 3e4, 1e6)))
+    assert curve.latency == pytest.approx(latency, rel=1e-3, abs=1e-9)
+    assert curve.seconds_per_byte == pytest.approx(1 / bandwidth, rel=1e-3, abs=latency * 1e-9)
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1e-7, 10)), min_size=1, max_size=5))
-def test_fit_line_has_no_negative_part(points):
-    latency, per_byte = fit_line(points)
-    assert latency >= 0
-    assert per_byte >= 0
+@given(st.lists(st.floats(1e-7, 10), min_size=2, max_size=5))
+def test_curve_has_no_negative_part(times):
+    curve = Curve(tuple((1024.0 * 32**index, seconds) for index, seconds in enumerate(times)))
+    assert curve.latency >= 0
+    assert curve.seconds_per_byte >= 0
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.1, 1.3, 2.0])

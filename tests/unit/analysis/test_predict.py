@@ -9,20 +9,19 @@ import pytest
 
 from compare.analysis.cost_model import Call, Curve, Network, expected_maximum, predict_call
 from compare.analysis.forms import FORMS
-from compare.analysis.measured import Measured
-from compare.analysis.predict import Target, compare_with, forecast, predict_step
+from compare.analysis.predict import compare_with, forecast
 from compare.analysis.timeline import MIB, Gradient, ddp_buckets, lay_out
 from compare.errors import OutputError
 from compare.report.predictions import PREDICTION_RENDERERS, page_against, page_of
 from compare.schema.files import read_json
 from compare.schema.hosts import Host
 from compare.schema.link import parse_link
-from compare.schema.results import GradientTimes, Sweep
-from tests.bench.predictions import RECORD, Record, judge
-from tests.unit.factories import a_block, a_launch, a_phased_block, a_rank, a_run
+from tests.bench.predictions import RECORD, Record, judge, model_errors
+from tests.unit.factories import a_block
+from tests.unit.predictions import a_measured_run
 
 RING = next(form for form in FORMS["all_reduce"] if form.name == "ring")
-CURVE = Curve(((1024, 0.001), (MIB, 0.041), (4 * MIB, 0.161)))
+CURVE = Curve(tuple((size, 0.001 + 0.040 * size / MIB) for size in (1024, MIB, 4 * MIB)))
 MS = 1e-3
 
 
@@ -36,7 +35,7 @@ def calls_of(seconds):
 def test_curve_meets_its_points_and_continues_its_bandwidth():
     for nbytes, seconds in CURVE.points:
         assert CURVE.seconds(nbytes) == pytest.approx(seconds)
-    assert CURVE.seconds(8) == CURVE.latency
+    assert CURVE.seconds(8) == CURVE.points[0][1]
     assert CURVE.seconds(8 * MIB) == pytest.approx(0.321)
 
 
@@ -116,31 +115,10 @@ def test_wrong_form_misses_the_bounds(record):
     assert not within_bounds(step_errors(with_changes(record, form="linear"), form="linear"))
 
 
-@pytest.mark.parametrize("ready", [0.0, 1e9], ids=["perfect overlap", "no overlap"])
-def test_model_without_ready_times_is_worse(record, ready):
-    """Without its own rest, the timeline is nearer than both extremes."""
-    overlapping = [one for one in record.base if one.schedule == "overlap"]
-    rest_free = {one.arm: msgspec.structs.replace(one, step_seconds=bare(one)) for one in overlapping}
-    other = {arm: extreme(one, ready) for arm, one in rest_free.items()}
-    assert mean_error(record, rest_free) < mean_error(record, other)
-
-
-def bare(one: Measured) -> float:
-    """Return the step time by the timeline alone."""
-    first = predict_step(one, Target(hosts=one.ranks))
-    return one.step_seconds - first.rest_seconds
-
-
-def extreme(one: Measured, ready: float) -> Measured:
-    gradients = [(nbytes, ready) for nbytes, _ in one.gradients]
-    changed = msgspec.structs.replace(one, gradients=gradients)
-    return msgspec.structs.replace(changed, step_seconds=bare(changed))
-
-
-def mean_error(record, base):
-    rates = {one.arm: one.bits_per_second for one in base.values()}
-    cells = [cell for cell in record.cells if cell.arm in rates and cell.bits_per_second <= rates[cell.arm]]
-    return statistics.fmean(abs(cell.error) for cell in judge(Record(list(base.values()), cells)))
+@pytest.mark.parametrize("extreme", ["naive sum", "perfect overlap"])
+def test_timeline_is_nearer_than_both_extremes(record, extreme):
+    errors = model_errors(record)
+    assert errors["timeline"] < errors[extreme]
 
 
 def test_validated_errors_cover_the_recorded_cells(record):
@@ -148,45 +126,6 @@ def test_validated_errors_cover_the_recorded_cells(record):
 
 
 # ---- runs ----
-
-
-SWEPT = ((1024, 10**6), (MIB, 4 * 10**7))
-COMPUTING = {"forward": [10.0] * 9, "backward": [10.0] * 9, "sync": [0.0] * 9, "step": [0.0] * 9}
-
-
-def a_measured_run(*, ranks=2, rounds=3, arm="manual", **changes):
-    """A run that computes for 20 ms and calls for 40 ms."""
-
-    def a_measured_rank(rank):
-        fields = {
-            "blocks": [
-                a_block(60.0),
-                a_block(20.0, mode="reference"),
-                a_phased_block(
-                    "reference", forward=[10.0] * 9, backward=[10.0] * 9, sync=[0.0] * 9, step=[0.0] * 9
-                ),
-            ],
-            "message_bytes": [MIB],
-            "sweep": [
-                Sweep(message_bytes=size, ns=[ns] * 3) for size, ns in ((1024, 10**6), (MIB, 4 * 10**7))
-            ],
-            "gradients": [GradientTimes(gradient_bytes=MIB, ready_ns=[10**7] * 3)],
-            "attestation": {
-                "group": {"transport": "TCP over eth0", "library": "torch.distributed gloo"},
-                "replica": {"mode": "flat"},
-                "threads": 1,
-            },
-        }
-        return a_rank(rank, **fields | changes)
-
-    launches = [
-        a_launch(arm, round_, ranks=[a_measured_rank(rank) for rank in range(ranks)])
-        for round_ in range(1, rounds + 1)
-    ]
-    hosts = [Host(f"n{number}", 1) for number in range(ranks)]
-    return a_run(
-        {arm: [1.0]}, launches=launches, hosts=hosts, cores_by_host=[2] * ranks, config={"ranks": ranks}
-    )
 
 
 def test_forecast_of_the_measured_hosts_is_the_measured_step():

@@ -1,0 +1,55 @@
+"""``compare predict``: what it prints, and what it refuses."""
+
+import pytest
+from typer.testing import CliRunner
+
+from compare.cli.main import app
+from compare.errors import OutputError, UsageError
+from compare.schema.files import write_json
+from compare.schema.store import RESULTS_FILE
+from tests.unit.predictions import a_measured_run
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save a run with two hosts, and one with a single rank."""
+    for name, ranks in (("two", 2), ("one", 1)):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / RESULTS_FILE, a_measured_run(ranks=ranks))
+    return tmp_path
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["predict", *map(str, arguments)])
+
+
+def test_predict_prints_every_count_with_its_error(saved):
+    done = call(saved / "two", "--hosts", "2,4", "--link", "1gbit,2ms", "--format", "csv")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert len(lines) == 3
+    assert "error" in lines[0]
+
+
+def test_predict_against_another_run_prints_both_times(saved):
+    done = call(saved / "two", "--against", saved / "two", "--format", "markdown")
+    assert done.exit_code == 0, done.output
+    assert "| manual | 2 |" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        (["one"], OutputError, "Nothing can be predicted"),
+        (["two", "--hosts", "1"], UsageError, "--hosts cannot be"),
+        (["two", "--hosts", "many"], UsageError, "--hosts cannot be"),
+        (["two", "--link", "fast"], UsageError, "--link cannot be"),
+        (["two", "--bucket-cap", "0"], UsageError, "--bucket-cap cannot be"),
+        (["two", "--format", "xml"], UsageError, "--format cannot be"),
+    ],
+)
+def test_predict_with_a_mistake_is_refused(saved, arguments, error, says):
+    done = call(saved / arguments[0], *arguments[1:])
+    assert isinstance(done.exception, error)
+    assert says in done.exception.what
+    assert done.exception.remedy
