@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compare.cli.console import make_console, make_say
-from compare.cli.options import Hostfile, HostList, SshIdentity, SshPort, SshUser
+from compare.cli.options import Engine, Hostfile, HostList, SshIdentity, SshPort, SshUser
+
+if TYPE_CHECKING:
+    from compare.doctor.facts import Examination
 
 
 def doctor(
     *,
     hostfile: Hostfile = None,
     hosts: HostList = None,
+    engine: Engine = "auto",
     ssh_user: SshUser = "",
     ssh_port: SshPort = None,
     ssh_identity: SshIdentity = None,
@@ -46,29 +50,39 @@ def doctor(
     """
     from compare.data import own_source
     from compare.doctor.examine import examine, exit_code
-    from compare.doctor.report import DoctorReport, markdown
-    from compare.experiment.settle import choose_all_hosts
+    from compare.experiment.allocation import find_allocation
     from compare.launch.engines.ssh import Ssh
-    from compare.schema.files import write_json, write_text
     from compare.schema.store import require_writable
     from compare.text import counted
 
     for path in filter(None, (export_json, export_markdown)):
         require_writable(path, to_be_made=None)
-    chosen = choose_all_hosts(hostfile, hosts)
+    ssh = Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or ""))
+    allocation = find_allocation(engine, hostfile, hosts, ssh=ssh)
+    chosen = allocation.hosts
     own = own_source(workload) if workload else None
-    make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}")
+    make_say(make_console(stderr=True))(
+        f"Examining {counted(len(chosen), 'host')}{allocation.source and f' of {allocation.source}'}"
+    )
     examination = examine(
         chosen,
-        carrier=Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
+        carrier=allocation.carrier,
         python=python or sys.executable,
         quick=quick,
         ports=ports and not quick and len(chosen) > 1,
         own=own,
     )
+    _show(examination, export_json, export_markdown)
+    raise typer.Exit(exit_code(examination))
+
+
+def _show(examination: Examination, export_json: Path | None, export_markdown: Path | None) -> None:
+    """Print an examination, and write it to files."""
+    from compare.doctor.report import DoctorReport, markdown
+    from compare.schema.files import write_json, write_text
+
     if export_json:
         write_json(export_json, examination)
     if export_markdown:
         write_text(export_markdown, markdown(examination) + "\n")
     make_console().print(DoctorReport(examination))
-    raise typer.Exit(exit_code(examination))

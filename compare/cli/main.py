@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from compare import __version__
-from compare.cli import aa, backends, collectives, data, doctor, install, report, run, streams, verify
+from compare.cli import aa, backends, collectives, data, doctor, install, report, run, streams, submit, verify
 from compare.cli.console import print_error, print_notes
 from compare.errors import OutputError, RingsideError, UnavailableError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
@@ -37,6 +37,7 @@ EXIT_CODES = {
     10: "--strict found different conditions",
     11: "the budget was too small",
     12: "arms that cannot take turns",
+    13: "the scheduler ended the job",
     130: "interrupted",
 }
 
@@ -114,6 +115,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "aa": aa.aa,
     "verify": verify.verify,
     "collectives": collectives.collectives,
+    "submit": submit.submit,
     "report": report.report,
     "backends": backends.backends,
     "doctor": doctor.doctor,

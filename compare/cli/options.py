@@ -36,6 +36,13 @@ Backends = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Where the ranks run; see hostfiles/.")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="How hosts are reached: local, ssh or slurm. auto: your hosts by ssh; else those of the "
+        "allocation that this program runs in; else this machine."
+    ),
+]
 HostList = Annotated[
     str | None, typer.Option("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
 ]
@@ -85,6 +92,7 @@ class LaunchFlags:
     ] = None
     hostfile: Hostfile = None
     hosts: HostList = None
+    engine: Engine = "auto"
     include: Annotated[
         list[str] | None, typer.Option(help="Use only these of the hosts: node[1-2],node7.")
     ] = None
@@ -240,25 +248,25 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         UsageError: a flag has a wrong value.
         OutputError: the file of ``--export-json`` cannot be written.
     """
-    from compare.experiment.settle import choose_hosts
-    from compare.launch.engines import Allocation
+    from compare.experiment.allocation import choose_allocation
     from compare.launch.engines.ssh import Ssh
     from compare.schema.environment import read_exports
     from compare.schema.store import require_writable
 
-    hosts = choose_hosts(
+    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
+    allocation = choose_allocation(
+        flags.engine,
         flags.hostfile,
         flags.num_proc,
+        ssh=Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity),
         named=flags.hosts,
         include=flags.include or (),
         exclude=flags.exclude or (),
     )
-    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
-    carrier = Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
     if flags.export_json:
         require_writable(flags.export_json, to_be_made=flags.output)
     return {
-        "allocation": Allocation(hosts, carrier),
+        "allocation": allocation,
         "interface": flags.interface,
         "exported": read_exports(flags.env or [], os.environ),
         "output": flags.output,

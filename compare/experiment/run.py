@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
@@ -17,11 +18,9 @@ from compare import __version__, data
 from compare.data import DatasetSource
 from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
+from compare.experiment.allocation import endings_named, require_time
 from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
-from compare.experiment.schedule import (
-    discard_unfinished,
-    order_of,
-)
+from compare.experiment.schedule import discard_unfinished, least_round_seconds, order_of
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
@@ -112,12 +111,17 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is not there, or none can be chosen.
     """
-    hosts, carrier = request.allocation
+    hosts, carrier, source, job = request.allocation
+    if source:
+        say(f"Hosts: {source}")
     if not all(map(is_local, hosts)):
         _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:
             say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
-    with open_cluster(request.allocation, interface=request.interface, exported=request.exported) as cluster:
+    with (
+        endings_named(job),
+        open_cluster(request.allocation, interface=request.interface, exported=request.exported) as cluster,
+    ):
         # A single machine needs no lines, unless the user named it.
         named = any(host.source != THIS_MACHINE for host in hosts)
         for line in cluster.topology() if named else ():
@@ -169,16 +173,19 @@ def carry_out(run: Run, directory: Path, cluster: Cluster, observer: Observer) -
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     rounds = conductor(run, directory, cluster, observer)
+    if cluster.job:
+        require_time(cluster.job, len(run.config.arms), least_round_seconds(run), time.time())
     observer.rounds_done(run)
     while planned := rounds.next():
         try:
-            rounds = rounds.carry_out(planned)
+            with endings_named(cluster.job):
+                rounds = rounds.carry_out(planned)
         except BudgetError:
             run = discard_unfinished(rounds.run)
             if run.launches:
                 rounds.run = run
                 break
-            error = _too_small_a_budget(rounds.run)
+            error = _too_small_a_budget(rounds.run, rounds.limit())
             _save_failure(rounds.run, planned[0], error, directory)
             raise error from None
         except (RingsideError, KeyboardInterrupt) as error:
@@ -201,10 +208,10 @@ def _save_failure(run: Run, planned: Planned, error: BaseException, directory: P
         write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
 
 
-def _too_small_a_budget(run: Run) -> BudgetError:
+def _too_small_a_budget(run: Run, limit: str) -> BudgetError:
     done, arms = len(run.launches), len(run.config.arms)
     return BudgetError(
-        f"--budget {run.config.budget_seconds:g} ended before every arm had run once.",
+        f"{limit} ended before every arm had run once.",
         found=f"{done} of {arms} had." if done else "None had.",
         remedy="Give it longer, name fewer arms, or train fewer --steps.",
     )
@@ -220,8 +227,8 @@ def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_ou
         dataset=dataset,
         hosts=list(cluster.hosts),
         network=cluster.network,
-        cores=min(map(len, cluster.cpus())),
-        cores_by_host=[len(cpus) for cpus in cluster.cpus()],
+        cores=min(cluster.cores()),
+        cores_by_host=cluster.cores(),
         left_out=left_out,
         interleaved=choose_interleaving(config),
     )
