@@ -1,8 +1,8 @@
 """Choose the hosts of a run, and the engine that reaches them.
 
 The first source that there is counts. The user's own hosts come first, then the job of Slurm. The hostfiles
-of Kubernetes' MPIJob, of PBS and of LSF follow, and this machine is last. Within an allocation a run never takes this machine alone
-without an order to do so.
+of Kubernetes' MPIJob, of PBS and of LSF follow, and this machine is last. Within an allocation a run takes
+this machine alone only if told so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Run a real Slurm on the hosts of a lab.
 
-The login has the controller, and every host a slurmd. Its daemons, state and logs are in the namespaces and the folder of the lab, so they end with it.
+The login has the controller, and every host a slurmd. Its daemons, state and logs are in the namespaces and
+the folder of the lab, so they end with it.
 """
 
 from __future__ import annotations
