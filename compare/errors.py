@@ -78,6 +78,12 @@ class HostError(RingsideError):
     exit_code = 9
 
 
+class AllocationError(HostError):
+    """The scheduler ended the job: cancelled, preempted, or out of time."""
+
+    exit_code = 13
+
+
 class ConditionsError(RingsideError):
     """``--strict`` found arms measured under different conditions. Results are saved."""
 

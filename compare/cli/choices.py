@@ -31,6 +31,15 @@ class Interleave(StrEnum):
     LAUNCHES = "launches"
 
 
+class EngineName(StrEnum):
+    """How hosts are reached."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    SSH = "ssh"
+    SLURM = "slurm"
+
+
 class Device(StrEnum):
     """What the ranks compute on."""
 

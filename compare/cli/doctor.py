@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compare.cli.choices import EngineName
 from compare.cli.console import make_console, make_say
-from compare.cli.options import AsJson, Hostfile, HostList, SshIdentity, SshPort, SshUser, read_rehearsed
+from compare.cli.options import (
+    AsJson,
+    Engine,
+    Hostfile,
+    HostList,
+    SshIdentity,
+    SshPort,
+    SshUser,
+    read_rehearsed,
+)
 
 if TYPE_CHECKING:
     from compare.doctor.facts import Examination
@@ -19,6 +29,7 @@ def doctor(
     *,
     hostfile: Hostfile = None,
     hosts: HostList = None,
+    engine: Engine = EngineName.AUTO,
     ssh_user: SshUser = "",
     ssh_port: SshPort = None,
     ssh_identity: SshIdentity = None,
@@ -50,22 +61,28 @@ def doctor(
     """
     from compare.data import own_source
     from compare.doctor.examine import examine, exit_code
-    from compare.experiment.settle import choose_all_hosts
-    from compare.launch.engines import Allocation
+    from compare.experiment.allocation import find_allocation
     from compare.launch.engines.ssh import Ssh
     from compare.schema.store import require_writable
     from compare.text import counted
 
     for path in filter(None, (export_json, export_markdown)):
         require_writable(path, to_be_made=None)
-    chosen, carrier, _ = read_rehearsed(hostfile, hosts) or Allocation(
-        choose_all_hosts(hostfile, hosts),
-        Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or "")),
-    )
+    ssh = Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or ""))
+    allocation = read_rehearsed(hostfile, hosts) or find_allocation(engine.value, hostfile, hosts, ssh=ssh)
+    chosen = allocation.hosts
     own = own_source(workload) if workload else None
-    make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}")
-    python, ports = python or sys.executable, ports and not quick and len(chosen) > 1
-    examination = examine(chosen, carrier=carrier, python=python, quick=quick, ports=ports, own=own)
+    make_say(make_console(stderr=True))(
+        f"Examining {counted(len(chosen), 'host')}{allocation.source and f' of {allocation.source}'}"
+    )
+    examination = examine(
+        chosen,
+        carrier=allocation.carrier,
+        python=python or sys.executable,
+        quick=quick,
+        ports=ports and not quick and len(chosen) > 1,
+        own=own,
+    )
     _write(examination, export_json, export_markdown, as_json=as_json)
     raise typer.Exit(exit_code(examination))
 

@@ -25,6 +25,7 @@ from compare.cli import (
     run,
     scale,
     streams,
+    submit,
     verify,
 )
 from compare.cli.console import print_error, print_notes
@@ -54,6 +55,7 @@ EXIT_CODES = {
     10: "--strict found different conditions",
     11: "the budget was too small",
     12: "arms that cannot take turns",
+    13: "the scheduler ended the job",
     130: "interrupted",
 }
 
@@ -152,6 +154,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "scale": scale.scale,
     "collectives": collectives.collectives,
     "predict": predict.predict,
+    "submit": submit.submit,
     "report": report.report,
     "backends": backends.backends,
     "doctor": doctor.doctor,

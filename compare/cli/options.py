@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from compare.cli.choices import Dataset, Device, Interleave, Optimizer, Order, Precision
+from compare.cli.choices import Dataset, Device, EngineName, Interleave, Optimizer, Order, Precision
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +52,13 @@ Backends = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, hosts_flag(help="Where the ranks run; see hostfiles/.")]
+Engine = Annotated[
+    EngineName,
+    hosts_flag(
+        help="How hosts are reached. auto: your hosts by ssh; else those of the "
+        "allocation that this program runs in; else this machine."
+    ),
+]
 HostList = Annotated[
     str | None, hosts_flag("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
 ]
@@ -104,6 +111,7 @@ class LaunchFlags:
     ] = None
     hostfile: Hostfile = None
     hosts: HostList = None
+    engine: Engine = EngineName.AUTO
     include: Annotated[list[str] | None, hosts_flag(help="Use only these of the hosts: node[1-2],node7.")] = (
         None
     )
@@ -324,8 +332,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
 
 def _read_allocation(flags: LaunchFlags) -> Allocation:
     """Read the hosts of the ranks; a rehearsal has made its own."""
-    from compare.experiment.settle import choose_hosts
-    from compare.launch.engines import Allocation
+    from compare.experiment.allocation import choose_allocation
     from compare.launch.engines.ssh import Ssh
     from compare.schema.hostfile import select
     from compare.schema.hosts import place
@@ -333,16 +340,16 @@ def _read_allocation(flags: LaunchFlags) -> Allocation:
     if rehearsed := read_rehearsed(flags.hostfile, flags.hosts):
         chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
         return rehearsed._replace(hosts=place(chosen, flags.num_proc))
-    hosts = choose_hosts(
+    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
+    return choose_allocation(
+        flags.engine.value,
         flags.hostfile,
         flags.num_proc,
+        ssh=Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity),
         named=flags.hosts,
         include=flags.include or (),
         exclude=flags.exclude or (),
     )
-    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
-    carrier = Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
-    return Allocation(hosts, carrier)
 
 
 def read_rehearsed(hostfile: Path | None, hosts: str | None) -> Allocation | None:

@@ -52,6 +52,7 @@ class Launches:
         self._directory = directory
         self._observer = observer
         self._clusters = [cluster]
+        self._job_ends_at = cluster.job.ends_at if cluster.job else math.inf
 
     def next(self) -> list[Planned]:
         """Return the launches to carry out together; none at the end."""
@@ -96,7 +97,15 @@ class Launches:
         now = time.time()
         self.began_at = min(self.began_at, now)
         budget = self.run.config.budget_seconds
-        return min(now + seconds_left(self.run, now), self.began_at + (budget or math.inf))
+        own = min(now + seconds_left(self.run, now), self.began_at + (budget or math.inf))
+        return min(own, self._job_ends_at)
+
+    def limit(self) -> str:
+        """Name what ended the budget."""
+        budget, job = self.run.config.budget_seconds, self._clusters[0].job
+        if job and self._job_ends_at < self.began_at + (budget or math.inf):
+            return f"The time of {job.name}"
+        return f"--budget {budget:g}"
 
 
 class Cohorts(Launches):

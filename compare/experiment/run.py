@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
@@ -18,11 +19,9 @@ from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
+from compare.experiment.allocation import endings_named, require_time
 from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
-from compare.experiment.schedule import (
-    discard_unfinished,
-    order_of,
-)
+from compare.experiment.schedule import discard_unfinished, least_round_seconds, order_of
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
@@ -121,12 +120,17 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is not there, or none can be chosen.
     """
-    hosts, carrier, _ = request.allocation
+    hosts, carrier, source, job, _ = request.allocation
+    if source:
+        say(f"Hosts: {source}")
     if not all(map(is_local, hosts)):
         _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:
             say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
-    with open_cluster(request.allocation, interface=request.interface, exported=request.exported) as cluster:
+    with (
+        endings_named(job),
+        open_cluster(request.allocation, interface=request.interface, exported=request.exported) as cluster,
+    ):
         # A single machine needs no lines, unless the user named it.
         named = any(host.source != THIS_MACHINE for host in hosts)
         for line in cluster.topology() if named else ():
@@ -187,16 +191,19 @@ def carry_out(
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     going = conductor(run, directory, cluster, observer)
+    if cluster.job:
+        require_time(cluster.job, len(run.config.arms), least_round_seconds(run), time.time())
     observer.rounds_done(run)
     while (planned := going.next()) and rounds_done(going.run) < rounds:
         try:
-            going = going.carry_out(planned)
+            with endings_named(cluster.job):
+                going = going.carry_out(planned)
         except BudgetError:
             run = discard_unfinished(going.run)
             if run.launches:
                 going.run, planned = run, []
                 break
-            error = _too_small_a_budget(going.run)
+            error = _too_small_a_budget(going.run, going.limit())
             _save_failure(going.run, planned[0], error, directory)
             raise error from None
         except (RingsideError, KeyboardInterrupt) as error:
@@ -219,10 +226,10 @@ def _save_failure(run: Run, planned: Planned, error: BaseException, directory: P
         write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
 
 
-def _too_small_a_budget(run: Run) -> BudgetError:
+def _too_small_a_budget(run: Run, limit: str) -> BudgetError:
     done, arms = len(run.launches), len(run.config.arms)
     return BudgetError(
-        f"--budget {run.config.budget_seconds:g} ended before every arm had run once.",
+        f"{limit} ended before every arm had run once.",
         found=f"{done} of {arms} had." if done else "None had.",
         remedy="Give it longer, name fewer arms, or train fewer --steps.",
     )
@@ -238,8 +245,8 @@ def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_ou
         dataset=dataset,
         hosts=list(cluster.hosts),
         network=cluster.network,
-        cores=min(map(len, cluster.cpus())),
-        cores_by_host=[len(cpus) for cpus in cluster.cpus()],
+        cores=min(cluster.cores()),
+        cores_by_host=cluster.cores(),
         left_out=left_out,
         interleaved=choose_interleaving(config),
     )

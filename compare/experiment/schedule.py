@@ -29,6 +29,8 @@ TURN_SECONDS = 0.7
 """Length of a turn, without its blocks of the reference."""
 LEAD_SECONDS = 0.1
 """First part of a turn, not timed: its steps take longer."""
+START_SECONDS = 3.0
+"""Least time to start the ranks of an arm: they load torch."""
 
 MOST_IN_A_ROW = 2
 """Repetitions of one round; the next attempt counts, noisy or not."""
@@ -103,6 +105,12 @@ def turn_seconds(run: Run) -> dict[str, float]:
         | dict.fromkeys(settled, TURN_SECONDS / 2)
         | dict.fromkeys([*open_arms, config.baseline], TURN_SECONDS + gain)
     )
+
+
+def least_round_seconds(run: Run) -> float:
+    """Return the least time of a round, by its starts and turns."""
+    turns = TURNS * (TURN_SECONDS + LEAD_SECONDS) if run.interleaved.mode == "blocks" else 0.0
+    return len(run.config.arms) * (START_SECONDS + turns)
 
 
 def next_launch(run: Run) -> Planned | None:

@@ -123,7 +123,7 @@ def choose_threads(asked: int | None, cluster: Cluster) -> int:
         return asked
     if cluster.network.rehearsed:  # all hosts have the same CPUs
         return max(1, len(cluster.cpus()[0]) // sum(host.slots for host in cluster.hosts))
-    return default_threads(cluster.hosts, cluster.cpus())
+    return default_threads(cluster.hosts, cluster.cores())
 
 
 def count_gpus(cluster: Cluster, survey: Survey) -> list[int]:
@@ -153,12 +153,12 @@ def choose_length(repeats: int | None, budget: float | None) -> dict[str, Any]:
     }
 
 
-def default_threads(hosts: Sequence[Host], cpus: Sequence[Sequence[int]]) -> int:
+def default_threads(hosts: Sequence[Host], cores: Sequence[int]) -> int:
     """Share the CPUs of every host among its ranks.
 
     All ranks take the same number of threads: the smallest share.
     """
-    return max(1, min(len(its) // host.slots for host, its in zip(hosts, cpus, strict=True)))
+    return max(1, min(its // host.slots for host, its in zip(hosts, cores, strict=True)))
 
 
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
@@ -361,22 +361,23 @@ def choose_hosts(
     named: str | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    given: Sequence[Host] = (),
 ) -> tuple[Host, ...]:
     """Read the hosts, each with as many slots as it gets ranks.
 
-    Without ``ranks`` every slot is filled.
+    Without ``ranks`` every slot is filled. ``given`` hosts need neither file nor name.
 
     Raises:
         UsageError: the hosts are wrong, have fewer slots than ``ranks``, or are one machine named twice.
     """
-    if hostfile is None and named is None:
+    if hostfile is None and named is None and not given:
         if include or exclude:
             raise UsageError(
                 "--include and --exclude need named hosts.",
                 remedy="Name hosts with --hostfile or -H.",
             )
         return (local_host(ranks or DEFAULT_RANKS),)
-    hosts = select(choose_all_hosts(hostfile, named), include, exclude)
+    hosts = select(given or choose_all_hosts(hostfile, named), include, exclude)
     here = [host for host in hosts if is_local(host)]
     if len(here) > 1:
         raise UsageError(

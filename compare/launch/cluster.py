@@ -26,7 +26,7 @@ from backends.launchers import request
 from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError, UnavailableError
 from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
-from compare.launch.engines import Allocation, Carrier
+from compare.launch.engines import Allocation, Carrier, ScheduledJob
 from compare.launch.engines.commands import enough_files, join_errors, python_command
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
@@ -55,7 +55,7 @@ def open_cluster(
         HostError: a host cannot be reached, or has another version.
         UsageError: the network interface is missing, or cannot be chosen.
     """
-    hosts, carrier, rehearsed = allocation
+    hosts, carrier, _, job, rehearsed = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     environment = dict(os.environ)  # libraries that load later may change it, but not between arms
@@ -70,6 +70,9 @@ def open_cluster(
             agents = opened.enter_context(connect_to(hosts, carrier=carrier))
             own = opened.enter_context(connect_to(beside, carrier=carrier))
             _require_ready([*agents, *own], len(hosts))
+            for agent in agents:
+                if job and agent.ready:
+                    job.require_share(agent.host, len(agent.ready.cpus), agent.ready.gpus)
             return Agents(agents, next(agent for agent in (*own, *agents) if is_local(agent.host)))
 
         agents = connect()
@@ -78,6 +81,7 @@ def open_cluster(
             network=_network(agents.of_hosts, interface, rehearsed),
             exported=exported or {},
             carrier=carrier,
+            job=job,
             connect=connect,
         )
 
@@ -105,6 +109,7 @@ class Cluster:
         network: Network,
         exported: Mapping[str, str],
         carrier: Carrier,
+        job: ScheduledJob | None,
         connect: Callable[[], Agents],
     ) -> None:
         self.agents, self.here = agents
@@ -113,6 +118,8 @@ class Cluster:
         self.exported = exported
         self.is_this_machine = all(map(is_local, self.hosts))
         """Whether this machine is the only host."""
+        self.job = job
+        """The scheduler's job, where the engine knows it."""
         self._ready = [agent.ready for agent in self.agents if agent.ready]
         self._carrier = carrier
         self._connect = connect
@@ -136,6 +143,12 @@ class Cluster:
         """Return the CPUs that ranks may use, host by host."""
         return [ready.cpus for ready in self._ready]
 
+    def cores(self) -> list[int]:
+        """Count the CPUs that ranks may fill, host by host."""
+        job = self.job
+        counts = map(len, self.cpus())
+        return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
+
     def gpus(self) -> list[int]:
         """Return the number of GPUs that the driver shows, host by host."""
         return [ready.gpus for ready in self._ready]
@@ -144,8 +157,8 @@ class Cluster:
         """Describe the hosts in lines, before anything is started."""
         network = self.network
         lines = [
-            f"{host.name}: {counted(host.slots, 'rank')}, {counted(len(cpus), 'CPU')}, {address}"
-            for host, cpus, address in zip(self.hosts, self.cpus(), network.addresses, strict=True)
+            f"{host.name}: {counted(host.slots, 'rank')}, {counted(cores, 'CPU')}, {address}"
+            for host, cores, address in zip(self.hosts, self.cores(), network.addresses, strict=True)
         ]
         where = "" if network.network in {network.interface, ""} else f" ({network.network})"
         return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]

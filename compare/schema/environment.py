@@ -24,15 +24,16 @@ _NAMES = {
     *("HOME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ"),
     *("USER", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
 }
+# Nothing of a scheduler: its variables would change what mpirun starts, and where.
 _PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
-    *("MPIR_CVAR_", "NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
+    *("MPIR_CVAR_", "NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "TORCH_", "UCX_"),
 )
 # Variables of one launch: its place, its parent, its installation. They are no settings of a library.
 _OF_ONE_LAUNCH = (
     *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "OMPI_MCA_shmem_RUNTIME"),
     *("HOROVOD_CROSS_", "HOROVOD_GLOO_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK"),
-    *("HOROVOD_SIZE", "OMPI_MCA_btl_vader_backing_directory", "LC_", "SLURM_"),
+    *("HOROVOD_SIZE", "OMPI_MCA_btl_vader_backing_directory", "LC_"),
 )
 # Some secrets have the prefix of a setting: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile("API_?KEY|CREDENTIAL|JWT|PASSW|SECRET|TOKEN")

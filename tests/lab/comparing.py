@@ -10,11 +10,17 @@ ARMS = "mpi,horovod,horovod:controller=mpi,ddp"
 RUN = "/run/lab/run"
 
 
-def arguments(hosts, mnist_dir, *more, steps=30):
-    """Return the command line of a run on ``hosts``, as for -H."""
+def arguments(hosts, mnist_dir, *more, steps=30, within=()):
+    """Return the command line of a run.
+
+    ``hosts`` are those of -H, or None. ``within`` is a command that starts it, such as salloc.
+    """
     data = [] if "--workload" in more else ["--data-dir", mnist_dir, "--dataset", "mnist"]
     return [
-        *(sys.executable, "-m", "compare", "run", "-H", hosts, *data),
+        *within,
+        *(sys.executable, "-m", "compare", "run"),
+        *(("-H", hosts) if hosts else ()),
+        *data,
         *("--output", RUN),
         *("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", steps, "--warmup", 5),
         *("--interleave", "launches"),

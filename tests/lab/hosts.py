@@ -38,6 +38,7 @@ MARK = "RINGSIDE_LAB"
 _HERE = Path(__file__).resolve().parent
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
 _START_SECONDS = 20.0
+_DAEMONS = {"sshd", "munged", "slurmctld", "slurmscriptd", "slurmd"}
 
 _SSHD_CONFIG = """\
 AuthorizedKeysFile /run/lab/keys/login.pub
@@ -78,7 +79,7 @@ def packages() -> dict[str, str]:
 def why_not() -> str:
     """Try to make namespaces; return why no lab can be made."""
     for program, package in packages().items():
-        if _find(program) is None:
+        if find_program(program) is None:
             return f"no lab here: {program} is missing (apt-get install {package})"
     bridge = (
         "set -e; ip link add br0 type bridge; ip link add probe0 type veth peer name probe1; "
@@ -140,14 +141,14 @@ class Machine:
         return ["nsenter", "-t", str(self._pid), *spaces, "--", "env", "-C", str(cwd), *map(str, argv)]
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes here, without the first one and sshd."""
+        """Return the processes here, without the first one and daemons."""
         mine = _namespace(self._pid, "pid")
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if _namespace(process.pid, "pid") != mine or process.pid == self._pid:
                     continue
-                if process.status() != psutil.STATUS_ZOMBIE and process.name() != "sshd":
+                if process.status() != psutil.STATUS_ZOMBIE and process.name() not in _DAEMONS:
                     found.append(process)
         return found
 
@@ -196,7 +197,7 @@ class Machine:
     def _begin(self) -> None:
         """Start its first process, without waiting for it."""
         visible = [str(path) for path in self._lab.visible]
-        sshd = "" if self is self._lab.login else str(_find("sshd"))
+        sshd = "" if self is self._lab.login or not self._lab.sshd else str(find_program("sshd"))
         init = [str(_HERE / "host-init"), str(self._lab.folder), self.name, self.address, "24", sshd]
         self._outer = _daemon(["unshare", *_NAMESPACES, "bash", *init, *visible], self._environment({}))
 
@@ -227,13 +228,15 @@ class Lab:
 
     Args:
         hosts: number of hosts, beside the login.
+        sshd: whether the hosts can be reached by ssh.
         visible: folders that every host sees under its private /tmp, beside this checkout and its Python.
 
     Raises:
         LabError: no lab can be made here, or it did not start.
     """
 
-    def __init__(self, hosts: int = 2, *, visible=()) -> None:
+    def __init__(self, hosts: int = 2, *, sshd=True, visible=()) -> None:
+        self.sshd = sshd
         self.folder = Path()
         self.visible = _under_tmp([REPOSITORY, Path(sys.prefix), Path(sys.prefix).resolve(), *visible])
         self.login = Machine(self, "login", 1)
@@ -454,7 +457,7 @@ def _checked(argv) -> None:
         raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
 
 
-def _find(program: str) -> str | None:
+def find_program(program: str) -> str | None:
     # sbin is not on every user's PATH.
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 

@@ -105,6 +105,7 @@ class StartedRun:
             mnist_dir,
             *("--backend", arm, "--stall", STALL_SECONDS, "-x", "MY_TOKEN", *more),
             steps=options.get("steps", 28_000),
+            within=options.get("within", ()),
             environment={"PYTHONPATH": "/run/lab/injected", "MY_TOKEN": "hunter2"},
         )
 
@@ -405,5 +406,5 @@ def refused(lab, hosts, mnist_dir, arm, failure, words, *more):
 
 def parent_of(run):
     """Return the process of `compare run`, for which nsenter waits."""
-    (parent,) = [p for p in run.lab.login.processes() if "compare" in p.cmdline() and "run" in p.cmdline()]
+    (parent,) = [p for p in run.lab.login.processes() if p.cmdline()[1:4] == ["-m", "compare", "run"]]
     return parent.pid

@@ -130,7 +130,7 @@ def a_cluster(slots: int = 2, cpus: Sequence[int] = (0,), agent: Any = None) -> 
     """This machine as the only host, without a process."""
     agent = agent or AnAgent(slots, cpus)
     agents = Agents([agent], agent)
-    return Cluster(agents, network=Network(), exported={}, carrier=Local(), connect=lambda: agents)
+    return Cluster(agents, network=Network(), exported={}, carrier=Local(), job=None, connect=lambda: agents)
 
 
 def a_block(milliseconds: float, **changes: Any) -> Block:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from compare.errors import HostError
+from compare.errors import AllocationError, HostError
 from compare.schema.hosts import Host
 from compare.schema.link import Link
 from compare.text import printable
@@ -75,12 +75,41 @@ class Carrier(Protocol):
         """
 
 
+class ScheduledJob(Protocol):
+    """The job of a scheduler in which a run takes place."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages, as ``Slurm job 17``."""
+
+    @property
+    def ends_at(self) -> float:
+        """Unix time after which nothing may be measured."""
+
+    def require_share(self, host: Host, cpus: int, gpus: int) -> None:
+        """Require that a process sees the job's share of a host.
+
+        Raises:
+            HostError: it sees fewer CPUs or GPUs.
+        """
+
+    def share(self, host: Host, cpus: int) -> int:
+        """Return the number of CPUs that ranks may fill on a host."""
+
+    def why_it_ended(self) -> AllocationError | None:
+        """Return why the scheduler ended it; None if it did not."""
+
+
 class Allocation(NamedTuple):
     """The hosts of a run, and the way to reach them."""
 
     hosts: tuple[Host, ...]
     """Each with as many slots as it has ranks."""
     carrier: Carrier
+    source: str = ""
+    """Where the hosts come from; empty for this machine without a scheduler."""
+    job: ScheduledJob | None = None
+    """The job that they belong to, where the engine knows it."""
     rehearsed: Link | None = None
     """The links of hosts that a rehearsal made; None for real hosts."""
 

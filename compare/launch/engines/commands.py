@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from compare import PACKAGE_ROOT
-from compare.errors import HostError
+from compare.errors import AllocationError, HostError
 from compare.launch.engines import STREAM_BYTES, Answer, Carrier, named
 from compare.schema.hosts import Host
 
@@ -138,8 +138,9 @@ def require_success(answers: Sequence[Answer], carrier: Carrier) -> None:
 
 def join_errors(errors: Sequence[HostError], *, of: int) -> HostError:
     """Make one error of those of several hosts, out of so many."""
-    if len(errors) == 1:
-        return errors[0]
+    ended = [error for error in errors if isinstance(error, AllocationError)]
+    if ended or len(errors) == 1:
+        return (ended or errors)[0]  # one job ended on all its hosts
     shown = [f"{error.what} {error.found}" for error in errors[:_SHOWN_HOSTS]]
     more = len(errors) - len(shown)
     return HostError(

@@ -22,7 +22,7 @@ def made(monkeypatch):
     @contextmanager
     def open_rehearsal(hosts, slots, link):
         asked.append((hosts, slots, str(link)))
-        yield Allocation(tuple(Host(f"rehearsal-{n}", slots) for n in (1, 2)), Local(), link)
+        yield Allocation(tuple(Host(f"rehearsal-{n}", slots) for n in (1, 2)), Local(), rehearsed=link)
 
     monkeypatch.setattr(rehearsal, "open_rehearsal", open_rehearsal)
     return asked

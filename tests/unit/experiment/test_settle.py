@@ -310,9 +310,9 @@ def test_choose_hosts_without_or_beside_a_hostfile_follows_the_flags(hostfile):
 
 def test_threads_are_shared_out_by_the_fullest_host():
     hosts = (Host("n1", 1), Host("n2", 2))
-    assert settle.default_threads(hosts, [range(8), range(8)]) == 4
-    assert settle.default_threads(hosts, [range(2), range(8)]) == 2
-    assert settle.default_threads(hosts, [range(8), range(1)]) == 1
+    assert settle.default_threads(hosts, [8, 8]) == 4
+    assert settle.default_threads(hosts, [2, 8]) == 2
+    assert settle.default_threads(hosts, [8, 1]) == 1
 
 
 def test_threads_of_a_rehearsal_share_the_cores_of_one_machine():

@@ -1,0 +1,224 @@
+"""Read what a Slurm job has: nodes, tasks, CPUs, GPUs and time.
+
+The environment names the nodes and their tasks. The controller knows the rest, and why a job ended.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from compare.errors import AllocationError, HostError, UnavailableError, UsageError, system_reason
+from compare.launch.engines.slurm import job_ended
+from compare.schema.hostfile import parse_hosts
+from compare.schema.hosts import Host, is_local
+from compare.text import counted
+
+KEPT_BACK_SECONDS = 60.0
+"""Time before the end of the job without measurements."""
+
+_ANSWER_SECONDS = 10.0
+_COMPLETING_SECONDS = 5.0
+"""Maximum time for the job to end on its nodes."""
+_POLL_SECONDS = 0.3
+_STATES = {
+    "TIMEOUT": "reached its time limit",
+    "DEADLINE": "reached its time limit",
+    "PREEMPTED": "was preempted",
+    "CANCELLED": "was cancelled",
+}
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_FIELD = re.compile(r"(\S+?)=(\S*)")
+_NODES = re.compile(r"Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
+_GPUS = re.compile(r"gpu(?::[^,:()]+)?:(\d+)")
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+
+
+class SlurmJob(msgspec.Struct, frozen=True):
+    """A job that runs now, and this process in it."""
+
+    number: str
+    hosts: tuple[Host, ...]
+    """Its nodes in their order, each with its tasks as slots."""
+    cpus: dict[str, int]
+    """CPUs that the job has on each node."""
+    gpus: dict[str, int]
+    ends_at: float = math.inf
+    """Unix time after which nothing may be measured."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"Slurm job {self.number}"
+
+    def require_share(self, host: Host, cpus: int, gpus: int) -> None:
+        """Require that a process sees the job's share of a node.
+
+        Raises:
+            HostError: it sees less, which would slow down every arm.
+        """
+        for kind, sees, has, option in (
+            ("CPU", cpus, self.cpus.get(_node(host), 0), "--cpus-per-task"),
+            ("GPU", gpus, self.gpus.get(_node(host), 0), "--gpus-per-task"),
+        ):
+            if sees < has:
+                raise HostError(
+                    f"Host {host.name}: Ringside sees {counted(sees, kind)} of the {has} that "
+                    f"{self.name} has there.",
+                    found="It runs in a step of its own, whose srun gave it fewer.",
+                    remedy=f"Start it in the job itself, or give its step all: srun -n1 {option}={has}",
+                )
+
+    def share(self, host: Host, cpus: int) -> int:
+        """Return the CPUs that ranks may fill, also without confinement."""
+        return min(cpus, self.cpus.get(_node(host), cpus))
+
+    def why_it_ended(self) -> AllocationError | None:
+        """Ask Slurm whether it ended the job; None if not, or unknown."""
+        deadline = time.monotonic() + _COMPLETING_SECONDS
+        while True:
+            try:
+                fields = dict(_FIELD.findall(_scontrol(self.number)))
+            except UnavailableError:
+                return None
+            state = fields.get("JobState", "")
+            if state != "COMPLETING" or time.monotonic() > deadline:
+                what = _STATES.get(state)
+                return job_ended(self.name, what) if what else None
+            time.sleep(_POLL_SECONDS)
+
+
+def _node(host: Host) -> str:
+    return socket.gethostname() if is_local(host) else host.name
+
+
+def read_job(environ: Mapping[str, str]) -> SlurmJob:
+    """Read the job that this process runs in.
+
+    Raises:
+        UnavailableError: Slurm's controller does not answer.
+        UsageError: it is a part of an array, or has several components.
+    """
+    number = environ["SLURM_JOB_ID"]
+    _require_simple(number, environ)
+    shown = _scontrol(number)
+    fields = dict(_FIELD.findall(shown))
+    cpus, gpus = {}, {}
+    for nodes, ids, gres in _NODES.findall(shown):
+        for host in parse_hosts(nodes):
+            cpus[host.name] = len(parse_hosts(f"n[{ids}]"))
+            gpus[host.name] = sum(map(int, _GPUS.findall(gres)))
+    nodes = [host.name for host in parse_hosts(environ["SLURM_JOB_NODELIST"])]
+    slots = _slots(nodes, environ, fields, cpus, gpus)
+    source = f"Slurm job {number}"
+    return SlurmJob(
+        number,
+        tuple(Host(name, count, source=source) for name, count in zip(nodes, slots, strict=True)),
+        cpus,
+        gpus,
+        time.time() + _seconds_left(fields) - KEPT_BACK_SECONDS,
+    )
+
+
+def require_one_task(environ: Mapping[str, str]) -> None:
+    """Require that srun started this program once.
+
+    Raises:
+        UsageError: it started several, and each would start all ranks.
+    """
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_STEP_ID" in environ else 1
+    if tasks > 1:
+        raise UsageError(
+            f"srun starts {tasks} times what starts all ranks itself.",
+            found=f"Step {environ['SLURM_STEP_ID']} of this job has {tasks} tasks.",
+            remedy="Call compare without srun in the job, or with one task: srun -n1 compare run",
+        )
+
+
+def _require_simple(number: str, environ: Mapping[str, str]) -> None:
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        raise UsageError(
+            f"Slurm job {number} is a part of a job array.",
+            found="Every part would measure beside the others.",
+            remedy="Submit it without --array.",
+        )
+    components = environ.get("SLURM_HET_SIZE", "1")
+    if components != "1":
+        raise UsageError(
+            f"Slurm job {number} is heterogeneous.",
+            found=f"It has {components} components, and srun reaches one of them.",
+            remedy="Ask for all nodes in one component, or name hosts with -H.",
+        )
+
+
+def _slots(
+    nodes: Sequence[str],
+    environ: Mapping[str, str],
+    fields: Mapping[str, str],
+    cpus: Mapping[str, int],
+    gpus: Mapping[str, int],
+) -> list[int]:
+    """Return the tasks of every node, or its GPUs, or 1."""
+    in_a_step = "SLURM_STEP_ID" in environ
+    if not in_a_step and not {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"}.isdisjoint(environ):
+        counts = _expand(environ["SLURM_TASKS_PER_NODE"])
+        if len(counts) == len(nodes):
+            return counts
+    tasks = int(fields.get("NumTasks", "0")) if in_a_step else len(nodes)
+    if tasks > len(nodes):
+        # The variables of a step hide those of its job: the CPUs show where the tasks are.
+        each = max(1, int(fields.get("CPUs/Task", "1")))
+        by_cpus = [cpus.get(name, 0) // each for name in nodes]
+        if sum(by_cpus) == tasks and min(by_cpus):
+            return by_cpus
+        if tasks % len(nodes) == 0:
+            return [tasks // len(nodes)] * len(nodes)
+    return [gpus.get(name, 0) or 1 for name in nodes]
+
+
+def _expand(counts: str) -> list[int]:
+    """Expand ``2(x2),1`` to one number for every node."""
+    return [int(count) for count, times in _REPEATED.findall(counts) for _ in range(int(times or 1))]
+
+
+def _seconds_left(fields: Mapping[str, str]) -> float:
+    limit, used = (_DURATION.fullmatch(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    return _seconds(limit) - (_seconds(used) if used else 0.0) if limit else math.inf
+
+
+def _seconds(duration: re.Match[str]) -> float:
+    days, hours, minutes, seconds = (int(part or 0) for part in duration.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _scontrol(number: str) -> str:
+    """Return what the controller knows about a job."""
+    problem = ""
+    try:
+        done = subprocess.run(
+            ["scontrol", "--details", "--oneliner", "show", "job", number],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_SECONDS,
+            check=False,
+            start_new_session=True,
+        )
+        problem = done.stderr.strip()
+        if done.returncode == 0:
+            return done.stdout
+    except subprocess.TimeoutExpired:
+        problem = f"No answer within {_ANSWER_SECONDS:g} s."
+    except OSError as error:
+        problem = f"scontrol: {system_reason(error)}."
+    raise UnavailableError(
+        f"Slurm does not say what job {number} has.",
+        found=problem,
+        remedy="Does `scontrol show job` work here? Otherwise name the hosts: -H node1:4,node2:4",
+    )

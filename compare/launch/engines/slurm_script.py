@@ -1,0 +1,140 @@
+"""Write a Slurm job's script, submit it, and follow its output."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from compare.errors import AllocationError, UnavailableError, UsageError, system_reason
+from compare.launch.engines.commands import python_command
+from compare.schema.environment import masked
+from compare.schema.files import write_text
+
+COMMANDS = ("run", "aa", "verify", "collectives")
+"""The commands that launch ranks."""
+
+_LOOK_SECONDS = 0.5
+
+
+class Resources(NamedTuple):
+    """What a job asks for."""
+
+    nodes: int
+    ranks_per_node: int
+    minutes: int
+    partition: str = ""
+    options: Sequence[str] = ()
+    """Further options of sbatch, such as ``--gres=gpu:4``."""
+
+
+def write_script(resources: Resources, words: Sequence[str], output: Path) -> str:
+    """Return the script that runs a command of Ringside as a job.
+
+    ``output`` is the file for what it prints.
+
+    Raises:
+        UsageError: the command launches no ranks, or a value of ``-x`` would stand in the script.
+    """
+    if not words or words[0] not in COMMANDS:
+        raise UsageError(
+            "There is nothing to submit." if not words else f"{words[0]} is no command to submit.",
+            remedy=f"Name one of {', '.join(COMMANDS)} after two dashes: compare submit -- run --backend ddp",
+        )
+    if masked(words) != list(words):
+        raise UsageError(
+            "A value of -x would stand in the job's script.",
+            remedy="Set the variable in your shell, which the job inherits, and give its name: -x NAME",
+        )
+    engine = () if any(word.startswith("--engine") for word in words) else ("--engine", "slurm")
+    options = [
+        f"--job-name=compare-{words[0]}",
+        f"--nodes={resources.nodes}",
+        f"--ntasks-per-node={resources.ranks_per_node}",
+        f"--time={resources.minutes}",
+        *([f"--partition={resources.partition}"] if resources.partition else []),
+        f"--output={output}",
+        *resources.options,
+    ]
+    lines = [
+        "#!/bin/sh",
+        *(f"#SBATCH {option}" for option in options),
+        "",
+        f"cd {shlex.quote(str(Path.cwd()))}",
+        f"exec {shlex.join([*python_command(sys.executable, 'compare'), *words, *engine])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def submit(script: str, file: Path) -> str:
+    """Write a script, submit it, and return the job's number.
+
+    Raises:
+        OutputError: the file cannot be written.
+        UnavailableError: sbatch is not installed, or refuses the job.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, script)
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(file)], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise UnavailableError(
+            "sbatch cannot be executed, which submits jobs.",
+            found=f"{system_reason(error)}.",
+            remedy="Submit on a login node of the cluster, or print the script with --dry-run.",
+        ) from None
+    if done.returncode:
+        raise UnavailableError(
+            "Slurm refuses the job.",
+            found=done.stderr.strip(),
+            remedy=f"Correct the resources; the script is {file}.",
+        )
+    return done.stdout.strip().partition(";")[0]
+
+
+def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
+    """Show a job's output until its end, and return its status.
+
+    Raises:
+        AllocationError: it ended without a status of its own.
+    """
+    shown, state = 0, "PENDING"
+    while state in {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED"}:
+        time.sleep(_LOOK_SECONDS)
+        state, status = _state(job)  # before the output, so that its end is shown
+        if output.exists():
+            with output.open("rb") as file:
+                file.seek(shown)
+                text = file.read()
+            shown += len(text)
+            if text:
+                show(text.decode(errors="replace"))
+    code, _, number = status.partition(":")
+    if number not in {"", "0"} or state not in {"COMPLETED", "FAILED"}:
+        raise AllocationError(
+            f"Slurm job {job} did not end by itself.",
+            found=f"Its state is {state}.",
+            remedy=f"What it printed is in {output}.",
+        )
+    return int(code or 0)
+
+
+def _state(job: str) -> tuple[str, str]:
+    done = subprocess.run(
+        ["scontrol", "--oneliner", "show", "job", job], capture_output=True, text=True, check=False
+    )
+    fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+    return fields.get("JobState", "UNKNOWN"), fields.get("ExitCode", "")
+
+
+def default_files(folder: Path, command: str) -> tuple[Path, Path]:
+    """Return the files of a job's script and of its output."""
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{command}-{os.getpid()}"
+    return folder / f"{stem}.sh", folder / f"{stem}.out"

@@ -1,0 +1,109 @@
+"""The order of the sources of hosts, and the engines."""
+
+import math
+
+import pytest
+
+from compare.errors import AllocationError, BudgetError, HostError, UsageError
+from compare.experiment import allocation
+from compare.experiment.allocation import choose_allocation, endings_named, require_time
+from compare.launch.engines.local import Local
+from compare.launch.engines.slurm import Slurm
+from compare.launch.engines.slurm_job import SlurmJob
+from compare.launch.engines.ssh import Ssh
+from compare.schema.hosts import Host
+
+HOSTS = (Host("n1", 2, source="Slurm job 17"), Host("n2", 1, source="Slurm job 17"))
+JOB = SlurmJob("17", HOSTS, {"n1": 2, "n2": 1}, {}, math.inf)
+OF_SLURM = {"SLURM_JOB_ID": "17"}
+
+
+@pytest.fixture(autouse=True)
+def job(monkeypatch, tmp_path):
+    monkeypatch.setattr(allocation, "read_job", lambda _environ: JOB)
+    monkeypatch.setattr(allocation, "_MPIJOB_HOSTFILE", tmp_path / "none")
+
+
+def choose(environ, engine="auto", named=None, hostfile=None, ranks=None):
+    return choose_allocation(engine, hostfile, ranks, ssh=Ssh(), named=named, environ=environ)
+
+
+def names(chosen):
+    return [host.name for host in chosen.hosts]
+
+
+def test_hosts_come_from_the_first_source_that_there_is(tmp_path):
+    mpijob, pbs, lsf = (tmp_path / name for name in ("mpijob", "pbs", "lsf"))
+    mpijob.write_text("pod1 slots=1\npod2 slots=1\n")
+    pbs.write_text("p1\np1\np2\n")
+    lsf.write_text("l1 2\n")
+    environ = OF_SLURM | {
+        "OMPI_MCA_orte_default_hostfile": str(mpijob),
+        "K_MPI_JOB_ROLE": "launcher",
+        "PBS_NODEFILE": str(pbs),
+        "PBS_JOBID": "9",
+        "LSB_DJOB_HOSTFILE": str(lsf),
+    }
+    found = []
+    for source in [None, "SLURM_JOB_ID", "K_MPI_JOB_ROLE", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE"]:
+        environ.pop(source, None)
+        chosen = choose(environ)
+        found.append((chosen.source, names(chosen), type(chosen.carrier)))
+    assert found == [
+        ("2 of Slurm job 17", ["n1", "n2"], Slurm),
+        ("2 of the MPIJob", ["pod1", "pod2"], Ssh),
+        ("2 of PBS job 9", ["p1", "p2"], Ssh),
+        ("1 of LSF job", ["l1"], Ssh),
+        ("", ["localhost"], Local),
+    ]
+    assert choose(OF_SLURM, named="mine:2").source == "1 of -H"
+
+
+def test_engine_may_be_named():
+    assert choose(OF_SLURM, "ssh").carrier == Ssh()
+    assert choose(OF_SLURM, "ssh").hosts == HOSTS
+    alone = choose(OF_SLURM, "local")
+    assert names(alone) == ["localhost"]
+    assert "--engine local" in alone.source
+    assert names(choose(OF_SLURM, "slurm", named="n2:4")) == ["n2"]
+    assert [host.slots for host in choose(OF_SLURM, ranks=1).hosts] == [1]
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "says"),
+    [
+        ({}, {"engine": "slurm"}, "needs a job of Slurm"),
+        ({}, {"engine": "ssh"}, "needs hosts"),
+        ({}, {"engine": "ray"}, "cannot be 'ray'"),
+        ({}, {"engine": "local", "named": "n1"}, "contradict each other"),
+        (OF_SLURM, {"engine": "slurm", "named": "n9"}, "n9 is no node of Slurm job 17"),
+        (OF_SLURM | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, "srun starts 2 times"),
+    ],
+)
+def test_engine_that_cannot_reach_the_hosts_is_refused(environ, options, says):
+    with pytest.raises(UsageError, match=says):
+        choose(environ, **options)
+
+
+class AnEndedJob:
+    name = "Slurm job 17"
+    ends_at = 100.0
+
+    def why_it_ended(self):
+        return AllocationError("Slurm job 17 was cancelled.")
+
+
+@pytest.mark.parametrize("error", [HostError("lost"), KeyboardInterrupt()])
+def test_scheduler_that_ended_the_job_is_named(error):
+    error.add_note("kept")
+    with pytest.raises(AllocationError, match="was cancelled") as caught, endings_named(AnEndedJob()):
+        raise error
+    assert caught.value.__notes__ == ["kept"]
+    with pytest.raises(type(error)), endings_named(None):
+        raise error
+
+
+def test_job_too_short_for_a_round_is_refused_before_it():
+    require_time(AnEndedJob(), 2, least_seconds=10.0, now=80.0)
+    with pytest.raises(BudgetError, match="Slurm job 17 ends before every arm can run once"):
+        require_time(AnEndedJob(), 2, least_seconds=30.0, now=80.0)

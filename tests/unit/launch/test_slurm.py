@@ -1,0 +1,179 @@
+"""The Slurm engine: command lines, launchers' ``ssh``, and jobs.
+
+A real Slurm is in tests/lab.
+"""
+
+import math
+import os
+import subprocess
+import time
+
+import pytest
+
+from compare.errors import AllocationError, HostError, UnavailableError, UsageError
+from compare.launch.engines import Answer
+from compare.launch.engines.commands import host_error, join_errors
+from compare.launch.engines.slurm import Slurm, carrier_of
+from compare.launch.engines.slurm_job import read_job, require_one_task
+from compare.schema.hosts import Host, local_host
+
+THERE = Host("n2", 1, source="Slurm job 17")
+SHOWN = (
+    "JobId=17 JobName=x JobState={state} Reason={reason} RunTime=00:01:00 TimeLimit={limit} NodeList=n[1-2] "
+    "NumNodes=2 NumCPUs=3 NumTasks={tasks} CPUs/Task=1 Nodes=n1 CPU_IDs=0-1 Mem=0 GRES={gres} "
+    "Nodes=n2 CPU_IDs=0 Mem=0 GRES={gres}\n"
+)
+JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Put programs first on PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def write(name, text):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def controller(programs):
+    """Let a stand-in for ``scontrol`` describe the job."""
+
+    def write(*, state="RUNNING", reason="None", limit="01:00:00", tasks=2, gres=""):
+        shown = SHOWN.format(state=state, reason=reason, limit=limit, tasks=tasks, gres=gres)
+        programs("scontrol", f"cat <<'END'\n{shown}END")
+
+    return write
+
+
+def slots(job):
+    return {host.name: host.slots for host in job.hosts}
+
+
+def test_srun_gets_no_variable_of_the_job_and_hands_on_names_alone(programs, monkeypatch):
+    programs("srun", "")
+    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    carrier = carrier_of("17", {"PATH": "/bin", "MY_TOKEN": "hunter2", "SLURM_CONF": "/etc/its.conf"})
+    argv = carrier.argv(THERE, ["python", "a b"])
+    assert argv[0] == "env"
+    assert {"-uSLURM_EXPORT_ENV", "-uSLURM_NTASKS", "SLURM_CONF=/etc/its.conf", "--export=PATH"} < set(argv)
+    assert argv[-4:] == ("--nodelist=n2", "--", "python", "a b")
+    assert {"--jobid=17", "--overlap", "--unbuffered", "--mpi=none"} < set(argv)
+    assert carrier.argv(local_host(1), ["a"]) == ("a",)
+
+
+def test_srun_that_is_not_installed_is_unavailable(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="srun is not installed"):
+        Slurm(job="17").argv(THERE, ["true"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-x", "n2", "echo one", "two"],
+        ["-o", "StrictHostKeyChecking=no", "n2", "-p", "22", "-oBatchMode=yes", "echo one two"],
+    ],
+)
+def test_ssh_of_slurm_drops_options_and_starts_a_step(programs, tmp_path, words):
+    programs(
+        "srun", 'for word; do shift; case $word in --nodelist=*) echo "$word" ;; --) exec "$@" ;; esac; done'
+    )
+    files = Slurm(job="17").remote_shell(tmp_path, [THERE])
+    programs("ssh", files["bin/ssh"])
+    done = subprocess.run([tmp_path / "ssh", *words], capture_output=True, text=True, check=True)
+    assert done.stdout == "--nodelist=n2\none two\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "kind", "says"),
+    [
+        ("*** STEP 1.0 ON n2 CANCELLED AT 2026 DUE TO TIME LIMIT ***", AllocationError, "its time limit"),
+        ("*** STEP 1.0 ON n2 CANCELLED AT 2026 DUE TO PREEMPTION ***", AllocationError, "was preempted"),
+        ("*** STEP 1.0 ON n2 CANCELLED AT 2026 ***", AllocationError, "was cancelled"),
+        ("srun: error: Unable to create step for job 17: busy", HostError, "takes no further step"),
+        ("srun: error: n2: task 0: Exited with exit code 3", HostError, "failed with status 3"),
+    ],
+)
+def test_failed_step_is_explained(printed, kind, says):
+    carrier = Slurm(job="17")
+    error = host_error(Answer(THERE, 3, b"", printed.encode(), 1.0), carrier)
+    assert type(error) is kind
+    assert says in str(error)
+    joined = join_errors([HostError("another"), error], of=2)
+    assert isinstance(joined, kind)
+
+
+def test_job_has_tasks_cpus_and_time(controller):
+    controller()
+    job = read_job(JOB | {"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"})
+    assert slots(job) == {"n1": 2, "n2": 1}
+    assert job.cpus == {"n1": 2, "n2": 1}
+    assert job.ends_at - time.time() == pytest.approx(3600 - 60 - 60, abs=5)
+    job.require_share(Host("n1", 2), 2, 0)
+    assert job.share(Host("n1", 2), 64) == 2
+    with pytest.raises(HostError, match="sees 1 CPU of the 2") as caught:
+        job.require_share(Host("n1", 2), 1, 0)
+    assert "srun -n1 --cpus-per-task=2" in caught.value.remedy
+
+
+def test_job_without_tasks_has_a_rank_for_each_gpu(controller):
+    controller(gres="gpu:a100:4(IDX:0-3)", limit="UNLIMITED")
+    job = read_job(JOB)
+    assert slots(job) == {"n1": 4, "n2": 4}
+    assert job.ends_at == math.inf
+    controller()
+    assert slots(read_job(JOB)) == {"n1": 1, "n2": 1}
+
+
+@pytest.mark.parametrize(("tasks", "expected"), [(2, [1, 1]), (3, [2, 1]), (4, [2, 2])])
+def test_job_of_a_step_has_its_own_tasks(controller, tasks, expected):
+    controller(tasks=tasks)
+    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
+    assert list(slots(read_job(JOB | step)).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"SLURM_ARRAY_TASK_ID": "3"}, "a part of a job array"),
+        ({"SLURM_HET_SIZE": "2"}, "is heterogeneous"),
+    ],
+)
+def test_job_that_is_not_simple_is_refused(environ, says):
+    with pytest.raises(UsageError, match=says):
+        read_job(JOB | environ)
+
+
+def test_job_whose_controller_is_silent_is_unavailable(programs):
+    programs("scontrol", "echo no controller >&2; exit 1")
+    with pytest.raises(UnavailableError, match="what job 17 has") as caught:
+        read_job(JOB)
+    assert caught.value.found == "no controller"
+
+
+def test_srun_with_several_tasks_is_refused():
+    with pytest.raises(UsageError, match="srun starts 2 times"):
+        require_one_task({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+    require_one_task({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"})
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ("TIMEOUT", "its time limit"),
+        ("PREEMPTED", "preempted"),
+        ("CANCELLED", "cancelled"),
+        ("RUNNING", None),
+    ],
+)
+def test_job_tells_why_it_ended(controller, state, says):
+    controller()
+    job = read_job(JOB)
+    controller(state=state)
+    ended = job.why_it_ended()
+    assert ended is None if says is None else says in ended.what

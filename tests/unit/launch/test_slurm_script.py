@@ -1,0 +1,67 @@
+"""The script of a Slurm job, and what follows its submission."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from compare.errors import AllocationError, UnavailableError, UsageError
+from compare.launch.engines.slurm_script import Resources, follow, submit, write_script
+
+RESOURCES = Resources(2, 4, 30, "short", ["--gres=gpu:4"])
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def write(name, text):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+def test_script_asks_for_resources_and_executes_the_command(tmp_path):
+    script = write_script(RESOURCES, ["run", "--workload", "my file.py:make"], Path("/runs/out"))
+    for option in (
+        "nodes=2",
+        "ntasks-per-node=4",
+        "time=30",
+        "partition=short",
+        "output=/runs/out",
+        "gres=gpu:4",
+    ):
+        assert f"#SBATCH --{option}\n" in script
+    assert script.endswith("-m compare run --workload 'my file.py:make' --engine slurm\n")
+    assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
+    assert write_script(RESOURCES, ["run", "--engine", "ssh"], tmp_path).endswith("run --engine ssh\n")
+
+
+@pytest.mark.parametrize("words", [[], ["report"], ["run", "-x", "MY_TOKEN=hunter2"]])
+def test_script_of_no_launch_or_with_a_secret_is_refused(words):
+    with pytest.raises(UsageError) as caught:
+        write_script(RESOURCES, words, Path("out"))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_submitted_job_has_a_number_or_the_reason_against_it(programs, tmp_path):
+    programs("sbatch", 'echo "17;cluster"')
+    assert submit("a script", tmp_path / "runs" / "job.sh") == "17"
+    assert (tmp_path / "runs" / "job.sh").read_text() == "a script"
+    programs("sbatch", "echo no such partition >&2; exit 1")
+    with pytest.raises(UnavailableError, match="Slurm refuses the job") as caught:
+        submit("a script", tmp_path / "job.sh")
+    assert caught.value.found == "no such partition"
+
+
+def test_followed_job_shows_its_output_and_gives_its_status(programs, tmp_path):
+    output, shown = tmp_path / "out", []
+    output.write_text("result\n")
+    programs("scontrol", "echo JobState=FAILED ExitCode=8:0")
+    assert follow("17", output, shown.append) == 8
+    assert shown == ["result\n"]
+    programs("scontrol", "echo JobState=CANCELLED ExitCode=0:15")
+    with pytest.raises(AllocationError, match="did not end by itself"):
+        follow("17", output, shown.append)
