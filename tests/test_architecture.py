@@ -306,7 +306,7 @@ def test_the_command_line_is_imported_by_nothing_but_main():
 
 
 def test_only_its_engine_and_the_command_line_know_ssh():
-    """All engines have one seam; two of them stand in for launchers' ssh."""
+    """All engines have one seam; two stand in for launchers' ssh."""
     known = {
         *("compare.launch.engines.ssh", "compare.launch.engines.slurm", "compare.launch.engines.rehearsal"),
         *("compare.experiment.allocation", "compare.cli.options", "compare.cli.doctor"),

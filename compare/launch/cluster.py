@@ -109,8 +109,8 @@ class Cluster:
         network: Network,
         exported: Mapping[str, str],
         carrier: Carrier,
-        job: ScheduledJob | None,
         connect: Callable[[], Agents],
+        job: ScheduledJob | None = None,
     ) -> None:
         self.agents, self.here = agents
         self.hosts = tuple(agent.host for agent in self.agents)

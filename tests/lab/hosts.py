@@ -69,9 +69,9 @@ class LabError(Exception):
     """A lab that cannot be made here or did not start."""
 
 
-def packages() -> dict[str, str]:
-    """Return the Debian package that brings each program."""
-    rows = (line.partition("#")[0].split() for line in (_HERE / "debian-packages").read_text().splitlines())
+def packages(file: str = "debian-packages") -> dict[str, str]:
+    """Return the Debian package that brings each program of a list."""
+    rows = (line.partition("#")[0].split() for line in (_HERE / file).read_text().splitlines())
     return dict(row for row in rows if row)
 
 

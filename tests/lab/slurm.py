@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.lab.hosts import LabError, find_program
+from tests.lab.hosts import LabError, find_program, packages
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -46,6 +46,14 @@ NodeName={nodes} CPUs=2 State=UNKNOWN
 PartitionName=normal Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=2
 """
+
+
+def why_no_slurm() -> str:
+    """Return why no Slurm can be started here."""
+    for program, package in packages("debian-packages-slurm").items():
+        if find_program(program) is None:
+            return f"no Slurm here: {program} is missing (apt-get install {package})"
+    return ""
 
 
 class Slurm:

@@ -10,7 +10,7 @@ import pytest
 from compare.schema.store import read_run
 from tests.faults.started import a_fault
 from tests.lab.comparing import ARMS, RUN, compare, left
-from tests.lab.slurm import Slurm
+from tests.lab.slurm import Slurm, why_no_slurm
 from tests.lab.test_failures import BOUND_SECONDS, GONE_SECONDS, StartedRun, gone_from, parent_of
 from tests.waiting import wait_until
 
@@ -29,6 +29,8 @@ KILL_WAIT_SECONDS = 30.0
 @pytest.fixture
 def make_slurm(make_lab):
     """Start labs with Slurm, whose hosts run no sshd."""
+    if reason := why_no_slurm():
+        pytest.skip(reason)
 
     def make(hosts=2, **options):
         lab = make_lab(hosts, sshd=False)

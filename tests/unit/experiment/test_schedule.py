@@ -5,7 +5,9 @@ Also test which rounds are repeated: whole noisy ones, a limited number of times
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -27,6 +29,9 @@ ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
 
 TURNS = {"ddp": [5.0, 9.0, 3.0, 8.0, 4.0] * 2, "mpi": [9.0, 5.0, 8.0, 3.0, 6.0] * 2}
 """Arms that lead by turns stay unresolved."""
+
+ALONE = SimpleNamespace(job=None)
+"""The cluster of a run outside any scheduler."""
 
 CONFIGS = st.builds(
     lambda arms, rounds, seed: a_config(",".join(arms), rounds=rounds, seed=seed),
@@ -214,7 +219,7 @@ def test_a_launch_is_kept_although_its_event_cannot_be_printed(monkeypatch, tmp_
 
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(9))
     with pytest.raises(type(error)):
-        carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, [0, 1], Deaf())
+        carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, ALONE, Deaf())
     kept = read_run(tmp_path)
     assert (numbers(kept.launches), kept.failure.kind) == ([1], type(error).__name__)
 
@@ -231,7 +236,7 @@ def test_a_launch_is_kept_although_saving_it_was_interrupted(monkeypatch, tmp_pa
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(9))
     monkeypatch.setattr("compare.experiment.rounds.write_json", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
-        carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, [0, 1], Listening())
+        carry_out(a_beginning(a_config("none,ddp", rounds=2)), tmp_path, ALONE, Listening())
     assert numbers(read_run(tmp_path).launches) == [1, 2]
 
 
@@ -250,7 +255,7 @@ def over_after(launches):
 def test_a_round_that_the_budget_cuts_short_is_discarded(monkeypatch, tmp_path, done, counted):
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(done))
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
-    run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
+    run = carry_out(a_beginning(config), tmp_path, ALONE, Listening())
     assert run.complete
     assert (numbers(run.launches), numbers(run.discarded)) == (counted, [3] if done == 3 else [])
     assert read_run(tmp_path) == run
@@ -322,7 +327,7 @@ def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_pa
 
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", launch)
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
-    run = carry_out(a_beginning(config), tmp_path, [0, 1], Listening())
+    run = carry_out(a_beginning(config), tmp_path, ALONE, Listening())
     assert (numbers(run.launches), numbers(run.discarded)) == ([1, 2, *counted], discarded)
     assert summarise(run).noisy_rounds == [2]
 
@@ -331,14 +336,21 @@ def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_pa
 def test_a_budget_that_ends_in_the_first_round_loses_nothing(monkeypatch, tmp_path, done, words):
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(done))
     with pytest.raises(BudgetError, match="--budget 3 ended before every arm had run once") as caught:
-        carry_out(
-            a_beginning(a_config("none,ddp", rounds=9, budget_seconds=3)), tmp_path, [0, 1], Listening()
-        )
+        carry_out(a_beginning(a_config("none,ddp", rounds=9, budget_seconds=3)), tmp_path, ALONE, Listening())
     assert words in caught.value.found
     kept = read_run(tmp_path)
     assert not kept.complete
     assert kept.failure.kind == "BudgetError"
     assert len(kept.launches) == done
+
+
+def test_a_job_that_ends_in_the_first_round_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(1))
+    job = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + 60)
+    config = a_config("none,ddp", rounds=9)
+    with pytest.raises(BudgetError, match="The time of Slurm job 17 ended before every arm had run once"):
+        carry_out(a_beginning(config), tmp_path, SimpleNamespace(job=job), Listening())
+    assert len(read_run(tmp_path).launches) == 1
 
 
 def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
@@ -351,7 +363,7 @@ def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", launch)
     observer = Listening()
     config = a_config("none,ddp", rounds=2)
-    done = carry_out(a_beginning(config), tmp_path, [0, 1], observer)
+    done = carry_out(a_beginning(config), tmp_path, ALONE, observer)
     assert observer.repeated == [(1, pytest.approx(1 / 3)), (2, pytest.approx(1 / 3))]
     assert observer.rounds == [[], [3, 4], [3, 4, 7, 8]]
     assert done.complete
