@@ -31,6 +31,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "compare collectives --group gloo,mpi -b 1K -e 4M",
         "compare collectives --hostfile hosts.txt --format csv",
     ),
+    "predict": (
+        "compare predict runs/first --hosts 2,4,8,16 --link 10gbit",
+        "compare predict runs/two-hosts --against runs/four-hosts",
+    ),
     "report": (
         "compare report last --detail",
         "compare report runs/first --format html --output first.html",

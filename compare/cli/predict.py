@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.console import make_console
+from compare.cli.options import arms_flag, hosts_flag, output_flag
 from compare.errors import UsageError
 
 
@@ -16,40 +17,40 @@ def predict(
         Path, typer.Argument(metavar="RUN", help="Folder of a run, or its results.json.")
     ],
     *,
-    hosts: Annotated[str, typer.Option(help="Numbers of hosts, comma separated.")] = "2,4,8,16",
+    hosts: Annotated[str, hosts_flag(help="Numbers of hosts, comma separated.")] = "2,4,8,16",
     link: Annotated[
         str | None,
-        typer.Option(
+        hosts_flag(
             help="RATE or RATE,LATENCY of each host's network: 10gbit, or 1gbit,2ms.",
             show_default="as measured",
         ),
     ] = None,
     measured_link: Annotated[
         str | None,
-        typer.Option(
+        hosts_flag(
             help="RATE or RATE,LATENCY of the network that RUN was measured on.",
             show_default="of a rehearsal, its own",
         ),
     ] = None,
     bucket_cap: Annotated[
-        str | None, typer.Option(help="Also predict DDP with these bucket sizes, in MiB: 1,25.")
+        str | None, arms_flag(help="Also predict DDP with these bucket sizes, in MiB: 1,25.")
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(help="Print predictions beside the measurements of this other run.")
+        Path | None, output_flag(help="Print predictions beside the measurements of this other run.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    form: Annotated[str, output_flag("--format", help="table, markdown, csv or json.")] = "table",
 ) -> None:
     """Predict step times with other hosts, links and bucket sizes."""
     from compare.analysis.predict import compare_with, forecast, with_measured_link
     from compare.report.predictions import PREDICTION_RENDERERS, PredictionTable, page_against, page_of
     from compare.schema.link import parse_link
-    from compare.schema.store import read_run
+    from compare.schema.store import find_run, read_run
 
     if form not in PREDICTION_RENDERERS:
         raise UsageError(
             f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(PREDICTION_RENDERERS)}."
         )
-    run = read_run(run_directory)
+    run = read_run(find_run(run_directory))
     if measured_link:
         run = with_measured_link(run, parse_link(measured_link))
     other_link = parse_link(link) if link else None
