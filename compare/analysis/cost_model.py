@@ -23,8 +23,8 @@ class Parts(NamedTuple):
 def split_collectives(launch: Launch) -> Parts | None:
     """Split the time of a step's collectives in two.
 
-    The sweep's curve has a latency a. It expects a time of n calls, and n a of it is latency. The measured
-    time is divided in that proportion. So a sweep that ran slower than the collectives favours neither part.
+    The sweep's curve has latency a and 1 / b seconds per byte. It expects n a + S / b of n calls with S bytes
+    together. The measured time is divided in that proportion. So a sweep that ran slower than the collectives favours neither part.
     The fixed part is at most n a, because large messages may pass more slowly than the sweep's. A library
     that fuses calls does not tell the number of messages: then there is no answer.
     """
@@ -36,7 +36,7 @@ def split_collectives(launch: Launch) -> Parts | None:
         return None
     curve = Curve(tuple(points))
     latencies = len(sizes) * curve.latency
-    expected = sum(map(curve.seconds, sizes))
+    expected = latencies + sum(sizes) * curve.seconds_per_byte
     return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
 
 
