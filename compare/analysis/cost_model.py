@@ -24,9 +24,10 @@ def split_collectives(launch: Launch) -> Parts | None:
     """Split the time of a step's collectives in two.
 
     The sweep's curve has latency a and 1 / b seconds per byte. It expects n a + S / b of n calls with S bytes
-    together. The measured time is divided in that proportion. So a sweep that ran slower than the collectives favours neither part.
-    The fixed part is at most n a, because large messages may pass more slowly than the sweep's. A library
-    that fuses calls does not tell the number of messages: then there is no answer.
+    together. The measured time is divided in that proportion. So a sweep that ran slower than the
+    collectives favours neither part. The fixed part is at most n a, because large messages may pass more
+    slowly than the sweep's. A library that fuses calls does not tell the number of messages: then there is
+    no answer.
     """
     seconds, points, first = collective_seconds(launch), _sweep_points(launch), launch.ranks[0]
     sizes = first.message_bytes
