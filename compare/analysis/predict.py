@@ -26,7 +26,7 @@ from compare.schema.results import Run
 from compare.text import listed
 
 Limit: TypeAlias = Literal["computing", "bandwidth", "latency", "skew", "copies"]
-GOODPUT = {"ring": 0.95, "Rabenseifner": 0.67}
+GOODPUT = {"ring": 0.94, "Rabenseifner": 0.64}
 """Share of a link's rate that the lab's all-reduces reached, by form.
 
 It stands in where the rate of the measured link is not known.

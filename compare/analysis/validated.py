@@ -15,7 +15,7 @@ Regime: TypeAlias = Literal["wire", "other"]
 WIRE_SECONDS = 0.010
 WIRE_SHARE = 0.5
 VALIDATED_HOSTS = 4
-VALIDATED_RATES = 2.5
+VALIDATED_RATES = 2.0
 """Largest ratio of hosts' rates, either way."""
 
 _ERRORS: dict[tuple[Schedule, str], float] = {
