@@ -20,7 +20,7 @@ VALIDATED_RATES = 2.0
 
 _ERRORS: dict[tuple[Schedule, str], float] = {
     ("after", "ring"): 0.10,
-    ("overlap", "ring"): 0.10,
+    ("overlap", "ring"): 0.16,
     ("after", "Rabenseifner"): 0.20,
     ("fused", "ring"): 0.20,
 }
