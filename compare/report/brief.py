@@ -24,7 +24,7 @@ BAR_CELLS = 8
 _NARROWEST_WITH_BAR = 72
 _SHORTEST_NAME = 12
 _GAP = "  "
-_HEADINGS = ("arm", "step ms", "of it sync")
+_HEADINGS = ("step ms", "of it sync")
 
 
 class Row(NamedTuple):
@@ -44,22 +44,25 @@ def lines(run: Run, analysis: Analysis, width: int, *, again: str) -> Iterator[T
     """
     summary = analysis.summary
     first = [too_noisy(run, summary)] if summary.too_noisy else noisy_rounds(summary)
-    yield from (_line(noise, "bold yellow") for noise in first)
-    yield _line(short_headline(run, summary), "bold")
+    yield from (printable_line(noise, "bold yellow") for noise in first)
+    yield printable_line(short_headline(run, summary), "bold")
     yield Text()
     if summary.arms:
         yield from _table(run, analysis, width)
         yield Text()
-    yield from (_line(warning, "bold yellow") for warning in warnings(run, analysis) if warning not in first)
-    yield from map(_line, marks(run, summary))
+    yield from (
+        printable_line(warning, "bold yellow") for warning in warnings(run, analysis) if warning not in first
+    )
+    yield from map(printable_line, marks(run, summary))
     if why := main_cause(analysis, run.config.baseline):
-        yield _line(why)
-    yield from map(_line, proof(run, summary))
-    yield _line(f"More: compare report {again} --wide, or --detail", "dim")
-    yield _line(conclusion(run, analysis), "bold")
+        yield printable_line(why)
+    yield from map(printable_line, proof(run, summary))
+    yield printable_line(f"More: compare report {again} --wide, or --detail", "dim")
+    yield printable_line(conclusion(run, analysis), "bold")
 
 
-def _line(text: str, style: str = "") -> Text:
+def printable_line(text: str, style: str = "") -> Text:
+    """Style a line in which no character steers the terminal."""
     return Text(printable(text), style=style)
 
 
@@ -71,7 +74,7 @@ def _table(run: Run, analysis: Analysis, width: int) -> Iterator[Text]:
     bar = BAR_CELLS if width >= _NARROWEST_WITH_BAR else 0
     rows = [_row(run, analysis, arm, bar) for arm in analysis.summary.arms]
     columns = list(zip(*(row[1:4] for row in rows), strict=True))
-    headings = [*_HEADINGS[1:], f"against {_short(run.config.baseline)}"]
+    headings = [*_HEADINGS, f"against {_short(run.config.baseline)}"]
     widths = [max(map(cell_len, [heading, *cells])) for heading, cells in zip(headings, columns, strict=True)]
     left = width - 1 - sum(widths) - len(_GAP) * len(widths)
     names = [row.name for row in rows]
@@ -79,11 +82,11 @@ def _table(run: Run, analysis: Analysis, width: int) -> Iterator[Text]:
     room = max(_SHORTEST_NAME, min(longest, left))
     cut = [cut_in_the_middle(name, room) for name in names]
     same = {name for name, count in Counter(cut).items() if count > 1}
-    yield _line(_join("arm", headings, room, widths), "dim")
+    yield printable_line(_join("arm", headings, room, widths), "dim")
     for row, name in zip(rows, cut, strict=True):
         if name in same:  # what tells the arms apart was cut: the name takes lines of its own
-            yield _line(f" {row.name}", row.style)
-        yield _line(_join("" if name in same else name, row[1:4], room, widths), row.style)
+            yield printable_line(f" {row.name}", row.style)
+        yield printable_line(_join("" if name in same else name, row[1:4], room, widths), row.style)
 
 
 def _join(name: str, cells: tuple[str, ...] | list[str], room: int, widths: list[int]) -> str:

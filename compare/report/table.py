@@ -13,13 +13,13 @@ from rich.text import Text
 
 from compare.analysis import Analysis
 from compare.report import brief
+from compare.report.brief import printable_line
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
 from compare.report.headline import headline, too_noisy
 from compare.report.notes import notes, warnings
 from compare.report.sentences import conclusion
 from compare.schema.results import Run
-from compare.text import printable
 
 PLAIN_WIDTH = 200
 """Width of output that is no terminal: enough for the widest table."""
@@ -68,8 +68,8 @@ class RunTable:
     def _wide(self, console: Console, options: ConsoleOptions) -> RenderResult:
         run, analysis = self.run, self.analysis
         if noisy := too_noisy(run, analysis.summary):
-            yield _line(noisy, "bold")
-        yield _line(headline(run), "bold")
+            yield printable_line(noisy, "bold")
+        yield printable_line(headline(run), "bold")
         if analysis.summary.arms:
             yield from self._tables(console, options, speed_columns(run, analysis.summary))
         if analysis.summary.arms and self.detail:
@@ -77,10 +77,10 @@ class RunTable:
             yield from self._tables(console, options, cost_columns())
             yield Text(CONDITIONS_TITLE, style="bold")
             yield self._differences()
-        yield from (_line(warning, "bold yellow") for warning in warnings(run, analysis))
-        yield from map(_line, causes(analysis))
-        yield from (_line(note, "dim") for note in notes(run, analysis))
-        yield _line(conclusion(run, analysis), "bold")
+        yield from (printable_line(warning, "bold yellow") for warning in warnings(run, analysis))
+        yield from map(printable_line, causes(analysis))
+        yield from (printable_line(note, "dim") for note in notes(run, analysis))
+        yield printable_line(conclusion(run, analysis), "bold")
 
     def _tables(
         self, console: Console, options: ConsoleOptions, columns: Sequence[Column]
@@ -106,7 +106,7 @@ class RunTable:
         for name in heading:
             table.add_column(name, overflow="fold")
         for row in rows:
-            table.add_row(*map(_line, row))
+            table.add_row(*map(printable_line, row))
         return table
 
     def _table(self, columns: Sequence[Column]) -> Table:
@@ -116,9 +116,5 @@ class RunTable:
             table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
         for arm in self.analysis.summary.arms:
             style = "bold green" if arm.fastest else None
-            table.add_row(*(_line(column.cell(arm)) for column in columns), style=style)
+            table.add_row(*(printable_line(column.cell(arm)) for column in columns), style=style)
         return table
-
-
-def _line(text: str, style: str = "") -> Text:
-    return Text(printable(text), style=style)

@@ -24,7 +24,8 @@ def a_run(*, arms, flags=()):
         folder = tmp_path_factory.mktemp("arms") / "run"
         done = compare(
             *(*RUN, "--backend", arms, "-np", 2, *flags, "--model", "mlp:784-16-10", "--batch-size", 32),
-            *("--steps", 40, "--warmup", 10, "--repeats", 1, "--data-dir", mnist_dir, "--output", folder),
+            *("--steps", 40, "--warmup", 10, "--repeats", 1, "--wide"),
+            *("--data-dir", mnist_dir, "--output", folder),
         )
         assert done.returncode == 0, done.stderr
         return read_run(folder), done.stdout

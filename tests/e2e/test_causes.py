@@ -38,7 +38,7 @@ def measure(tmp_path_factory, mnist_dir):
         folder = tmp_path_factory.mktemp("explained")
         done = compare(
             *("run", "--backend", ",".join(arms), *flags, "--max-reruns", 3),
-            *("--data-dir", mnist_dir, "--output", folder / "run"),
+            *("--wide", "--data-dir", mnist_dir, "--output", folder / "run"),
             environment=inject("e2e/slowed", folder / "injection", causes or {}),
             timeout=LONGEST_SECONDS,
         )

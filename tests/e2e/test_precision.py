@@ -14,7 +14,7 @@ from tests.comparing import RUN, compare
 def a_run(tmp_path, mnist_dir, *flags):
     done = compare(
         *(*RUN, "--no-control", "-np", 2, *flags, "--model", "mlp:784-16-10", "--steps", 20, "--warmup", 5),
-        *("--repeats", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        *("--repeats", 1, "--wide", "--data-dir", mnist_dir, "--output", tmp_path / "run"),
     )
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")

@@ -58,7 +58,7 @@ def test_rehearse_refuses_what_it_cannot_do(made, arguments, says):
 def test_rehearse_gives_its_hosts_to_the_command_inside(made, monkeypatch, dashes):
     requests = []
 
-    def compare_arms(request, _say, _watch):
+    def compare_arms(request, *_):
         requests.append(request)
         raise UsageError("enough")
 
