@@ -23,7 +23,6 @@ from compare.errors import OutputError
 from compare.schema.arms import Arm
 from compare.schema.link import Link
 from compare.schema.results import Run
-from compare.text import listed
 
 Limit: TypeAlias = Literal["computing", "bandwidth", "latency", "skew", "copies"]
 GOODPUT = {"ring": 0.94, "Rabenseifner": 0.64}
@@ -288,7 +287,7 @@ def _worth_measuring(predictions: Sequence[Prediction], measured: int) -> dict[i
         )
         open_ = [p.arm for p in others if p.step_seconds.low < first.step_seconds.high]
         if open_:
-            worth[hosts] = f"{listed([first.arm, *open_])} are within each other's intervals"
+            worth[hosts] = f"{', '.join([first.arm, *open_])} are within each other's intervals"
     if measured == 2:  # noqa: PLR2004 -- among two, all forms send the same bytes
         worth[3] = "it shows the form of each all-reduce, which two hosts cannot"
     return worth
