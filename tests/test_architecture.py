@@ -309,7 +309,12 @@ def test_only_its_engine_and_the_command_line_know_ssh():
     """All engines have one seam; two stand in for launchers' ssh."""
     known = {
         *("compare.launch.engines.ssh", "compare.launch.engines.slurm", "compare.launch.engines.rehearsal"),
-        *("compare.experiment.allocation", "compare.cli.options", "compare.cli.doctor"),
+        *(
+            "compare.experiment.allocation",
+            "compare.cli.choices",
+            "compare.cli.options",
+            "compare.cli.doctor",
+        ),
     }
     assert {name for name, tree in MODULES.items() if "ssh" in words_of(tree)} == known
 

@@ -35,6 +35,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "compare predict runs/first --hosts 2,4,8,16 --link 10gbit",
         "compare predict runs/two-hosts --against runs/four-hosts",
     ),
+    "submit": (
+        "compare submit --nodes 2 --wait -- run --backend ddp,horovod",
+        "compare submit --nodes 4 --ranks-per-node 2 --dry-run -- run --backend ddp",
+    ),
     "report": (
         "compare report last --detail",
         "compare report runs/first --format html --output first.html",
