@@ -43,6 +43,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "compare report last --detail",
         "compare report runs/first --format html --output first.html",
     ),
+    "predict": (
+        "compare predict last --hosts 2,4,8 --link 10gbit",
+        "compare predict last --bucket-cap 1,25 --format markdown",
+    ),
     "backends": (
         "compare backends",
         "compare backends --json",

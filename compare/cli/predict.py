@@ -14,7 +14,10 @@ from compare.errors import UsageError
 
 def predict(
     run_directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or its results.json.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a run, or its results.json; or `last`, the newest in runs/."
+        ),
     ],
     *,
     hosts: Annotated[str, hosts_flag(help="Numbers of hosts, comma separated.")] = "2,4,8,16",
@@ -55,7 +58,7 @@ def predict(
         run = with_measured_link(run, parse_link(measured_link))
     other_link = parse_link(link) if link else None
     if against:
-        page = page_against(compare_with(run, read_run(against), other_link))
+        page = page_against(compare_with(run, read_run(find_run(against)), other_link))
     else:
         counts = [int(count) for count in _read_numbers("--hosts", hosts, least=2, whole=True)]
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
