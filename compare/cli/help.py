@@ -31,10 +31,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "compare collectives --group gloo,mpi -b 1K -e 4M",
         "compare collectives --hostfile hosts.txt --format csv",
     ),
-    "predict": (
-        "compare predict runs/first --hosts 2,4,8,16 --link 10gbit",
-        "compare predict runs/two-hosts --against runs/four-hosts",
-    ),
     "submit": (
         "compare submit --nodes 2 --wait -- run --backend ddp,horovod",
         "compare submit --nodes 4 --ranks-per-node 2 --dry-run -- run --backend ddp",
