@@ -79,7 +79,7 @@ def test_submitted_run_without_environment_shows_its_result(make_slurm, mnist_di
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Hosts: 2 of Slurm job 1" in done.stdout
-    assert "vs ddp" in done.stdout
+    assert "against ddp" in done.stdout
     require_one_model(read_run(lab.folder / "run"), [2, 2])
     wait_until(lambda: left(lab) == [], 10)
 
