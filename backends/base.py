@@ -68,6 +68,33 @@ class Collectives(NamedTuple):
     """Run them once on every rank, with separate buffers."""
 
 
+class Exchange(NamedTuple):
+    """One collective with the buffers of this rank, flat and contiguous."""
+
+    collective: str
+    """Name of the collective.
+
+    It is ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``,
+    ``send_recv`` or ``barrier``. The fourth and the fifth have rank 0 as root. In ``send_recv`` each rank
+    sends to the next, and receives from the one before.
+    """
+    source: torch.Tensor
+    """What this rank gives; ``reduce`` may spoil it."""
+    target: torch.Tensor
+    """What this rank gets; the source itself for ``all_reduce``, ``broadcast`` and ``reduce``."""
+    operation: str = "sum"
+    """``sum``, ``prod``, ``min``, ``max`` or ``avg``; without meaning where data only moves."""
+
+    def by(self, collective: Callable[..., object], *arguments: object) -> Callable[[], torch.Tensor]:
+        """Return a call that fills the target by a library's function."""
+
+        def call() -> torch.Tensor:
+            collective(*arguments)
+            return self.target
+
+        return call
+
+
 class Group(ABC):
     """The processes that train together, and the collectives between them."""
 
@@ -118,21 +145,24 @@ class Group(ABC):
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
         """Start ``all_reduce_``; do not touch ``tensor`` before the work is done."""
 
-    def prepare_all_reduce(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a call that sums ``tensor`` over all ranks.
+    def prepare(self, exchange: Exchange) -> Callable[[], torch.Tensor]:
+        """Return a call that carries out a collective on its buffers.
 
-        The call is timed alone. It returns the sum, which may take the place of ``tensor``. Every rank
-        prepares at the same point.
+        The call is timed alone. It returns the result, which may take the place of the target. Every rank
+        prepares at the same point. The first call may raise as well.
 
         Raises:
-            BackendError: the library refuses the tensor, on all ranks alike.
+            BackendError: the library refuses it, on all ranks alike.
         """
+        collectives = self._collectives(exchange)
+        if exchange.collective not in collectives:
+            raise BackendError(f"{self.name} has no {exchange.collective}")
+        return collectives[exchange.collective]
 
-        def call() -> torch.Tensor:
-            self.all_reduce_(tensor)
-            return tensor
-
-        return call
+    def _collectives(self, exchange: Exchange) -> Mapping[str, Callable[[], torch.Tensor]]:
+        """Return a call for each collective that the library has."""
+        del exchange
+        return {}
 
     @abstractmethod
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import statistics
 import time
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -17,8 +18,11 @@ from backends import evidence
 from backends.base import BackendError, Group, Work
 
 if TYPE_CHECKING:
-    from backends.base import Facts, Options, Placement
+    from collections.abc import Callable, Mapping
 
+    from backends.base import Exchange, Facts, Options, Placement
+
+_OPERATIONS = {"sum": hvd.Sum, "prod": hvd.Product, "min": hvd.Min, "max": hvd.Max, "avg": hvd.Average}
 _PROBES = 15
 _AS_STRTOL = re.compile(r"\s*[+-]?\d+")
 _AS_STRTOF = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -83,6 +87,19 @@ class HorovodGroup(Group):
         self._in_flight.add(number)
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"ringside.{number}.{tensor.numel()}")
         return HorovodWork(handle, number, self._in_flight)
+
+    def _collectives(self, exchange: Exchange) -> Mapping[str, Callable[[], torch.Tensor]]:
+        source, target, operation = exchange.source, exchange.target, _OPERATIONS[exchange.operation]
+        # As in all_reduce_start_: a name saves the negotiation.
+        name = f"ringside.{exchange.collective}.{source.dtype}.{exchange.operation}.{source.numel()}"
+        return {
+            "all_reduce": exchange.by(partial(hvd.allreduce_, target, op=operation, name=name)),
+            "all_gather": partial(hvd.allgather, source, name=name),
+            "reduce_scatter": partial(hvd.reducescatter, source, op=operation, name=name),
+            "broadcast": exchange.by(partial(hvd.broadcast_, target, root_rank=0, name=name)),
+            "all_to_all": partial(hvd.alltoall, source, name=name),
+            "barrier": exchange.by(hvd.barrier),
+        }
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         hvd.broadcast_(tensor, root_rank=root)

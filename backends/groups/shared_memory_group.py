@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
+from backends.base import BackendError
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.shared_memory.sum import SharedSum
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from backends.base import Facts
+    from backends.base import Exchange, Facts
 
 
 class SharedMemoryGroup(TorchGroup):
-    """A process group whose ``prepare_all_reduce`` sums in shared memory.
+    """A process group whose ``prepare`` sums in shared memory.
 
     The process group agrees on the memory, and takes no part in the sum.
     """
@@ -26,9 +27,13 @@ class SharedMemoryGroup(TorchGroup):
     name: ClassVar[str] = "shared memory"
     _last: SharedSum | None = None
 
-    def prepare_all_reduce(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        self._last = shared = SharedSum([nn.Parameter(tensor, requires_grad=False)], self)
-        tensors = [tensor]
+    def prepare(self, exchange: Exchange) -> Callable[[], torch.Tensor]:
+        if exchange.collective != "all_reduce":
+            raise BackendError(f"Ringside's shared memory has no {exchange.collective}, only all_reduce")
+        if exchange.operation != "sum":
+            raise BackendError(f"Ringside's shared memory has no operation {exchange.operation}, only sum")
+        tensors = [exchange.target]
+        self._last = shared = SharedSum([nn.Parameter(exchange.target, requires_grad=False)], self)
 
         def call() -> torch.Tensor:
             shared.reduce(tensors)

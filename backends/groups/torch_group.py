@@ -13,7 +13,20 @@ from backends import evidence
 from backends.base import BackendError, Group, Work
 
 if TYPE_CHECKING:
-    from backends.base import Facts, Options, Placement
+    from collections.abc import Callable, Mapping
+
+    from backends.base import Exchange, Facts, Options, Placement
+
+_OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+}
+# torch 2.13 warns of the old names; 2.11 has no others.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class TorchWork(Work):
@@ -60,6 +73,28 @@ class TorchGroup(Group):
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         dist.broadcast(tensor, src=root)
+
+    def _collectives(self, exchange: Exchange) -> Mapping[str, Callable[[], torch.Tensor]]:
+        source, target, operation = exchange.source, exchange.target, _OPERATIONS[exchange.operation]
+        return {
+            "all_reduce": exchange.by(dist.all_reduce, target, operation),
+            "all_gather": exchange.by(_ALL_GATHER, target, source),
+            "reduce_scatter": exchange.by(_REDUCE_SCATTER, target, source, operation),
+            "broadcast": exchange.by(dist.broadcast, target, 0),
+            "reduce": exchange.by(dist.reduce, target, 0, operation),
+            "all_to_all": exchange.by(dist.all_to_all_single, target, source),
+            "send_recv": exchange.by(self._pass_on, source, target),
+            "barrier": exchange.by(self.barrier),
+        }
+
+    def _pass_on(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if self.world_size == 1:
+            target.copy_(source)  # torch sends nothing to oneself
+            return
+        following, previous = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        both = [dist.P2POp(dist.isend, source, following), dist.P2POp(dist.irecv, target, previous)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
 
     def attest(self) -> Facts:
         backend = dist.get_backend()

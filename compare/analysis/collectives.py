@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from compare.schema.collectives import ELEMENT_BYTES, CollectivesRun, SizeTiming, SweepLaunch
+from compare.analysis.forms import fitting
+from compare.schema.collectives import CollectivesRun, Exchange, SizeTiming, SweepLaunch
+
+_TOLERANCE = 0.05
+"""Of bytes on the wire: packet headers, and negotiation beside the message."""
+_NAMED_FROM_BYTES = 64 << 10
+"""Smaller messages tell no form, because of headers and negotiation."""
 
 Status: TypeAlias = Literal["timed", "refused", "failed", "not run"]
 
@@ -31,23 +38,42 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         return (self.high - self.low) / 2 / self.median
 
 
+class Wire(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a call on the busiest host's interface, over the message.
+
+    It is the median over the launches of the host with most bytes in each.
+    """
+
+    sent: float
+    received: float
+
+
 class GroupAtSize(msgspec.Struct, frozen=True, kw_only=True):
-    """One group's all-reduce of one size, as nccl-tests show it."""
+    """One group's collective of one size, as nccl-tests show it."""
 
     group: str
+    collective: str
     message_bytes: int
     count: int
-    """Elements."""
+    """Elements on each rank, in the smaller buffer."""
     dtype: str
     operation: str
+    root: int
+    """-1 where there is none."""
     seconds: Spread | None
     """Of the slowest rank; None if there is no time."""
     algorithm_bandwidth: float | None
     """Message bytes over the median, per second."""
     bus_bandwidth: float | None
-    """The same times 2 (n - 1) / n among n ranks."""
+    """The same times ``bus_factor``."""
     wrong: int | None
-    """Wrong elements on all ranks, in all launches."""
+    """Wrong elements on all ranks, in all launches; None for a barrier."""
+    wire: Wire | None
+    """Over several hosts only."""
+    forms: list[str]
+    """Algorithms whose bytes fit the wire; empty where nothing was counted."""
+    other_form: bool
+    """Whether the wire carried more than bus bandwidth supposes."""
     status: Status
     """``refused`` by the library at this size, or ``failed`` as a launch."""
     problem: str = ""
@@ -55,42 +81,82 @@ class GroupAtSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise_sweeps(run: CollectivesRun) -> list[GroupAtSize]:
-    """Return every group at every size, groups in the user's order."""
+    """Return each exchange of each group at each size, in order."""
+    measured = list(enumerate(run.config.measurements))
     return [
-        _at_size(run, group, index) for group in run.config.groups for index in range(len(run.config.sizes))
+        _at_size(run, group, index, *measurement)
+        for _, its in groupby(measured, lambda pair: pair[1][0])
+        for of_exchange in [list(its)]
+        for group in run.config.groups
+        for index, measurement in of_exchange
     ]
 
 
-def all_reduce_factor(ranks: int) -> float:
+def bus_factor(collective: str, ranks: int) -> float:
     """Return busbw over algbw.
 
-    It is what each rank sends in an optimal all-reduce, over the message (PERFORMANCE.md of nccl-tests).
+    It is what each rank sends in an optimal algorithm, over the message (PERFORMANCE.md of nccl-tests).
     """
-    return 2 * (ranks - 1) / ranks
+    share = (ranks - 1) / ranks
+    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share}.get(
+        collective, 1.0
+    )
 
 
-def _at_size(run: CollectivesRun, group: str, index: int) -> GroupAtSize:
-    config = run.config
-    nbytes = config.sizes[index]
+def why_no_forms(run: CollectivesRun) -> str:
+    """Return why bytes name no form in this run, or nothing."""
+    if len(run.hosts) == 1:
+        return "the ranks of one host exchange bytes without a network"
+    if any(host.slots > 1 for host in run.hosts):
+        return "several ranks share a host, and forms are known for one rank a host"
+    return ""
+
+
+def _at_size(run: CollectivesRun, group: str, index: int, exchange: Exchange, nbytes: int) -> GroupAtSize:
+    ranks = run.config.ranks
     launches = [launch for launch in run.launches if launch.group == group]
     timings = [rank.timings[index] for launch in launches for rank in launch.ranks]
     samples = [sample for launch in launches for sample in _slowest(launch, index)]
     seconds = _spread(samples) if samples else None
     status, problem = _problem(run, group, timings) if seconds is None else ("timed", "")
-    bandwidth = nbytes / seconds.median if seconds else None
+    bandwidth = nbytes / seconds.median if seconds and nbytes else None
+    factor, wire = bus_factor(exchange.collective, ranks), _wire(launches, index, nbytes)
+    named = wire and nbytes >= _NAMED_FROM_BYTES and not why_no_forms(run)
     return GroupAtSize(
         group=group,
+        collective=exchange.collective,
         message_bytes=nbytes,
-        count=nbytes // ELEMENT_BYTES,
-        dtype=config.dtype,
-        operation=config.operation,
+        count=exchange.count(nbytes, ranks),
+        dtype=exchange.dtype,
+        operation=exchange.operation,
+        root=exchange.root,
         seconds=seconds,
         algorithm_bandwidth=bandwidth,
-        bus_bandwidth=bandwidth * all_reduce_factor(config.ranks) if bandwidth else None,
-        wrong=sum(timing.wrong for timing in timings) if seconds else None,
+        bus_bandwidth=bandwidth * factor if bandwidth else None,
+        wrong=sum(timing.wrong for timing in timings) if seconds and nbytes else None,
+        wire=wire,
+        forms=_forms(exchange.collective, ranks, wire) if named and wire else [],
+        other_form=bool(named and wire and max(wire.sent, wire.received) > factor * (1 + _TOLERANCE)),
         status=status,
         problem=problem,
     )
+
+
+def _forms(collective: str, ranks: int, wire: Wire) -> list[str]:
+    return [form.name for form in fitting(collective, ranks, wire.sent, wire.received, _TOLERANCE)]
+
+
+def _wire(launches: Sequence[SweepLaunch], index: int, nbytes: int) -> Wire | None:
+    """Return the bytes of the busiest host, if hosts counted them."""
+    busiest = []
+    for launch in launches:
+        timings = [rank.timings[index] for rank in launch.ranks]
+        counted = [(t.sent_bytes, t.received_bytes) for t in timings if t.sent_bytes is not None]
+        busiest += [max(((s, r or 0.0) for s, r in counted), key=sum)] if counted else []
+    if not busiest or not nbytes:
+        return None
+    sent, received = (statistics.median(way) / nbytes for way in zip(*busiest, strict=True))
+    return Wire(sent=sent, received=received)
 
 
 def _slowest(launch: SweepLaunch, index: int) -> Iterator[float]:

@@ -20,7 +20,7 @@ import msgspec
 
 from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
-from compare.analysis.collectives import all_reduce_factor
+from compare.analysis.collectives import bus_factor
 from compare.analysis.estimate import Estimate
 from compare.analysis.noise import is_too_noisy
 from compare.analysis.parity import pass_of
@@ -343,7 +343,7 @@ def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail
         collective_seconds=collective,
         overlap=exposed.scaled(1 / collective.mean).rest() if exposed and collective else None,
         algorithm_bandwidth=bandwidth,
-        bus_bandwidth=bandwidth.scaled(all_reduce_factor(ranks)) if bandwidth else None,
+        bus_bandwidth=bandwidth.scaled(bus_factor("all_reduce", ranks)) if bandwidth else None,
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
         cores_per_rank=Estimate.of(map(cores_per_rank, launches)),

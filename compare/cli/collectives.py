@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -15,20 +16,46 @@ if TYPE_CHECKING:
     from compare.schema.collectives import CollectivesRun
 
 
+Groups: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Groups, comma separated or repeated: gloo, nccl, horovod, horovod_mpi, mpi, shared_memory.",
+        show_default="all available",
+    ),
+]
+Collectives: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Collectives likewise: all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, "
+        "send_recv, barrier, or all.",
+        show_default="all_reduce",
+    ),
+]
+Dtypes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Dtypes likewise: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, "
+        "bfloat16, float8_e4m3fn, float8_e5m2, or all.",
+        show_default="float32",
+    ),
+]
+Operations: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--op", help="Operations likewise: sum, prod, min, max, avg, or all.", show_default="sum"),
+]
+
+
 @with_launch_flags(
-    output=Annotated[Path | None, output_option(name="runs/<time>-all_reduce-np<ranks>")],
+    output=Annotated[Path | None, output_option(name="runs/<time>-<collective>-np<ranks>")],
     export_json=Annotated[Path | None, typer.Option(help="Also write the measurements and figures here.")],
 )
 def collectives(
     flags: LaunchFlags,
     *,
-    group: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Groups, comma separated or repeated: gloo, nccl, horovod, horovod_mpi, mpi, shared_memory.",
-            show_default="all available",
-        ),
-    ] = None,
+    group: Groups = None,
+    collective: Collectives = None,
+    dtype: Dtypes = None,
+    operation: Operations = None,
     begin: Annotated[
         str, typer.Option("-b", "--begin", help="Minimum size in bytes; K, M and G are powers of two.")
     ] = "8",
@@ -47,17 +74,21 @@ def collectives(
         bool, typer.Option("--detail", help="One table per group, with every column of nccl-tests.")
     ] = False,
 ) -> None:
-    """Time each group's all-reduce alone over sizes, and check the sums."""
+    """Time each group's collectives alone over sizes, and check the results."""
     from compare.experiment import SweepRequest, compare_collectives
     from compare.report.progress import LiveProgress
-    from compare.schema.collectives import read_bytes
+    from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, read_bytes, read_collective
     from compare.schema.files import write_text
 
     _require_format(form)
+    collectives = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
     request = SweepRequest(
-        groups=_read_groups(group),
+        groups=_read_names("--group", group),
         **read_launch(
             flags,
+            collectives=tuple(collectives) or ("all_reduce",),
+            dtypes=_read_names("--dtype", dtype, DTYPES) or ("float32",),
+            operations=_read_names("--op", operation, OPERATIONS) or ("sum",),
             begin_bytes=read_bytes("-b/--begin", begin),
             end_bytes=read_bytes("-e/--end", end),
             factor=factor,
@@ -77,13 +108,11 @@ def collectives(
     raise typer.Exit(run.exit_code)
 
 
-def _read_groups(written: list[str] | None) -> tuple[str, ...]:
+def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ()) -> tuple[str, ...]:
     names = tuple(name.strip() for text in written or () for name in text.split(",") if name.strip())
     if written and not names:
-        raise UsageError(
-            "--group names no group.", remedy="Name some, or leave it out to compare all that are available."
-        )
-    return names
+        raise UsageError(f"{flag} names nothing.", remedy="Name some, or leave it out for its default.")
+    return tuple(known) if known and names == ("all",) else names
 
 
 def _require_format(form: str) -> None:

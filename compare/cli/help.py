@@ -29,7 +29,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "collectives": (
         "compare collectives --group gloo,mpi -b 1K -e 4M",
-        "compare collectives --hostfile hosts.txt --format csv",
+        "compare collectives --collective all_gather,all_to_all --dtype float16 --hostfile hosts.txt",
     ),
     "submit": (
         "compare submit --nodes 2 --wait -- run --backend ddp,horovod",

@@ -52,7 +52,7 @@ def compare_collectives(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle_sweep(request, cluster)
-        folder = request.output or new_folder(config.collective, config.ranks)
+        folder = request.output or new_folder("+".join(config.collectives), config.ranks)
         directory = create_directory(folder)
         run = CollectivesRun(
             ringside_version=__version__,

@@ -124,13 +124,14 @@ def launch_sweep(
         OutputError: the run's folder cannot be written.
         UnavailableError: the launcher is not installed.
     """
+    interface = cluster.network.interface if len(cluster.hosts) > 1 else ""
     launch = partial(
         _launch_once,
         config,
         planned,
         cluster,
         observer,
-        make_job=partial(SweepJob, group=planned.group),
+        make_job=partial(SweepJob, group=planned.group, interface=interface),
         conclude=PreparedLaunch.conclude_sweep,
     )
     return _launch_with_free_port(launch, config, planned, directory, observer)

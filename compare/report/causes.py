@@ -90,9 +90,12 @@ def explain(found_causes: Sequence[Cause], *, noisy: str = "") -> list[str]:
 def main_cause(analysis: Analysis, baseline: str) -> str:
     """Write in one sentence why synchronising costs what it costs.
 
-    It is the largest cause of the baseline, or else of the costliest arm. Empty without a cause.
+    It is the largest cause of the baseline, or else of the costliest arm. An arm that costs less than half of
+    what another does explains little. Empty without a cause.
     """
-    arms = {arm.arm: arm for arm in analysis.summary.arms if arm.sync_seconds and not arm.below_noise}
+    costly = {arm.arm: arm for arm in analysis.summary.arms if arm.sync_seconds and not arm.below_noise}
+    half = max(map(_cost, costly.values()), default=0.0) / 2
+    arms = {label: arm for label, arm in costly.items() if _cost(arm) >= half}
     found = [cause for cause in analysis.causes if cause.arm in arms and _CAUSES[cause.key][-1]]
     if not found:
         return ""

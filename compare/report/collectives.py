@@ -15,9 +15,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from compare.analysis.collectives import GroupAtSize, all_reduce_factor
+from compare.analysis.collectives import GroupAtSize, bus_factor, why_no_forms
 from compare.report.table import plain
-from compare.schema.collectives import CollectivesRun
+from compare.schema.collectives import CollectivesRun, Exchange
 from compare.schema.hosts import rehearsed_on
 from compare.text import counted, listed
 
@@ -41,30 +41,32 @@ class SweepTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(headline(self.run), style="bold")
-        if self.detail:
-            for group, rows in groupby(self.rows, lambda row: row.group):
-                yield Text(group, style="bold")
-                yield _table(full_columns(), [[row] for row in rows])
-        else:
-            yield from self._side_by_side(console, options)
+        for exchange, rows in by_exchange(self.run, self.rows):
+            yield Text(str(exchange), style="bold")
+            if self.detail:
+                for group, its in groupby(rows, lambda row: row.group):
+                    yield Text(group, style="bold")
+                    yield _table(full_columns(), [[row] for row in its])
+            else:
+                yield from self._side_by_side(rows, console, options)
         yield from (Text(line, style="bold yellow") for line in warnings(self.run, self.rows))
-        yield from (Text(line, style="dim") for line in notes(self.run))
+        yield from (Text(line, style="dim") for line in notes(self.run, self.rows))
 
-    def _side_by_side(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+    def _side_by_side(self, rows: Rows, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         unlimited = options.update(max_width=10_000)
         groups = list(self.run.config.groups)
         while groups:
             count = len(groups)
             while count > 1:
-                width = Measurement.get(console, unlimited, self._table_of(groups[:count])).maximum
+                width = Measurement.get(console, unlimited, self._table_of(rows, groups[:count])).maximum
                 if width <= options.max_width:
                     break
                 count -= 1
-            yield self._table_of(groups[:count])
+            yield self._table_of(rows, groups[:count])
             groups = groups[count:]
 
-    def _table_of(self, groups: Sequence[str]) -> Table:
-        return _table(side_columns(groups), by_size(self.rows, groups))
+    def _table_of(self, rows: Rows, groups: Sequence[str]) -> Table:
+        return _table(side_columns(self.run, groups), by_size(rows, groups))
 
 
 class Column(NamedTuple):
@@ -77,32 +79,57 @@ class Column(NamedTuple):
 _SIZE = Column("size\n(B)", lambda rows: str(rows[0].message_bytes))
 
 
-def side_columns(groups: Sequence[str]) -> list[Column]:
-    """Return size, each group's time and busbw, and all wrong elements."""
-    columns = [column for index, group in enumerate(groups) for column in _columns_of(index, group)]
+def side_columns(run: CollectivesRun, groups: Sequence[str]) -> list[Column]:
+    """Return size, each group's figures, and all wrong elements.
+
+    The figures are time and busbw, and over hosts wire and form.
+    """
+    over_hosts = len(run.hosts) > 1
+    columns = [
+        column
+        for index, group in enumerate(groups)
+        for column in (*_columns_of(index, group), *(_wire_columns_of(index) if over_hosts else ()))
+    ]
     return [_SIZE, *columns, Column("\n#wrong", _wrong)]
 
 
 def _columns_of(index: int, group: str) -> list[Column]:
     return [
         Column(f"{group}\nus", lambda rows: _time(rows[index])),
-        Column("\nGB/s", lambda rows: _bandwidth(rows[index].bus_bandwidth)),
+        Column("\nGB/s", lambda rows: _bus(rows[index])),
+    ]
+
+
+def _wire_columns_of(index: int) -> list[Column]:
+    return [
+        Column("\nwire", lambda rows: _wire(rows[index])),
+        Column("\nform", lambda rows: _first_form(rows[index])),
     ]
 
 
 def full_columns() -> list[Column]:
-    """Return the columns of nccl-tests, of one group."""
+    """Return the columns of nccl-tests, of one group, with wire and forms."""
     return [
         _SIZE,
         Column("count", lambda rows: str(rows[0].count)),
         Column("type", lambda rows: rows[0].dtype),
         Column("redop", lambda rows: rows[0].operation),
+        Column("root", lambda rows: str(rows[0].root)),
         Column("time\n(us)", lambda rows: _time(rows[0])),
         Column("min\n(us)", lambda rows: _microseconds(rows[0].seconds.minimum) if rows[0].seconds else "–"),
         Column("algbw\n(GB/s)", lambda rows: _bandwidth(rows[0].algorithm_bandwidth)),
-        Column("busbw\n(GB/s)", lambda rows: _bandwidth(rows[0].bus_bandwidth)),
+        Column("busbw\n(GB/s)", lambda rows: _bus(rows[0])),
         Column("#wrong", _wrong),
+        Column("wire", lambda rows: _wire(rows[0])),
+        Column("forms", lambda rows: ", ".join(rows[0].forms) or "–"),
     ]
+
+
+def by_exchange(run: CollectivesRun, rows: Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
+    """Return the rows of each exchange, in the order of the run."""
+    for exchange in run.config.exchanges:
+        its = [r for r in rows if Exchange(r.collective, r.dtype, r.operation) == exchange]
+        yield exchange, its
 
 
 def by_size(rows: Rows, groups: Sequence[str]) -> list[list[GroupAtSize]]:
@@ -117,7 +144,6 @@ def headline(run: CollectivesRun) -> str:
     hosts = [rehearsed_on(run.network, run.hosts)] if run.network.rehearsed else hosts
     launches = "1 launch" if config.rounds == 1 else f"{config.rounds} launches"
     parts = [
-        f"{config.collective} {config.dtype} {config.operation}",
         f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
         *hosts,
         config.device,
@@ -127,18 +153,18 @@ def headline(run: CollectivesRun) -> str:
 
 
 def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
-    """List wrong sums, refusals, and what did not run."""
+    """List wrong results, refusals, and what did not run."""
     if not run.complete:
         yield "INCOMPLETE: it was stopped before every group had run."
-    for group in run.config.groups:
-        wrong = [row for row in rows if row.group == group and row.wrong]
-        if wrong:
-            sizes = listed(str(row.message_bytes) for row in wrong)
-            yield f"WRONG SUMS: {group} at {sizes} bytes. Do not use its figures."
-        refused = [row for row in rows if row.group == group and row.status == "refused"]
-        for reason, its in groupby(refused, lambda row: row.problem):
-            sizes = listed(str(row.message_bytes) for row in its)
-            yield f"REFUSED: {group} at {sizes} bytes: {reason}"
+    for exchange, its in by_exchange(run, rows):
+        for group in run.config.groups:
+            of_group = [row for row in its if row.group == group]
+            if wrong := [row for row in of_group if row.wrong]:
+                sizes = listed(str(row.message_bytes) for row in wrong)
+                yield f"WRONG RESULTS: {group}, {exchange} at {sizes} bytes. Do not use its figures."
+            refused = [row for row in of_group if row.status == "refused"]
+            for reason, such in groupby(refused, lambda row: row.problem):
+                yield f"REFUSED: {group}, {exchange}{_at_sizes(list(such), of_group)}: {reason}"
     yield from (f"FAILED: {failure.message}" for failure in run.failures)
     ranks, threads = run.config.ranks, run.config.threads_per_rank
     cores = max(run.cores_by_host) if run.network.rehearsed else sum(run.cores_by_host)
@@ -151,17 +177,45 @@ def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
         yield f"{group} did not run: {reason}"
 
 
-def notes(run: CollectivesRun) -> Iterator[str]:
+def _at_sizes(some: Rows, all_rows: Rows) -> str:
+    return "" if len(some) == len(all_rows) else f" at {listed(str(r.message_bytes) for r in some)} bytes"
+
+
+def notes(run: CollectivesRun, rows: Rows) -> Iterator[str]:
     """Explain the columns."""
     yield (
         "us: time of a call on the slowest rank, median of all iterations. ±: half of the distance of the "
         f"quartiles; ! marks more than {_WIDE_SHARE:.0%}."
     )
-    factor = all_reduce_factor(run.config.ranks)
+    factors = (f"{name} {bus_factor(name, run.config.ranks):.4g}" for name in run.config.collectives)
     yield (
-        f"GB/s: bus bandwidth, size / time × 2 (n − 1) / n = {factor:.4g}, in 10⁹ bytes a second. #wrong: "
-        "elements, in a further call at each size, of data that depends on the rank."
+        f"GB/s: bus bandwidth, size / time × the factor of nccl-tests ({', '.join(factors)}), in 10⁹ bytes a "
+        "second. #wrong: elements, in a further call at each size, of data that depends on the rank."
     )
+    if free := [name for name in run.config.collectives if name in {"broadcast", "reduce", "send_recv"}]:
+        yield (
+            f"{listed(free)}: ranks do not wait for all others. So the time of calls in a row is the "
+            "inverse of a throughput."
+        )
+    reason = why_no_forms(run)
+    if len(run.hosts) > 1:
+        yield (
+            "wire: bytes that the busiest host sent/received in a call, over the size. The kernel counted "
+            "them on the interface, with packet headers."
+        )
+        yield (
+            f"form: – because {reason}."
+            if reason
+            else "form: an algorithm whose bytes fit the wire, from 64 KiB. +: so many others fit too; "
+            "--detail names them."
+        )
+    else:
+        yield f"wire and forms: – because {reason}."
+    if any(row.other_form for row in rows):
+        yield (
+            "*: the wire carried more than bus bandwidth supposes, so another form ran. The busiest link "
+            "carried wire × size / time."
+        )
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[GroupAtSize]]) -> Table:
@@ -190,6 +244,19 @@ def _bandwidth(bytes_per_second: float | None) -> str:
     return "–" if bytes_per_second is None else f"{bytes_per_second / 1e9:.2f}"
 
 
+def _bus(row: GroupAtSize) -> str:
+    return _bandwidth(row.bus_bandwidth) + ("*" if row.other_form else "")
+
+
+def _wire(row: GroupAtSize) -> str:
+    return f"{row.wire.sent:.2f}/{row.wire.received:.2f}" if row.wire else "–"
+
+
+def _first_form(row: GroupAtSize) -> str:
+    more = f" +{len(row.forms) - 1}" if len(row.forms) > 1 else ""
+    return f"{row.forms[0]}{more}" if row.forms else "–"
+
+
 def _wrong(rows: Sequence[GroupAtSize]) -> str:
     known = [row.wrong for row in rows if row.wrong is not None]
     return str(sum(known)) if known else "–"
@@ -203,13 +270,17 @@ def table(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
 def markdown(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
     """Render groups side by side as Markdown."""
     del detail
-    columns = side_columns(run.config.groups)
+    parts = [f"**{headline(run)}**", ""]
+    columns = side_columns(run, run.config.groups)
     headings = [column.heading.replace("\n", " ").strip() for column in columns]
-    lines = [headings, ["--:"] * len(columns)]
-    lines += [[column.cell(its).strip() for column in columns] for its in by_size(rows, run.config.groups)]
-    parts = [f"**{headline(run)}**", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
-    parts += [f"- **{line}**" for line in warnings(run, rows)] + [f"- {line}" for line in notes(run)]
-    return "\n".join(parts)
+    for exchange, its in by_exchange(run, rows):
+        lines = [headings, ["--:"] * len(columns)]
+        lines += [
+            [column.cell(same).strip() for column in columns] for same in by_size(its, run.config.groups)
+        ]
+        parts += [f"**{exchange}**", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
+    parts += [f"- **{line}**" for line in warnings(run, rows)]
+    return "\n".join(parts + [f"- {line}" for line in notes(run, rows)])
 
 
 def csv(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
@@ -225,7 +296,9 @@ def csv(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
 
 def _flat(row: GroupAtSize) -> dict[str, object]:
     fields = msgspec.structs.asdict(row)
-    spread = fields.pop("seconds")
+    spread, wire = fields.pop("seconds"), fields.pop("wire")
+    fields["forms"] = "; ".join(row.forms)
+    fields |= {f"wire_{way}": getattr(wire, way, None) for way in ("sent", "received")}
     of_spread = ("median", "low", "high", "minimum", "n")
     return fields | {f"seconds_{name}": getattr(spread, name, None) for name in of_spread}
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -19,8 +19,53 @@ from compare.schema.results import Failure, LaunchRecord, Positive
 
 COLLECTIVES_FILE = "collectives.json"
 SWEEP_SCHEMA_VERSION = 1
-ELEMENT_BYTES = 4
-"""Of float32, the only dtype so far."""
+NONE = "none"
+"""The operation where data only moves, and the dtype of a barrier."""
+
+
+class Traits(NamedTuple):
+    """What distinguishes a collective, as nccl-tests have it."""
+
+    reduces: bool = False
+    """It applies an operation."""
+    divided: bool = False
+    """Its larger buffer has one part for each rank."""
+    rooted: bool = False
+    """It has a root, which is rank 0."""
+    empty: bool = False
+    """It carries no data."""
+
+
+COLLECTIVES: dict[str, Traits] = {
+    "all_reduce": Traits(reduces=True),
+    "all_gather": Traits(divided=True),
+    "reduce_scatter": Traits(reduces=True, divided=True),
+    "broadcast": Traits(rooted=True),
+    "reduce": Traits(reduces=True, rooted=True),
+    "all_to_all": Traits(divided=True),
+    "send_recv": Traits(),
+    "barrier": Traits(empty=True),
+}
+"""What can be timed.
+
+In ``send_recv`` each rank sends to the next, and receives from the one before.
+"""
+DTYPES = {
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""NCCL's dtypes by torch's names, with the bytes of an element."""
+OPERATIONS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _MAXIMUM_BYTES = 1 << 36
@@ -42,14 +87,50 @@ def read_bytes(flag: str, text: str) -> int:
     return int(written[1]) * _UNITS[written[2].upper()]
 
 
+def read_collective(text: str) -> str:
+    """Return a collective's name, however its words are joined."""
+    plain = re.sub(r"[-_/]", "", text.strip().lower())
+    return next((name for name in COLLECTIVES if name.replace("_", "") == plain), text)
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """A collective with its dtype and operation."""
+
+    collective: str = "all_reduce"
+    dtype: str = "float32"
+    operation: str = "sum"
+
+    @property
+    def traits(self) -> Traits:
+        """Return what distinguishes the collective."""
+        return COLLECTIVES[self.collective]
+
+    @property
+    def root(self) -> int:
+        """Return the root's rank, or -1 where there is none."""
+        return 0 if self.traits.rooted else -1
+
+    def quantum(self, ranks: int) -> int:
+        """Return the bytes that every size is a multiple of."""
+        return DTYPES[self.dtype] * (ranks if self.traits.divided else 1)
+
+    def count(self, message_bytes: int, ranks: int) -> int:
+        """Return the elements on each rank, in the smaller buffer."""
+        return 0 if self.traits.empty else message_bytes // self.quantum(ranks)
+
+    def __str__(self) -> str:
+        """Return the parts that the collective has."""
+        return " ".join(part for part in (self.collective, self.dtype, self.operation) if part != NONE)
+
+
 class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
     """All settings that decide what a sweep measures."""
 
     groups: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Names of the groups, in the user's order."""
-    collective: Literal["all_reduce"] = "all_reduce"
-    dtype: Literal["float32"] = "float32"
-    operation: Literal["sum"] = "sum"
+    collectives: tuple[str, ...] = ("all_reduce",)
+    dtypes: tuple[str, ...] = ("float32",)
+    operations: tuple[str, ...] = ("sum",)
     begin_bytes: int = 8
     end_bytes: int = 64 << 20
     factor: int = 2
@@ -67,33 +148,59 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
             UsageError: names the flag, its value and the right values.
         """
         super().__post_init__()
-        for name in self.groups:
-            require(name in GROUPS, "--group", name, " or ".join(GROUPS))
-        require(
-            len(set(self.groups)) == len(self.groups), "--group", ",".join(self.groups), "each group once"
-        )
-        right = f"{ELEMENT_BYTES} or more bytes, at most {_MAXIMUM_BYTES}"
-        for flag, size in (("-b/--begin", self.begin_bytes), ("-e/--end", self.end_bytes)):
-            require(ELEMENT_BYTES <= size <= _MAXIMUM_BYTES, flag, size, right)
-        require(
-            self.begin_bytes <= self.end_bytes,
-            "-b/--begin",
-            self.begin_bytes,
-            f"at most --end, which is {self.end_bytes}",
-        )
+        for flag, names, known in (
+            ("--group", self.groups, tuple(GROUPS)),
+            ("--collective", self.collectives, tuple(COLLECTIVES)),
+            ("--dtype", self.dtypes, tuple(DTYPES)),
+            ("--op", self.operations, OPERATIONS),
+        ):
+            for name in names:
+                require(name in known, flag, name, " or ".join(known))
+            require(len(set(names)) == len(names), flag, ",".join(names), "each name once")
+        self._require_sizes()
         require(self.factor > 1, "-f/--factor", self.factor, "2 or more")
         require(self.warmup_iterations >= 0, "-w/--warmup", self.warmup_iterations, "0 or more calls")
         require_count("-n/--iterations", self.iterations)
         require_count("--repeats", self.rounds)
 
+    def _require_sizes(self) -> None:
+        for flag, size in (("-b/--begin", self.begin_bytes), ("-e/--end", self.end_bytes)):
+            require(1 <= size <= _MAXIMUM_BYTES, flag, size, f"1 or more bytes, at most {_MAXIMUM_BYTES}")
+        begin, end = self.begin_bytes, self.end_bytes
+        require(begin <= end, "-b/--begin", begin, f"at most --end, which is {end}")
+        for exchange in self.exchanges:
+            least = 0 if exchange.traits.empty else exchange.quantum(self.ranks)
+            right = f"{least} or more bytes, for one element of {exchange} on each rank"
+            require(end >= least, "-e/--end", end, right)
+
     @property
-    def sizes(self) -> list[int]:
-        """Return the message sizes in bytes, each of whole elements."""
-        sizes, size = [], self.begin_bytes
+    def exchanges(self) -> list[Exchange]:
+        """Return every collective with each dtype and operation that it takes."""
+        return [
+            Exchange(name, dtype, operation)
+            for name in self.collectives
+            for dtype in ((NONE,) if COLLECTIVES[name].empty else self.dtypes)
+            for operation in (self.operations if COLLECTIVES[name].reduces else (NONE,))
+        ]
+
+    def sizes_of(self, exchange: Exchange) -> list[int]:
+        """Return the sizes in bytes, in whole elements.
+
+        Where the larger buffer has a part for each rank, all parts are equal. As in
+        nccl-tests, it is the size of the larger buffer. A size without a whole element is left out.
+        """
+        if exchange.traits.empty:
+            return [0]
+        sizes, size, quantum = [], self.begin_bytes, exchange.quantum(self.ranks)
         while size <= self.end_bytes:
-            sizes.append(size // ELEMENT_BYTES * ELEMENT_BYTES)
+            sizes.append(size // quantum * quantum)
             size *= self.factor
-        return sizes
+        return [size for size in dict.fromkeys(sizes) if size] or [quantum]
+
+    @property
+    def measurements(self) -> list[tuple[Exchange, int]]:
+        """Return every exchange with its sizes, in a launch's order."""
+        return [(exchange, size) for exchange in self.exchanges for size in self.sizes_of(exchange)]
 
     def arm_of(self, group: str) -> Arm:
         """Return the arm that launches a group."""
@@ -103,8 +210,8 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def total_steps(self) -> int:
-        """Return the number of sizes in a launch."""
-        return len(self.sizes)
+        """Return the number of measurements in a launch."""
+        return len(self.measurements)
 
     @property
     def total_launches(self) -> int:
@@ -115,7 +222,11 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
 class SizeTiming(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's times of one collective of one size, alone."""
 
-    message_bytes: Positive
+    collective: str = "all_reduce"
+    dtype: str = "float32"
+    operation: str = "sum"
+    message_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    """The larger buffer; 0 for a barrier."""
     calls: int = 0
     """Calls in a row in each iteration, the same on all ranks."""
     ns: list[Positive] = []
@@ -124,6 +235,14 @@ class SizeTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of a further call's result that are wrong on this rank."""
     refused: str = ""
     """Why the library refused it; then nothing was timed."""
+    sent_bytes: float | None = None
+    """Bytes that this rank's host sent on the interface in a call.
+
+    The kernel counted them during the timed iterations. The first rank of each host reads them, and only
+    where there are several hosts.
+    """
+    received_bytes: float | None = None
+    """Likewise received."""
 
 
 class RankSweep(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,6 +69,8 @@ class SweepJob(LaunchJob, frozen=True, kw_only=True, tag="sweep"):
     config: SweepConfig
     group: str
     """Its name in the registry."""
+    interface: str = ""
+    """The network interface whose bytes are counted; empty on one host."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

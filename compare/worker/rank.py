@@ -127,7 +127,7 @@ def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> Rank
     make_group = backends.load_group(job.group)
     watchdog.note("join")
     group = make_group.join(placement, device, job.arm.options, job.config.launch_timeout_seconds)
-    timings = time_sizes(group, job.config, watchdog)
+    timings = time_sizes(group, job, watchdog)
     watchdog.note("end", len(timings))
     result = RankSweep(
         rank=placement.rank,

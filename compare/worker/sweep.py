@@ -1,33 +1,32 @@
-"""Time a group's all-reduce alone over sizes, and check its sums.
+"""Time a group's collectives alone over sizes, and check their results.
 
-Calls follow each other in a row after one barrier, as in nccl-tests: each call keeps the ranks together. A
-barrier before every call would err in both directions.
+Calls follow each other in a row after one barrier, as in nccl-tests: most collectives keep the ranks
+together. A barrier before every call would err in both directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from backends.base import BackendError, Group
-from compare.schema.collectives import SizeTiming, SweepConfig
+from backends import base
+from backends.base import Group
+from compare.schema.collectives import NONE, Exchange, SizeTiming
+from compare.schema.job import SweepJob
 from compare.worker.collectives import time_repeated
+from compare.worker.patterns import Pattern
 from compare.worker.watchdog import Watchdog
+from compare.worker.wire import read_bytes_on
 
 _ITERATION_SECONDS = 0.005
 """Least time of an iteration, far above that of a barrier."""
 _MOST_CALLS = 1 << 14
-_PERIOD = 251
-"""Elements after which the data repeats.
-
-It is a prime, so that shifted parts are wrong.
-"""
-_VALUES = 61
-"""Values are whole numbers below this.
-
-So float32 adds up those of 200,000 ranks exactly.
-"""
+_IN_PLACE = ("all_reduce", "broadcast", "reduce")
+_REASON_CHARACTERS = 160
+REFUSALS = (base.BackendError, RuntimeError, TypeError, ValueError, LookupError)
+"""What libraries raise for a dtype or operation that they refuse."""
 
 
 class _Pace:
@@ -37,48 +36,87 @@ class _Pace:
         self._seconds, self._bytes = 0.0, 1
 
     def learn(self, seconds: float, nbytes: int) -> None:
-        self._seconds, self._bytes = seconds, nbytes
+        self._seconds, self._bytes = seconds, max(1, nbytes)
 
     def expect(self, nbytes: int) -> float:
         return self._seconds * max(1.0, nbytes / self._bytes)
 
 
-def time_sizes(group: Group, config: SweepConfig, watchdog: Watchdog) -> list[SizeTiming]:
-    """Time every size in rising order, and check each."""
+def time_sizes(group: Group, job: SweepJob, watchdog: Watchdog) -> list[SizeTiming]:
+    """Time every exchange at every size in rising order, and check each."""
     pace, timings = _Pace(), []
-    for number, nbytes in enumerate(config.sizes):
+    for number, (exchange, nbytes) in enumerate(job.config.measurements):
 
         def note(calls: int, number: int = number, nbytes: int = nbytes) -> None:
             watchdog.note("collectives", number, expected_seconds=calls * pace.expect(nbytes))
 
-        timing = time_size(group, nbytes, config, note)
+        timing = time_size(group, exchange, nbytes, job, note)
         if timing.ns:
             pace.learn(max(timing.ns) / 1e9, nbytes)
         timings.append(timing)
     return timings
 
 
-def time_size(group: Group, nbytes: int, config: SweepConfig, note: Callable[[int], None]) -> SizeTiming:
-    """Time one size, and check one further call.
+def time_size(
+    group: Group, exchange: Exchange, nbytes: int, job: SweepJob, note: Callable[[int], None]
+) -> SizeTiming:
+    """Time one exchange of one size, and check one further call.
 
     ``note`` is called before calls, with their number.
     """
-    count = nbytes // torch.float32.itemsize
+    config = job.config
+    of_all: dict[str, Any] = {
+        "collective": exchange.collective,
+        "dtype": exchange.dtype,
+        "operation": exchange.operation,
+        "message_bytes": nbytes,
+    }
     note(1)
     try:
-        tensor = torch.zeros(count, dtype=torch.float32, device=group.device)
-        call = group.prepare_all_reduce(tensor)
-    except BackendError as error:
-        return SizeTiming(message_bytes=nbytes, refused=str(error))
-    calls = _agree_on_calls(group, call, config.warmup_iterations, note)
+        buffers = make_buffers(exchange, nbytes, group)
+        call = group.prepare(buffers)
+        call()
+    except REFUSALS as error:
+        # If another rank failed, this raises on the others as well.
+        group.barrier()
+        return SizeTiming(**of_all, refused=one_line(error))
+    calls = _agree_on_calls(group, call, max(0, config.warmup_iterations - 1), note)
 
     def barrier() -> None:
         note(calls)
         group.barrier()
 
+    counts = job.interface and group.placement.local_rank == 0
+    before = read_bytes_on(job.interface) if counts else None
     ns = time_repeated(call, barrier, group.device, samples=config.iterations, calls=calls, warmup=0)
+    barrier()  # so that no byte is still on its way
+    if before:
+        after, of_calls = read_bytes_on(job.interface), calls * config.iterations
+        of_all["sent_bytes"] = (after.sent - before.sent) / of_calls
+        of_all["received_bytes"] = (after.received - before.received) / of_calls
     note(1)
-    return SizeTiming(message_bytes=nbytes, calls=calls, ns=ns, wrong=_count_wrong(group, tensor, call))
+    return SizeTiming(**of_all, calls=calls, ns=ns, wrong=_count_wrong(group, exchange, buffers, call))
+
+
+def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Exchange:
+    """Allocate the buffers of an exchange, filled with zeros."""
+
+    def zeros(size: int) -> torch.Tensor:
+        dtype = torch.uint8 if exchange.traits.empty else getattr(torch, exchange.dtype)
+        return torch.zeros(size, dtype=torch.uint8, device=group.device).view(dtype)
+
+    name, part = exchange.collective, nbytes // group.world_size
+    target = zeros(part if name == "reduce_scatter" else nbytes)
+    source = target if name in _IN_PLACE else zeros(part if name == "all_gather" else nbytes)
+    operation = "sum" if exchange.operation == NONE else exchange.operation
+    return base.Exchange(name, source, target, operation)
+
+
+def one_line(error: BaseException) -> str:
+    """Shorten a library's reason to one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= _REASON_CHARACTERS else f"{text[: _REASON_CHARACTERS - 1]}…"
 
 
 def _agree_on_calls(
@@ -102,21 +140,16 @@ def _agree_on_calls(
     return calls
 
 
-def _count_wrong(group: Group, tensor: torch.Tensor, call: Callable[[], torch.Tensor]) -> int:
-    """Sum data that depends on rank and index, and count wrong elements."""
-    tensor.copy_(_repeated(_data_of(group.rank), tensor))
+def _count_wrong(
+    group: Group, exchange: Exchange, buffers: base.Exchange, call: Callable[[], torch.Tensor]
+) -> int:
+    """Exchange data that depends on rank and index, and count wrong elements."""
+    if exchange.traits.empty:
+        call()
+        return 0
+    pattern = Pattern(exchange, group.world_size)
+    buffers.source.view(torch.uint8).copy_(pattern.given(group.rank, buffers.source).view(torch.uint8))
     found = call()
-    right = sum((_data_of(rank) for rank in range(1, group.world_size)), start=_data_of(0))
-    # Not a number is equal to nothing, so it counts as wrong.
-    return int((found != _repeated(right, tensor)).sum())
-
-
-def _data_of(rank: int) -> torch.Tensor:
-    """Return one period of a rank's data: whole numbers."""
-    index = torch.arange(_PERIOD)
-    return ((index * index + 7 * index * rank + 3 * rank + 1) % _VALUES).to(torch.float32)
-
-
-def _repeated(period: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    repeats = -(-like.numel() // _PERIOD)
-    return period.to(like.device).repeat(repeats)[: like.numel()]
+    if exchange.collective == "reduce" and group.rank:
+        return 0  # the result is the root's
+    return pattern.count_wrong(found, group.rank)

@@ -30,3 +30,35 @@ def test_collectives_two_groups_are_timed_and_right(tmp_path, requires_backend):
     assert len(rows) == 1, "groups stand side by side"
     assert rows[0][-1] == "0", "no element is wrong"
     assert json.loads((tmp_path / "run" / "collectives.json").read_text()) == content["run"]
+
+
+def test_collectives_every_group_is_right_or_says_why(tmp_path, every_backend):
+    done = compare(
+        *("collectives", "--collective", "all", "--dtype", "int8,bfloat16,float32", "--op", "sum,avg"),
+        *("-b", "3K", "-e", "3K", "-n", 1, "--repeats", 1, "-np", 2),
+        *("--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
+    cells = {(r["group"], r["collective"], r["dtype"], r["operation"]): r for r in figures}
+    assert {row["status"] for row in figures} == {"timed", "refused"}
+    assert [row for row in figures if row["wrong"]] == []
+    refused = {cell: row["problem"] for cell, row in cells.items() if row["status"] == "refused"}
+    assert all(refused.values())
+    without_avg = (("gloo", "int8"), ("mpi", "float32"), ("shared_memory", "float32"))
+    assert {cell for cell in refused if cell[3] == "avg"} >= {
+        (group, name, dtype, "avg")
+        for group, dtype in without_avg
+        for name in ("all_reduce", "reduce_scatter", "reduce")
+    }
+    assert cells["gloo", "all_reduce", "float32", "avg"]["status"] == "timed"
+    of_sums = {cell[:3] for cell in refused if cell[3] != "avg"}
+    assert {cell for cell in of_sums if cell[0] == "gloo"} == set()
+    assert {cell for cell in of_sums if cell[0] == "mpi"} == {
+        ("mpi", name, "bfloat16") for name in ("all_reduce", "reduce_scatter", "reduce")
+    }
+    for name in ("reduce", "send_recv"):
+        assert refused["horovod", name, "float32", "sum" if name == "reduce" else "none"] == (
+            f"horovod has no {name}"
+        )
+    assert cells["gloo", "barrier", "none", "none"]["wrong"] is None

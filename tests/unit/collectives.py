@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from compare.schema.collectives import CollectivesRun, RankSweep, SizeTiming, SweepConfig, SweepLaunch
 from compare.schema.hosts import local_host
 
@@ -11,13 +13,22 @@ def a_sweep_config(*groups, **changes):
     return SweepConfig(groups=groups or ("gloo", "mpi"), **{"end_bytes": 16, "rounds": 1} | changes)
 
 
-def a_sweep_launch(config, group, number=1, ns=(1000, 2000, 3000), **of_timings):
-    """Return a launch; rank 1 takes twice as long as rank 0."""
+def a_sweep_launch(config, group, number=1, ns=(1000, 2000, 3000), of_size=None, **of_timings):
+    """Return a launch; rank 1 takes twice as long as rank 0.
+
+    ``of_size`` takes an exchange, a size and a rank, and returns further fields of a timing.
+    """
     ranks = []
     for rank in range(config.ranks):
         own = [nanoseconds * (rank + 1) for nanoseconds in ns]
         timings = [
-            SizeTiming(**{"message_bytes": size, "calls": 1, "ns": own} | of_timings) for size in config.sizes
+            SizeTiming(
+                **msgspec.structs.asdict(exchange)
+                | {"message_bytes": size, "calls": 1, "ns": own}
+                | of_timings
+                | (of_size(exchange, size, rank) if of_size else {})
+            )
+            for exchange, size in config.measurements
         ]
         ranks.append(
             RankSweep(rank=rank, local_rank=rank, host="localhost", pid=1, timings=timings, attestation={})

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from compare.analysis.collectives import all_reduce_factor, summarise_sweeps
+from compare.analysis.collectives import bus_factor, summarise_sweeps
+from compare.schema.hosts import Host
 from compare.schema.results import Failure
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 
 
-@pytest.mark.parametrize(("ranks", "factor"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
-def test_all_reduce_factor_is_that_of_nccl_tests(ranks, factor):
-    assert all_reduce_factor(ranks) == factor
+@pytest.mark.parametrize(
+    ("collective", "factors"),
+    [
+        ("all_reduce", [0.0, 1.0, 1.5, 1.75]),
+        ("all_gather", [0.0, 0.5, 0.75, 0.875]),
+        ("reduce_scatter", [0.0, 0.5, 0.75, 0.875]),
+        ("all_to_all", [0.0, 0.5, 0.75, 0.875]),
+        ("broadcast", [1.0] * 4),
+        ("reduce", [1.0] * 4),
+        ("send_recv", [1.0] * 4),
+    ],
+)
+def test_bus_factor_is_that_of_nccl_tests(collective, factors):
+    assert [bus_factor(collective, ranks) for ranks in (1, 2, 4, 8)] == factors
 
 
 def test_summarise_takes_the_slowest_rank_and_the_median():
@@ -50,3 +62,58 @@ def test_summarise_keeps_every_reason_in_place_of_a_gap():
     statuses = [row.status for row in summarise_sweeps(run)]
     assert statuses == ["refused"] * 2 + ["failed"] * 2 + ["not run"] * 2
     assert run.exit_code == 6
+
+
+def over_hosts(group, sent, received, *, size=1 << 20, slots=(1, 1, 1), **changes):
+    """Return the row of a run over hosts; the last counted most."""
+    config = a_sweep_config(group, ranks=sum(slots), begin_bytes=size, end_bytes=size, **changes)
+
+    def of_size(exchange, nbytes, rank):
+        share = 1 if rank == config.ranks - 1 else 0.9
+        return {"sent_bytes": share * sent * nbytes, "received_bytes": share * received * nbytes}
+
+    hosts = [Host(f"n{number}", slots=count) for number, count in enumerate(slots)]
+    run = a_collectives_run(config, [a_sweep_launch(config, group, of_size=of_size)], hosts=hosts)
+    (row,) = summarise_sweeps(run)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("wire", "forms", "other"),
+    [((1.34, 1.34), ["ring"], False), ((2.5, 2.01), ["Rabenseifner"], True), ((9, 9), [], True)],
+)
+def test_summarise_over_hosts_names_forms_and_marks_busbw(wire, forms, other):
+    row = over_hosts("mpi", *wire)
+    assert (row.wire.sent, row.wire.received) == pytest.approx(wire)
+    assert (row.forms, row.other_form) == (forms, other)
+
+
+def test_summarise_small_message_and_shared_host_name_no_form():
+    assert over_hosts("gloo", 1.34, 1.34, size=1200).forms == []
+    shared = over_hosts("gloo", 1.34, 1.34, slots=(2, 1))
+    assert (shared.forms, shared.other_form) == ([], False)
+    assert shared.wire is not None
+
+
+def test_summarise_on_one_host_has_no_wire():
+    config = a_sweep_config("gloo")
+    row = summarise_sweeps(a_collectives_run(config, [a_sweep_launch(config, "gloo")]))[0]
+    assert (row.wire, row.forms, row.other_form) == (None, [], False)
+
+
+def test_summarise_several_exchanges_come_one_after_another():
+    config = a_sweep_config(
+        "gloo", "mpi", ranks=4, collectives=("reduce_scatter", "broadcast", "barrier"), end_bytes=32
+    )
+    launches = [a_sweep_launch(config, group) for group in config.groups]
+    rows = summarise_sweeps(a_collectives_run(config, launches))
+    assert [(row.collective, row.group, row.message_bytes, row.count, row.root) for row in rows[::2]] == [
+        ("reduce_scatter", "gloo", 16, 1, -1),
+        ("reduce_scatter", "mpi", 16, 1, -1),
+        ("broadcast", "gloo", 8, 2, 0),
+        ("broadcast", "gloo", 32, 8, 0),
+        ("broadcast", "mpi", 16, 4, 0),
+        ("barrier", "gloo", 0, 0, -1),
+    ]
+    assert (rows[-1].bus_bandwidth, rows[-1].wrong, rows[-1].operation) == (None, None, "none")
+    assert rows[-1].seconds.median > 0

@@ -157,10 +157,12 @@ def carried_out(monkeypatch):
         ("verify --backend ddp --model resnet", USAGE, ["--model cannot be resnet"]),
         ("verify --backend ddp --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
         ("collectives --group ring", USAGE, ["--group cannot be ring", "gloo or nccl"]),
-        ("collectives --group ,", USAGE, ["--group names no group"]),
+        ("collectives --group ,", USAGE, ["--group names nothing"]),
         ("collectives --group mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed"]),
         ("collectives --group horovod_mpi", UNAVAILABLE, ["It has: gloo", "compare install horovod"]),
         ("collectives --group nccl", UNAVAILABLE, ["GPU memory", "--device cuda"]),
+        ("collectives --collective gossip", USAGE, ["--collective cannot be gossip", "all_to_all"]),
+        ("collectives --dtype float31", USAGE, ["--dtype cannot be float31", "bfloat16"]),
         ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
         ("collectives --format xml", USAGE, ["--format cannot be 'xml'", "markdown"]),
@@ -330,7 +332,7 @@ def test_a_path_that_the_system_refuses_exits_with_5(compare, arguments):
         ("run", ["all available", "np<ranks>"]),
         ("aa", ["The one arm that is compared with itself", "np<ranks>-aa"]),
         ("verify", ["np<ranks>-verify", "Also write the verification here"]),
-        ("collectives", ["-all_reduce-np<ranks>", ", ".join(GROUPS)]),
+        ("collectives", ["-<collective>-np<ranks>", ", ".join(GROUPS)]),
     ],
 )
 def test_help_describes_shared_flags_as_the_command_uses_them(compare, command, says):

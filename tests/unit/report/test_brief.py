@@ -235,6 +235,22 @@ def test_proof_that_failed_or_is_missing_is_shown():
     assert "✓ ddp trained what one process trains: proven step by step." in text
 
 
+def test_why_leaves_out_an_arm_that_costs_little():
+    """The collectives of the costly arm are not measured alone."""
+    run = measured({"none": 4.0, "ddp": 9.0, "mpi": 4.8})
+    plain = [
+        msgspec.structs.replace(
+            launch, ranks=[msgspec.structs.replace(rank, collective_ns=[]) for rank in launch.ranks]
+        )
+        if launch.arm == "ddp"
+        else launch
+        for launch in run.launches
+    ]
+    run = msgspec.structs.replace(run, launches=plain)
+    assert {cause.arm for cause in analyse(run).causes} == {"mpi"}
+    assert "Why" not in printed(run, 200)
+
+
 def test_why_names_the_main_cause_of_the_baseline():
     text = printed(RUNS["quiet"], 200)
     assert "Why ddp costs 4.3" in text

@@ -69,8 +69,8 @@ def test_format_for_people_says_what_is_wrong_and_why(form):
     text = shown(run) if form == "table" else SWEEP_RENDERERS[form](run, summarise_sweeps(run))
     text = " ".join(text.split())
     for part in (
-        "WRONG SUMS: horovod_mpi at 8, 16",
-        "REFUSED: horovod at 8, 16 bytes: it has no room",
+        "WRONG RESULTS: horovod_mpi, all_reduce float32 sum at 8, 16",
+        "REFUSED: horovod, all_reduce float32 sum: it has no room",
         "FAILED: gloo, round 1: rank 1 died.",
         "nccl did not run: No GPU.",
     ):
@@ -88,7 +88,7 @@ def test_table_names_a_later_launch_that_failed():
 def test_csv_has_a_line_for_every_group_and_size():
     run = troubled()
     lines = list(csv.DictReader(io.StringIO(SWEEP_RENDERERS["csv"](run, summarise_sweeps(run)))))
-    assert [line["group"] for line in lines] == [group for group in GROUPS for _ in run.config.sizes]
+    assert [line["group"] for line in lines] == [group for group in GROUPS for _ in run.config.measurements]
     assert {line["problem"] for line in lines if line["group"] == "horovod"} == {"it has no room"}
     assert float(lines[-1]["seconds_median"]) == 4e-6
 
@@ -96,5 +96,5 @@ def test_csv_has_a_line_for_every_group_and_size():
 def test_json_holds_figures_and_measurements():
     run = troubled()
     content = json.loads(SWEEP_RENDERERS["json"](run, summarise_sweeps(run)))
-    assert len(content["figures"]) == len(GROUPS) * len(run.config.sizes)
+    assert len(content["figures"]) == len(GROUPS) * len(run.config.measurements)
     assert content["run"]["left_out"] == {"nccl": "No GPU."}

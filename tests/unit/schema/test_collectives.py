@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from compare.analysis.forms import FORMS
 from compare.errors import UsageError
-from compare.schema.collectives import read_bytes
+from compare.schema.collectives import COLLECTIVES, Exchange, read_bytes, read_collective
 from compare.schema.files import write_json
 from compare.schema.job import Job, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
@@ -28,18 +29,54 @@ def test_read_bytes_no_size_is_refused_with_the_flag(text):
 
 def test_sizes_default_rise_from_8_b_to_64_mib_by_twos():
     config = a_sweep_config(end_bytes=64 << 20)
-    assert config.sizes == [8 << power for power in range(24)]
+    assert config.sizes_of(*config.exchanges) == [8 << power for power in range(24)]
     assert config.total_launches == 2
 
 
 def test_sizes_are_whole_elements_within_the_bounds():
-    assert a_sweep_config(begin_bytes=10, end_bytes=100, factor=3).sizes == [8, 28, 88]
+    config = a_sweep_config(begin_bytes=10, end_bytes=100, factor=3)
+    assert config.sizes_of(Exchange()) == [8, 28, 88]
+    assert config.sizes_of(Exchange(dtype="float64")) == [8, 24, 88]
+    assert config.sizes_of(Exchange("all_gather")) == [8, 24, 88]
+
+
+def test_sizes_without_an_element_on_each_rank_are_left_out():
+    config = a_sweep_config(ranks=4, begin_bytes=8, end_bytes=64)
+    assert config.sizes_of(Exchange("all_to_all")) == [16, 32, 64]
+    assert config.sizes_of(Exchange("barrier", "none", "none")) == [0]
+
+
+def test_exchanges_have_only_what_a_collective_takes():
+    config = a_sweep_config(
+        collectives=("all_reduce", "broadcast", "barrier"),
+        dtypes=("int8", "float64"),
+        operations=("sum", "max"),
+    )
+    assert list(map(str, config.exchanges)) == [
+        *(f"all_reduce {dtype} {operation}" for dtype in ("int8", "float64") for operation in ("sum", "max")),
+        *("broadcast int8", "broadcast float64", "barrier"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["all-to-all", "all_to_all", "alltoall", "All_To_All"])
+def test_read_collective_takes_every_spelling(text):
+    assert read_collective(text) == "all_to_all"
+    assert read_collective("send/recv") == "send_recv"
+    assert read_collective("gossip") == "gossip"
+
+
+def test_every_collective_has_forms():
+    assert set(FORMS) == set(COLLECTIVES)
 
 
 @pytest.mark.parametrize(
     ("changes", "flag"),
     [
-        ({"begin_bytes": 2}, "-b/--begin"),
+        ({"begin_bytes": 0}, "-b/--begin"),
+        ({"begin_bytes": 2, "end_bytes": 3}, "-e/--end"),
+        ({"collectives": ("gossip",)}, "--collective"),
+        ({"dtypes": ("float31",)}, "--dtype"),
+        ({"operations": ("xor",)}, "--op"),
         ({"begin_bytes": 32}, "-b/--begin"),
         ({"end_bytes": 1 << 40}, "-e/--end"),
         ({"factor": 1}, "-f/--factor"),

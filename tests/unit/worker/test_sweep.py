@@ -1,4 +1,4 @@
-"""Time an all-reduce of one size, and check its sum."""
+"""Time collectives of one size, and check their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from backends.base import BackendError
-from compare.worker.sweep import _data_of, time_size, time_sizes
+from compare.schema.collectives import Exchange
+from compare.schema.job import SweepJob
+from compare.worker import sweep
+from compare.worker.patterns import Pattern
+from compare.worker.sweep import one_line, time_size, time_sizes
+from compare.worker.wire import Bytes
 from tests.unit.collectives import a_sweep_config
 
 
@@ -16,6 +21,7 @@ class _Group:
     """The group of rank 0 of two; rank 1's data is known."""
 
     device = torch.device("cpu")
+    placement = SimpleNamespace(local_rank=0)
     rank, world_size = 0, 2
 
     def __init__(self, spoil=lambda tensor: None):
@@ -28,27 +34,42 @@ class _Group:
     def broadcast_(self, tensor, root=0):
         pass
 
-    def prepare_all_reduce(self, tensor):
-        other = _data_of(1).repeat(tensor.numel() // 251 + 1)[: tensor.numel()]
+    def prepare(self, exchange):
+        target = exchange.target
+        other = Pattern(Exchange(), 2).given(1, target)
 
         def call():
             self.calls += 1
-            if tensor.any():  # timed calls sum zeros
-                tensor.add_(other)
-                self._spoil(tensor)
-            return tensor
+            if target.any():  # timed calls sum zeros
+                target.add_(other)
+                self._spoil(target)
+            return target
 
         return call
 
 
-def timed(group, size=4000, **changes):
-    return time_size(group, size, a_sweep_config(**changes), lambda calls: None)
+def a_job(interface="", **changes):
+    config = a_sweep_config(**changes)
+    return SweepJob(
+        config=config,
+        group="gloo",
+        arm=config.arm_of("gloo"),
+        affinity=[0],
+        number=1,
+        launched_at=0.0,
+        interface=interface,
+    )
+
+
+def timed(group, size=4000, **job):
+    return time_size(group, Exchange(), size, a_job(**job), lambda calls: None)
 
 
 def test_time_size_right_sum_has_no_wrong_element():
     timing = timed(_Group(), iterations=3)
     assert (timing.message_bytes, timing.wrong, len(timing.ns)) == (4000, 0, 3)
     assert timing.calls > 1, "a quick call is repeated in a row"
+    assert timing.sent_bytes is None, "on one host nothing is counted"
 
 
 def _drop(tensor):
@@ -68,24 +89,49 @@ def test_time_size_wrong_sum_is_counted(spoil, least, most):
     assert least <= timed(_Group(spoil)).wrong <= most
 
 
-def test_data_depends_on_the_rank():
-    assert len({tuple(_data_of(rank).tolist()) for rank in range(8)}) == 8
+def test_time_size_counts_the_bytes_of_a_call(monkeypatch):
+    group = _Group()
+    monkeypatch.setattr(sweep, "read_bytes_on", lambda interface: Bytes(group.calls * 3, group.calls * 2))
+    timing = timed(group, interface="eth0")
+    assert (timing.sent_bytes, timing.received_bytes) == (3, 2)
+    monkeypatch.setattr(group, "placement", SimpleNamespace(local_rank=1))
+    assert timed(group, interface="eth0").sent_bytes is None, "one rank counts for its host"
 
 
-def test_time_size_refusal_is_kept_with_its_reason():
-    def refuse(tensor):
-        raise BackendError("no room")
+class _Refusing(_Group):
+    def __init__(self, error, *, at):
+        super().__init__()
+        self._error, self._at = error, at
 
-    group = SimpleNamespace(device=torch.device("cpu"), prepare_all_reduce=refuse)
-    timing = timed(group)
+    def prepare(self, _exchange):
+        if self._at == "prepare":
+            raise self._error
+
+        def call():
+            raise self._error
+
+        return call
+
+
+@pytest.mark.parametrize("at", ["prepare", "call"])
+@pytest.mark.parametrize(
+    "error", [BackendError("no room"), TypeError("no room\nC++ frames"), ValueError("no room")]
+)
+def test_time_size_refusal_is_kept_with_its_reason(error, at):
+    timing = timed(_Refusing(error, at=at))
     assert (timing.refused, timing.ns, timing.wrong) == ("no room", [], 0)
+
+
+def test_one_line_shortens_and_never_is_empty():
+    assert len(one_line(ValueError("x" * 500))) == 160
+    assert one_line(KeyError()) == "KeyError"
 
 
 def test_time_sizes_records_progress_at_every_size():
     noted = []
     watchdog = SimpleNamespace(note=lambda stage, number, expected_seconds: noted.append((stage, number)))
-    config = a_sweep_config(iterations=1)
-    timings = time_sizes(_Group(), config, watchdog)
-    assert [timing.message_bytes for timing in timings] == config.sizes == [8, 16]
+    job = a_job(iterations=1)
+    timings = time_sizes(_Group(), job, watchdog)
+    assert [timing.message_bytes for timing in timings] == [8, 16]
     assert {stage for stage, _ in noted} == {"collectives"}
     assert {number for _, number in noted} == {0, 1}

@@ -212,7 +212,9 @@ def test_witness_of_a_rank_that_was_woken_records_a_stop_for_a_while(start, seco
 def test_witness_reserves_room_for_its_record_at_the_start(start, tmp_path):
     """On a full disk the exit is still recorded."""
     started = start()
-    room = (tmp_path / ".rank-3.exit").stat().st_size
+    reserved = tmp_path / ".rank-3.exit"
+    wait_until(lambda: reserved.exists() and reserved.stat().st_size > 0)  # the rank may be ready before
+    room = reserved.stat().st_size
     started.rank.kill()
     started.record()
     assert len(started.files.exit(3).read_text().rstrip()) < room == started.files.exit(3).stat().st_size

@@ -1,0 +1,109 @@
+"""Make data for collectives whose right result is exact in every dtype.
+
+Data are whole numbers that repeat after a prime number of elements. They depend on rank and index. So a
+missing rank, a shifted part and a part of another rank are wrong.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from compare.schema.collectives import Exchange
+
+_PERIOD = 251
+"""Elements after which the data repeats.
+
+It is a prime, so that shifted parts are wrong.
+"""
+_VALUES = 61
+_EXACT = {"float16": 1 << 11, "bfloat16": 1 << 8, "float8_e4m3fn": 1 << 4, "float8_e5m2": 1 << 3}
+"""Up to these, every whole number is exact."""
+_EXACT |= {"int8": (1 << 7) - 1, "uint8": (1 << 8) - 1}
+_EXACT_OF_OTHERS = 1 << 24
+_FACTORS_APART = 5
+"""At most one rank of so many gives a factor beside 1."""
+
+
+class Pattern:
+    """The data of every rank in one collective, and its right result."""
+
+    def __init__(self, exchange: Exchange, ranks: int) -> None:
+        self._exchange = exchange
+        self._ranks = ranks
+        self._exact = _EXACT.get(exchange.dtype, _EXACT_OF_OTHERS)
+
+    def given(self, rank: int, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the data that a rank gives, as large as its buffer."""
+        return _repeated(self._period(rank), buffer, 0)
+
+    def right(self, rank: int, buffer: torch.Tensor) -> torch.Tensor:
+        """Return what a rank must get, as large as its buffer."""
+        name, ranks = self._exchange.collective, range(self._ranks)
+        if self._exchange.traits.reduces:
+            skipped = rank * buffer.numel() if name == "reduce_scatter" else 0
+            return _repeated(self._reduced(), buffer, skipped)
+        if name == "broadcast":
+            return _repeated(self._period(0), buffer, 0)
+        if name == "send_recv":
+            return _repeated(self._period((rank - 1) % self._ranks), buffer, 0)
+        part = buffer[: buffer.numel() // self._ranks]
+        skipped = rank * part.numel() if name == "all_to_all" else 0
+        return torch.cat([_repeated(self._period(other), part, skipped).view(torch.uint8) for other in ranks])
+
+    def count_wrong(self, found: torch.Tensor, rank: int) -> int:
+        """Count the elements of a result that are not right."""
+        right = self.right(rank, found)
+        if self._is_rounded:
+            error = (found.double() - right.view(found.dtype).double()).abs()
+            limit = 1.5 * torch.finfo(found.dtype).eps * right.view(found.dtype).double()
+            return int((~(error <= limit)).sum())
+        # Bytes can be compared in every dtype, and not a number is wrong.
+        differs = found.view(torch.uint8) != right.view(torch.uint8)
+        return int(differs.view(-1, found.itemsize).any(1).sum())
+
+    @property
+    def _is_rounded(self) -> bool:
+        """Whether a library may divide by multiplying, which rounds."""
+        a_power_of_two = self._ranks.bit_count() == 1
+        floating = getattr(torch, self._exchange.dtype).is_floating_point
+        return self._exchange.operation == "avg" and floating and not a_power_of_two
+
+    def _reduced(self) -> torch.Tensor:
+        every = torch.stack([self._whole(rank) for rank in range(self._ranks)])
+        operation = self._exchange.operation
+        if operation == "avg":
+            found = every.sum(0) // self._ranks
+        elif operation in {"min", "max"}:
+            found = every.amin(0) if operation == "min" else every.amax(0)
+        else:
+            found = every.sum(0) if operation == "sum" else every.prod(0)
+        return found.to(getattr(torch, self._exchange.dtype))
+
+    def _period(self, rank: int) -> torch.Tensor:
+        return self._whole(rank).to(getattr(torch, self._exchange.dtype))
+
+    def _whole(self, rank: int) -> torch.Tensor:
+        """Return one period of a rank's data as whole numbers."""
+        index = torch.arange(_PERIOD)
+        mixed = index * index % _PERIOD
+        ranks, operation = self._ranks, self._exchange.operation
+        if operation == "avg":
+            # One rank alone gives a value, so that the mean is whole.
+            return torch.where(mixed % ranks == rank, ranks * (1 + index % 2), 0)
+        if operation == "prod":
+            # One rank alone gives a factor, so that the product stays small.
+            chosen = (mixed + rank) % max(_FACTORS_APART, ranks) == 0
+            return torch.where(chosen, 2 << (index % 2), 1)
+        adding = ranks if operation == "sum" else 1
+        sparse = -(-adding // self._exact)
+        values = min(_VALUES, self._exact // -(-adding // sparse) + 1)
+        data = (mixed + 7 * index * rank + 3 * rank + 1) % _VALUES % values
+        return torch.where((mixed + rank) % sparse == 0, data, 0)
+
+
+def _repeated(period: torch.Tensor, like: torch.Tensor, skipped: int) -> torch.Tensor:
+    """Fill a buffer's size with a period, after some skipped elements."""
+    # As bytes, because torch cannot repeat every dtype.
+    shifted = period.roll(-(skipped % _PERIOD)).view(torch.uint8).to(like.device)
+    nbytes = like.numel() * like.itemsize
+    return shifted.repeat(-(-nbytes // shifted.numel()))[:nbytes].view(like.dtype)

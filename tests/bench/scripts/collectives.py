@@ -1,0 +1,47 @@
+"""Time MPI's collectives by Ringside's loop, under any MPI's launcher.
+
+``mpiexec -n 2 python -m tests.bench.scripts.collectives all_reduce,all_to_all 1K 4M 4`` prints a line
+for each size. So a program of the same MPI can be compared in turns. ``compare collectives`` starts only
+Open MPI.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+
+import torch
+from mpi4py import MPI
+
+from backends.base import Placement
+from backends.groups.mpi_group import MPIGroup
+from compare.schema.collectives import SweepConfig, read_bytes
+from compare.schema.job import SweepJob
+from compare.worker.sweep import time_size
+
+
+def main(collectives, begin, end, factor):
+    torch.set_num_threads(1)
+    world = MPI.COMM_WORLD
+    config = SweepConfig(
+        groups=("mpi",),
+        collectives=tuple(collectives.split(",")),
+        begin_bytes=read_bytes("begin", begin),
+        end_bytes=read_bytes("end", end),
+        factor=int(factor),
+        ranks=world.size,
+    )
+    job = SweepJob(
+        config=config, group="mpi", arm=config.arm_of("mpi"), affinity=[], number=1, launched_at=0.0
+    )
+    placement = Placement(world.rank, world.rank, world.size, world.size, "here")
+    group = MPIGroup(placement, torch.device("cpu"))
+    for exchange, nbytes in config.measurements:
+        timing = time_size(group, exchange, nbytes, job, lambda _: None)
+        slowest = [max(ns) for ns in zip(*world.allgather(timing.ns), strict=True)]
+        if world.rank == 0:
+            print(exchange.collective, nbytes, statistics.median(slowest) / 1e3, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
