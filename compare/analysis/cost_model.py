@@ -70,7 +70,7 @@ class Curve(NamedTuple):
 
     @property
     def latency(self) -> float:
-        """Return the time of the smallest message, without that of its bytes."""
+        """Return a call's time at the minimum size, without that of bytes."""
         size, seconds = self.points[0]
         return max(0.0, seconds - size * self.seconds_per_byte)
 
