@@ -103,7 +103,7 @@ def collectives(
     )
     if flags.export_json:
         write_text(flags.export_json, render_collectives(run, "json", detail=detail) + "\n")
-    print_collectives(run, form, detail=detail)
+    print_collectives(run, form, detail=detail, stderr=flags.exports_to_stdout)
     make_say(log)(f"Results: {directory}")
     raise typer.Exit(run.exit_code)
 
@@ -122,15 +122,15 @@ def _require_format(form: str) -> None:
         raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SWEEP_RENDERERS)}.")
 
 
-def print_collectives(run: CollectivesRun, form: str, *, detail: bool) -> None:
+def print_collectives(run: CollectivesRun, form: str, *, detail: bool, stderr: bool = False) -> None:
     """Print a table as wide as the terminal, or another format."""
     from compare.analysis.collectives import summarise_sweeps
     from compare.report.collectives import SweepTable
 
     if form != "table":
-        typer.echo(render_collectives(run, form, detail=detail))
+        typer.echo(render_collectives(run, form, detail=detail), err=stderr)
         return
-    console = make_console()
+    console = make_console(stderr=stderr)
     console.print()
     console.print(SweepTable(run, summarise_sweeps(run), detail=detail))
 

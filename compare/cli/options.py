@@ -66,8 +66,7 @@ SshUser = Annotated[
     str, hosts_flag(show_default="as ssh is configured", help="For hosts that name no user themselves.")
 ]
 SshPort = Annotated[
-    int | None,
-    hosts_flag(min=1, max=65535, show_default="as ssh is configured", help="Port of sshd."),
+    int | None, hosts_flag(min=1, max=65535, show_default="as ssh is configured", help="Port of sshd.")
 ]
 SshIdentity = Annotated[
     Path | None,
@@ -102,8 +101,7 @@ class LaunchFlags:
     num_proc: Annotated[
         int | None,
         hosts_flag(
-            "-np",
-            "--num-proc",
+            *("-np", "--num-proc"),
             min=1,
             show_default="the hostfile's slots, or else 2",
             help="Number of ranks.",
@@ -153,6 +151,13 @@ class LaunchFlags:
     def exports(self) -> dict[str, Path]:
         """Return the file of each format to export to."""
         return {"json": self.export_json} if self.export_json else {}
+
+    @property
+    def exports_to_stdout(self) -> bool:
+        """Return whether an export takes standard output, so that tables may not."""
+        from compare.schema.files import STANDARD_OUTPUT
+
+        return STANDARD_OUTPUT in self.exports.values()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,10 +113,9 @@ def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> No
     """Print the table; to standard error where standard output holds an export."""
     from compare.report import arrange
     from compare.report.table import RunTable
-    from compare.schema.files import STANDARD_OUTPUT
     from compare.schema.store import name_of_run
 
-    console = make_console(stderr=STANDARD_OUTPUT in flags.exports.values())
+    console = make_console(stderr=flags.exports_to_stdout)
     make_say(console)(f"Results: {directory}")
     again, arranged = name_of_run(directory), arrange(analysis, flags.sort)
     console.print(RunTable(run, arranged, wide=flags.wide, detail=flags.detail, again=again))

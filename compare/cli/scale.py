@@ -81,7 +81,7 @@ def scale(
     )
     if shared.export_json:
         write_text(shared.export_json, render_scale(found, "json") + "\n")
-    print_scale(found, form)
+    print_scale(found, form, stderr=shared.exports_to_stdout)
     make_say(log)(f"Results: {directory}")
 
 
@@ -93,15 +93,15 @@ def require_format(form: str) -> None:
         raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SCALE_RENDERERS)}.")
 
 
-def print_scale(found: Scale, form: str) -> None:
+def print_scale(found: Scale, form: str, *, stderr: bool = False) -> None:
     """Print a table as wide as the terminal, or another format."""
     from compare.analysis.scale import summarise_scale
     from compare.report.scale import ScaleTable
 
     if form != "table":
-        typer.echo(render_scale(found, form))
+        typer.echo(render_scale(found, form), err=stderr)
         return
-    console = make_console()
+    console = make_console(stderr=stderr)
     console.print()
     console.print(ScaleTable(found, summarise_scale(found)))
 

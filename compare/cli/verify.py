@@ -26,7 +26,7 @@ def verify(shared: Shared) -> None:
     from compare.experiment import verify_arms
     from compare.report.progress import LiveProgress
     from compare.report.verification import renderable
-    from compare.schema.files import STANDARD_OUTPUT, write_json
+    from compare.schema.files import write_json
     from compare.schema.job import STEPS
 
     request = read_request(shared, steps=STEPS, warmup_steps=0, rounds=1)
@@ -36,7 +36,7 @@ def verify(shared: Shared) -> None:
     )
     if shared.export_json:
         write_json(shared.export_json, verification)
-    console = make_console(stderr=STANDARD_OUTPUT in shared.exports.values())
+    console = make_console(stderr=shared.exports_to_stdout)
     console.print()
     console.print(renderable(verification))
     make_say(console)(f"Results: {directory}")

@@ -95,7 +95,7 @@ def _of_this_machine(asked: Sequence[Host], environ: Mapping[str, str]) -> Alloc
             remedy="Leave out one of them.",
         )
     within = "SLURM_JOB_ID" in environ or _hostfile_of(environ)
-    source = "this machine alone, of a larger allocation (--engine local)" if within else ""
+    source = "a larger allocation, this machine alone (--engine local)" if within else ""
     return Allocation(tuple(asked) or (local_host(1),), Local(), source)
 
 

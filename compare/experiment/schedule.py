@@ -109,7 +109,7 @@ def turn_seconds(run: Run) -> dict[str, float]:
 
 def least_round_seconds(run: Run) -> float:
     """Return the least time of a round, by its starts and turns."""
-    turns = TURNS * (TURN_SECONDS + LEAD_SECONDS) if run.interleaved.mode == "blocks" else 0.0
+    turns = TURNS * TURN_SECONDS if run.interleaved.mode == "blocks" else 0.0
     return len(run.config.arms) * (START_SECONDS + turns)
 
 

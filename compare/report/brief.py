@@ -15,6 +15,7 @@ from compare.report.causes import main_cause
 from compare.report.columns import BELOW_NOISE, against_baseline
 from compare.report.headline import shared_options, short_headline, too_noisy
 from compare.report.notes import noisy_rounds, warnings
+from compare.report.rows import printable_line
 from compare.report.sentences import MARK, conclusion, marks, proof, why_marked
 from compare.schema.arms import Arm
 from compare.schema.results import Run
@@ -59,11 +60,6 @@ def lines(run: Run, analysis: Analysis, width: int, *, again: str) -> Iterator[T
     yield from map(printable_line, proof(run, summary))
     yield printable_line(f"More: compare report {again} --wide, or --detail", "dim")
     yield printable_line(conclusion(run, analysis), "bold")
-
-
-def printable_line(text: str, style: str = "") -> Text:
-    """Style a line in which no character steers the terminal."""
-    return Text(printable(text), style=style)
 
 
 # ---- the table ----

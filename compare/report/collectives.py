@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv as csv_format
-import io
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -13,9 +11,9 @@ from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
 from compare.analysis.collectives import GroupAtSize, bus_factor, why_no_forms
+from compare.report.rows import csv_text, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
 from compare.schema.collectives import CollectivesRun, Exchange
 from compare.schema.hosts import rehearsed_on
@@ -40,17 +38,17 @@ class SweepTable:
         self.detail = detail
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(headline(self.run), style="bold")
+        yield printable_line(headline(self.run), "bold")
         for exchange, rows in by_exchange(self.run, self.rows):
-            yield Text(str(exchange), style="bold")
+            yield printable_line(str(exchange), "bold")
             if self.detail:
                 for group, its in groupby(rows, lambda row: row.group):
-                    yield Text(group, style="bold")
+                    yield printable_line(group, "bold")
                     yield _table(full_columns(), [[row] for row in its])
             else:
                 yield from self._side_by_side(rows, console, options)
-        yield from (Text(line, style="bold yellow") for line in warnings(self.run, self.rows))
-        yield from (Text(line, style="dim") for line in notes(self.run, self.rows))
+        yield from (printable_line(line, "bold yellow") for line in warnings(self.run, self.rows))
+        yield from (printable_line(line, "dim") for line in notes(self.run, self.rows))
 
     def _side_by_side(self, rows: Rows, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         unlimited = options.update(max_width=10_000)
@@ -224,7 +222,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[GroupAtSize]]) -> 
         table.add_column(column.heading, justify="right", overflow="fold")
     for its in rows:
         style = "red" if any(row.wrong for row in its) else None
-        table.add_row(*(Text(column.cell(its)) for column in columns), style=style)
+        table.add_row(*(printable_line(column.cell(its)) for column in columns), style=style)
     return table
 
 
@@ -278,20 +276,15 @@ def markdown(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
         lines += [
             [column.cell(same).strip() for column in columns] for same in by_size(its, run.config.groups)
         ]
-        parts += [f"**{exchange}**", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
+        parts += [f"**{exchange}**", "", *markdown_rows(lines), ""]
     parts += [f"- **{line}**" for line in warnings(run, rows)]
-    return "\n".join(parts + [f"- {line}" for line in notes(run, rows)])
+    return markdown_text(parts + [f"- {line}" for line in notes(run, rows)])
 
 
 def csv(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
     """Render one line per group and size, in seconds and bytes."""
     del run, detail
-    out = io.StringIO()
-    flat = [_flat(row) for row in rows]
-    writer = csv_format.DictWriter(out, list(flat[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return out.getvalue().rstrip("\n")
+    return csv_text([_flat(row) for row in rows])
 
 
 def _flat(row: GroupAtSize) -> dict[str, object]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 import msgspec
 
 from compare.analysis import Analysis
 from compare.analysis.estimate import Estimate
 from compare.analysis.summary import ArmSummary, Detail, Parity
+from compare.report.rows import csv_text
 from compare.schema.results import Run
 
 _OF_VERDICTS = ("speed_ratio", "low", "high", "level", "p", "p_adjusted", "n", "rounds_to_settle")
@@ -23,13 +21,7 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     del detail
     arms, noisy = analysis.summary.arms, analysis.summary.too_noisy
     of_run = {"dataset": run.dataset.name, "complete": run.complete, "too_noisy": noisy}
-    rows = [_flat(arm) | of_run for arm in arms]
-    out = io.StringIO()
-    names = list(rows[0]) if rows else ["arm"]
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().rstrip("\n")
+    return csv_text([_flat(arm) | of_run for arm in arms])
 
 
 def _flat(value: ArmSummary | Detail, prefix: str = "") -> dict[str, object]:

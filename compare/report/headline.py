@@ -28,7 +28,7 @@ def headline(run: Run) -> str:
             *([] if config.is_own else [f"{config.optimizer} lr {config.learning_rate:g}"]),
             length,
             *filter(None, [rehearsed_on(run.network, run.hosts)]),
-            *(_order(run) or (["arms in turns"] if len(config.arms) > 1 else [])),
+            *_order(run),
         ]
     )
 
@@ -36,9 +36,9 @@ def headline(run: Run) -> str:
 def short_headline(run: Run, summary: Summary) -> str:
     """Describe in a few words what was measured."""
     batch = f"batch {run.config.batch_size_per_rank}{_passes(run)}"
-    parts = [_trained(run), f"{_ranks(run)}, {run.config.device}", *_arithmetic(run), batch, *_order(run)]
+    parts = [_trained(run), f"{_ranks(run)}, {run.config.device}", *_arithmetic(run), batch]
     rehearsed = filter(None, [rehearsed_on(run.network, run.hosts)])
-    return " · ".join([*parts, *rehearsed, *_rounds(summary), *_shared(run)])
+    return " · ".join([*parts, *rehearsed, *_rounds(run, summary), *_shared(run)])
 
 
 def too_noisy(run: Run, summary: Summary) -> str:
@@ -88,17 +88,18 @@ def _passes(run: Run) -> str:
     return f" × {run.config.accumulate} passes" if run.config.accumulate > 1 else ""
 
 
-def _order(run: Run) -> list[str]:
-    """Say that the arms did not train in turns."""
-    apart = len(run.config.arms) > 1 and run.interleaved.mode != "blocks"
-    return ["one launch after another"] if apart else []
+def _order(run: Run) -> Iterator[str]:
+    """Say how several arms took their places."""
+    if len(run.config.arms) > 1:
+        yield "in turns" if run.interleaved.mode == "blocks" else "one launch after another"
 
 
-def _rounds(summary: Summary) -> Iterator[str]:
-    if not summary.arms:
-        return
-    yield counted(max(arm.step_seconds.n for arm in summary.arms), "round")
-    yield "noisy" if summary.noisy_rounds or summary.too_noisy else "quiet machine"
+def _rounds(run: Run, summary: Summary) -> Iterator[str]:
+    if summary.arms:
+        yield counted(max(arm.step_seconds.n for arm in summary.arms), "round")
+    yield from _order(run)
+    if summary.arms:
+        yield "noisy" if summary.noisy_rounds or summary.too_noisy else "quiet"
 
 
 def _shared(run: Run) -> Iterator[str]:

@@ -8,9 +8,9 @@ from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, diffe
 from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
 from compare.report.headline import headline, too_noisy
 from compare.report.notes import notes, warnings
+from compare.report.rows import markdown_rows, markdown_text
 from compare.report.sentences import conclusion
 from compare.schema.results import Run
-from compare.text import printable
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
@@ -22,12 +22,12 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     if detail:
         parts += [f"**{COST_TITLE}**", "", *_table(summary, cost_columns()), ""]
         heading, *rows = differences(analysis)
-        differing = _lines([heading, [":--"] * len(heading), *rows]) if rows else [NO_DIFFERENCE]
+        differing = markdown_rows([heading, [":--"] * len(heading), *rows]) if rows else [NO_DIFFERENCE]
         parts += [f"**{CONDITIONS_TITLE}**", "", *differing, ""]
     lines = [f"**{text}**" for text in warnings(run, analysis)]
     lines += causes(analysis) + notes(run, analysis)
     lines.append(f"**{conclusion(run, analysis)}**")
-    return "\n".join(map(_harmless, [*parts, *(f"- {text}" for text in lines)]))
+    return markdown_text([*parts, *(f"- {text}" for text in lines)])
 
 
 def _table(summary: Summary, columns: list[Column]) -> list[str]:
@@ -37,13 +37,4 @@ def _table(summary: Summary, columns: list[Column]) -> list[str]:
         [":--" if column.is_text else "--:" for column in columns],
         *([column.cell(arm) for column in columns] for arm in summary.arms),
     ]
-    return _lines(rows)
-
-
-def _lines(rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-
-
-def _harmless(line: str) -> str:
-    """Keep names from steering a terminal, and from being read as HTML."""
-    return printable(line).replace("<", "&lt;")
+    return markdown_rows(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv as csv_format
-import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -11,11 +9,11 @@ import msgspec
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
-from rich.text import Text
 
 from compare.analysis.estimate import Estimate
 from compare.analysis.predict import PAYS, Comparison, Forecast, Prediction
 from compare.analysis.validated import VALIDATED_HOSTS, VALIDATED_RATES
+from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
 from compare.text import counted
 
@@ -147,7 +145,7 @@ class PredictionTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
-        yield Text(self.page.headline, style="bold")
+        yield printable_line(self.page.headline, "bold")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         shown = columns(self.page.rows)
         for column in shown:
@@ -157,9 +155,9 @@ class PredictionTable:
             if before and row.arm != before:
                 table.add_section()
             before = row.arm
-            table.add_row(*(Text(column.cell(row)) for column in shown))
+            table.add_row(*(printable_line(column.cell(row)) for column in shown))
         yield table
-        yield from (Text(line) for line in self.page.lines)
+        yield from map(printable_line, self.page.lines)
 
 
 # ---- formats ----
@@ -178,31 +176,15 @@ def markdown(page: Page) -> str:
         [":--" if column.is_text else "--:" for column in shown],
         *([column.cell(row) for column in shown] for row in page.rows),
     ]
-    return "\n".join(
-        [f"**{page.headline}**", ""]
-        + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        + ["", *(f"- {line}" for line in page.lines)]
+    return markdown_text(
+        [f"**{page.headline}**", "", *markdown_rows(rows), "", *(f"- {line}" for line in page.lines)]
     )
 
 
 def csv(page: Page) -> str:
     """Render one line per arm and count, in seconds."""
-    out = io.StringIO()
-    rows = [_flat(row) for row in page.rows]
-    writer = csv_format.DictWriter(out, list(rows[0]) if rows else ["arm"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().rstrip("\n")
-
-
-def _flat(row: Row) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in msgspec.structs.asdict(row).items():
-        if isinstance(value, Estimate):
-            flat |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
-        else:
-            flat[name] = value
-    return flat
+    rows = [flat(row) for row in page.rows]
+    return csv_text(rows)
 
 
 def json(page: Page) -> str:

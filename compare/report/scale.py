@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv as csv_format
-import io
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -11,12 +9,12 @@ import msgspec
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
-from rich.text import Text
 
 from compare.analysis.estimate import Estimate
 from compare.analysis.scale import HOLDS, Bend, ScaleFigures, ScalePoint
 from compare.report.causes import explain
 from compare.report.headline import DATASET_NAMES
+from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
 from compare.schema.hosts import rehearsed_on
 from compare.schema.scale import Scale
@@ -70,7 +68,7 @@ class ScaleTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
-        yield Text(headline(self.scale), style="bold")
+        yield printable_line(headline(self.scale), "bold")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         shown = columns(self.scale)
         for column in shown:
@@ -80,11 +78,11 @@ class ScaleTable:
             if before and point.arm != before:
                 table.add_section()
             before = point.arm
-            table.add_row(*(Text(column.cell(point)) for column in shown))
+            table.add_row(*(printable_line(column.cell(point)) for column in shown))
         yield table
-        yield from (Text(line, style="bold yellow") for line in warnings(self.scale, self.figures))
-        yield from (Text(line) for line in statements(self.figures))
-        yield from (Text(line, style="dim") for line in notes(self.scale, self.figures))
+        yield from (printable_line(line, "bold yellow") for line in warnings(self.scale, self.figures))
+        yield from map(printable_line, statements(self.figures))
+        yield from (printable_line(line, "dim") for line in notes(self.scale, self.figures))
 
 
 def headline(scale: Scale) -> str:
@@ -186,31 +184,15 @@ def markdown(scale: Scale, figures: ScaleFigures) -> str:
     ]
     lines = [f"**{line}**" for line in warnings(scale, figures)]
     lines += [*statements(figures), *notes(scale, figures)]
-    return "\n".join(
-        [f"**{headline(scale)}**", ""]
-        + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        + ["", *(f"- {line.strip()}" for line in lines)]
+    return markdown_text(
+        [f"**{headline(scale)}**", "", *markdown_rows(rows), "", *(f"- {line.strip()}" for line in lines)]
     )
 
 
 def csv(scale: Scale, figures: ScaleFigures) -> str:
     """Render one line per arm and count, in seconds."""
-    out = io.StringIO()
-    rows = [{"mode": scale.series.mode} | _flat(point) for point in figures.points]
-    writer = csv_format.DictWriter(out, list(rows[0]) if rows else ["arm"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().rstrip("\n")
-
-
-def _flat(point: ScalePoint) -> dict[str, object]:
-    row: dict[str, object] = {}
-    for name, value in msgspec.structs.asdict(point).items():
-        if isinstance(value, Estimate):
-            row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
-        else:
-            row[name] = value
-    return row
+    rows = [{"mode": scale.series.mode} | flat(point) for point in figures.points]
+    return csv_text(rows)
 
 
 def json(scale: Scale, figures: ScaleFigures) -> str:

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from compare.analysis import Analysis
 from compare.report import brief
-from compare.report.brief import printable_line
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
 from compare.report.headline import headline, too_noisy
 from compare.report.notes import notes, warnings
+from compare.report.rows import printable_line
 from compare.report.sentences import conclusion
 from compare.schema.results import Run
 

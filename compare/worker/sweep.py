@@ -6,6 +6,7 @@ together. A barrier before every call would err in both directions.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from compare.worker.wire import read_bytes_on
 
 _ITERATION_SECONDS = 0.005
 """Least time of an iteration, far above that of a barrier."""
+_REFUSAL_SECONDS = 0.02
+"""Time for a library to forget a call that it refused."""
 _MOST_CALLS = 1 << 14
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _REASON_CHARACTERS = 160
@@ -77,8 +80,7 @@ def time_size(
         call = group.prepare(buffers)
         call()
     except REFUSALS as error:
-        # If another rank failed, this raises on the others as well.
-        group.barrier()
+        _meet_after_refusal(group)
         return SizeTiming(**of_all, refused=one_line(error))
     calls = _agree_on_calls(group, call, max(0, config.warmup_iterations - 1), note)
 
@@ -96,6 +98,16 @@ def time_size(
         of_all["received_bytes"] = (after.received - before.received) / of_calls
     note(1)
     return SizeTiming(**of_all, calls=calls, ns=ns, wrong=_count_wrong(group, exchange, buffers, call))
+
+
+def _meet_after_refusal(group: Group) -> None:
+    """Wait for all ranks without a barrier.
+
+    Gloo's barrier raises the refusal once more, while a thread still holds the refused call. If another rank
+    failed, this raises as well.
+    """
+    group.all_reduce_(torch.zeros(1, device=group.device))
+    time.sleep(_REFUSAL_SECONDS)
 
 
 def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Exchange:

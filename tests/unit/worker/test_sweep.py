@@ -102,6 +102,14 @@ class _Refusing(_Group):
     def __init__(self, error, *, at):
         super().__init__()
         self._error, self._at = error, at
+        self.met = False
+
+    def barrier(self):
+        """Raise a refused call again, as Gloo may."""
+        raise self._error
+
+    def all_reduce_(self, _tensor):
+        self.met = True
 
     def prepare(self, _exchange):
         if self._at == "prepare":
@@ -118,7 +126,9 @@ class _Refusing(_Group):
     "error", [BackendError("no room"), TypeError("no room\nC++ frames"), ValueError("no room")]
 )
 def test_time_size_refusal_is_kept_with_its_reason(error, at):
-    timing = timed(_Refusing(error, at=at))
+    group = _Refusing(error, at=at)
+    timing = timed(group)
+    assert group.met, "the other ranks refuse it as well"
     assert (timing.refused, timing.ns, timing.wrong) == ("no room", [], 0)
 
 

@@ -1,0 +1,48 @@
+"""Write rows as Markdown and CSV, and lines that steer no terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from rich.text import Text
+
+from compare.analysis.estimate import Estimate
+from compare.text import printable
+
+
+def printable_line(text: str, style: str = "") -> Text:
+    """Style a line in which no character steers the terminal."""
+    return Text(printable(text), style=style)
+
+
+def markdown_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write the rows of a table; the second aligns the columns."""
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def markdown_text(lines: Iterable[str]) -> str:
+    """Join lines, harmless to a terminal and in HTML."""
+    return "\n".join(printable(line).replace("<", "&lt;") for line in lines)
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Write rows with the same columns, without a newline at the end."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else ["arm"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def flat(struct: msgspec.Struct) -> dict[str, object]:
+    """Spread a struct over columns; an estimate has mean, low and high."""
+    row: dict[str, object] = {}
+    for name, value in msgspec.structs.asdict(struct).items():
+        if isinstance(value, Estimate):
+            row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+        else:
+            row[name] = value
+    return row
