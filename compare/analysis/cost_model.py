@@ -128,7 +128,7 @@ def predict_call(curve: Curve, form: Form, ranks: int, nbytes: float, network: N
     Latency grows with the form's rounds, and the rest with the bytes of its busiest rank. TCP does not move
     all bytes in both directions at once, so sent and received bytes are added.
     """
-    latency = curve.latency / form.rounds(ranks) + network.added_latency
+    latency = max(0.0, curve.latency / form.rounds(ranks) + network.added_latency)
     growth = _traffic(form, network.ranks) / _traffic(form, ranks) * network.slowdown
     return Call(latency * form.rounds(network.ranks), (curve.seconds(nbytes) - curve.latency) * growth)
 

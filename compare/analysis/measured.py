@@ -28,6 +28,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: str
     ranks: int
+    library: str
+    """Name of the group's library, without its version."""
     form: str
     schedule: Schedule
     step_seconds: float
@@ -83,6 +85,8 @@ def why_not(run: Run, arm: Arm) -> str:
 
 def _reasons(run: Run, launches: list[Launch]) -> Iterator[str]:
     ranks = launches[0].ranks
+    if run.config.accumulate > 1:
+        yield "the passes of --accumulate are not modelled"
     yield from _reasons_of_network(run, ranks)
     yield from _reasons_of_calls(ranks[0])
     if not all(has_reference(launch) and _phases(launch.ranks[0]) for launch in launches):
@@ -97,7 +101,8 @@ def _reasons_of_network(run: Run, ranks: list[RankResult]) -> Iterator[str]:
     transport = ranks[0].attestation["group"]["transport"]
     if len(ranks) < 2:  # noqa: PLR2004 -- one rank sends nothing
         yield "one rank sends nothing, so no network was measured"
-    if "TCP" not in transport:
+    over_nccl = transport == "NCCL" and len(run.hosts) > 1
+    if "TCP" not in transport and not over_nccl:
         yield f"its bytes travelled by {transport}, not between hosts"
     if any(host.slots > 1 for host in run.hosts) and len(run.hosts) > 1:
         yield "several ranks on a host share a link, which is not modelled"
@@ -111,7 +116,7 @@ def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
         yield f"mode={replica['mode']} is not modelled"
     if len(rank.sweep) < 2:  # noqa: PLR2004 -- a curve takes two
         yield "its run has no sweep of message sizes"
-    if not _form(rank):
+    if not _form_of(rank):
         yield f"the form of {group.get('library', 'its library')} is not known"
 
 
@@ -122,21 +127,25 @@ def _bound_by_latency(rank: RankResult) -> bool:
     return sum(call.latency for call in calls) > sum(call.wire for call in calls)
 
 
-def _form(rank: RankResult) -> str:
-    group = rank.attestation["group"]
-    library = str(group.get("library", ""))
-    if library.startswith("Horovod"):
-        return "Rabenseifner" if group.get("controller") == "mpi" else "ring"
-    return next((form for name, form in _FORMS.items() if library.startswith(name)), "")
+def _library(rank: RankResult) -> str:
+    attested = str(rank.attestation["group"].get("library", ""))
+    return next((name for name in (*_FORMS, "Horovod") if attested.startswith(name)), attested)
+
+
+def _form_of(rank: RankResult) -> str:
+    library = _library(rank)
+    if library == "Horovod":
+        return "Rabenseifner" if rank.attestation["group"].get("controller") == "mpi" else "ring"
+    return _FORMS.get(library, "")
 
 
 def _schedule(rank: RankResult) -> Schedule:
-    group, replica = rank.attestation["group"], rank.attestation.get("replica", {})
+    replica = rank.attestation.get("replica", {})
     if replica.get("mode") == "optimizer":
         return "fused"
     # MPI only moves on when it is called, so nothing overlaps.
     overlaps = "bucket_bytes" in replica or replica.get("mode") == "overlap"
-    return "overlap" if overlaps and not str(group.get("library", "")).startswith("Open MPI") else "after"
+    return "overlap" if overlaps and _library(rank) != "Open MPI" else "after"
 
 
 def _measure(run: Run, launch: Launch) -> Measured:
@@ -146,7 +155,8 @@ def _measure(run: Run, launch: Launch) -> Measured:
     return Measured(
         arm=launch.arm,
         ranks=len(launch.ranks),
-        form=_form(first),
+        library=_library(first),
+        form=_form_of(first),
         schedule=_schedule(first),
         step_seconds=step_seconds(launch),
         forward_seconds=alone * shares["forward"],

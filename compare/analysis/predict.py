@@ -16,9 +16,15 @@ import msgspec
 from compare.analysis.cost_model import Call, Network, expected_maximum, predict_call
 from compare.analysis.estimate import Estimate
 from compare.analysis.measured import Measured, measure, why_not
-from compare.analysis.step_times import step_seconds
 from compare.analysis.timeline import ddp_buckets, lay_out
-from compare.analysis.validated import VALIDATED_HOSTS, VALIDATED_RATES, Regime, regime_of, validated_error
+from compare.analysis.validated import (
+    VALIDATED_HOSTS,
+    VALIDATED_RATES,
+    Regime,
+    has_cells,
+    regime_of,
+    validated_error,
+)
 from compare.errors import OutputError
 from compare.schema.arms import Arm
 from compare.schema.link import Link
@@ -74,6 +80,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     times_rate: float
     """Rate over the measured one; 1 without another."""
     beyond_validation: bool
+    """No cell is like it: its arm, its hosts, its rate, or its run."""
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +103,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of hosts, each with the reason."""
     assumed_goodput: bool
     """The measured rate is not known, so ``GOODPUT`` is assumed."""
+    added_latency: bool
+    """The measured latency is not known, so the link's is added to it."""
     steps: int
     """Steps whose residuals were resampled."""
 
@@ -117,13 +126,15 @@ def forecast(
             remedy="Run two hosts or more: compare run -H HOST,HOST --backend ddp,manual,mpi.",
         )
     predictions = []
+    # Every cell was predicted from several hosts, whose rate was known.
+    like_cells = len(run.hosts) > 1 and not _assumes_goodput(run, link)
     for arm in arms:
         launches = measure(run, arm)
         caps = [None, *bucket_caps] if arm.label == "ddp" else [None]
         for cap in caps:
             name = arm.label if cap is None else f"{arm.label} @ {cap:g} MiB"
             targets = [Target(hosts=count, link=link, bucket_cap_mb=cap) for count in hosts]
-            predictions += [_predict(name, launches, target) for target in targets]
+            predictions += [_predict(name, launches, target, like_cells=like_cells) for target in targets]
     launches = [launch for arm in arms for launch in measure(run, arm)]
     return Forecast(
         measured_hosts=run.config.ranks,
@@ -131,7 +142,8 @@ def forecast(
         refused=refused,
         knees=_knees(predictions),
         worth_measuring=_worth_measuring(predictions, run.config.ranks),
-        assumed_goodput=link is not None and launches[0].bits_per_second is None,
+        assumed_goodput=_assumes_goodput(run, link),
+        added_latency=bool(link and link.latency_seconds and not run.network.rehearsed),
         steps=len(launches[0].residuals),
     )
 
@@ -139,6 +151,11 @@ def forecast(
 def with_measured_link(run: Run, link: Link) -> Run:
     """Return the run with the link that it was measured on."""
     return msgspec.structs.replace(run, network=msgspec.structs.replace(run.network, rehearsed=link))
+
+
+def _assumes_goodput(run: Run, link: Link | None) -> bool:
+    known = run.network.rehearsed is not None and run.network.rehearsed.bits_per_second is not None
+    return link is not None and not known
 
 
 def _communicating(run: Run) -> list[Arm]:
@@ -213,16 +230,18 @@ def _timeline(measured: Measured, network: Network, messages: Sequence[float]) -
     return measured.forward_seconds + end.seconds + measured.optimizer_seconds, end.calls
 
 
-def _predict(name: str, launches: Sequence[Measured], target: Target) -> Prediction:
-    first, steps = launches[0], [predict_step(launch, target) for launch in launches]
+def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_cells: bool) -> Prediction:
+    first = launches[0]
+    steps = sorted((predict_step(launch, target) for launch in launches), key=lambda step: step.seconds)
     middle = steps[len(steps) // 2]
     times_rate = 1 / network_of(first, target).slowdown
-    error = validated_error(first.schedule, first.form, faster=round(times_rate, 2) > 1)
+    error = validated_error(first.library, first.schedule, faster=round(times_rate, 2) > 1)
     seconds = _widened(Estimate.geometric(step.seconds for step in steps), error)
     compute = Estimate.geometric(launch.compute_seconds for launch in launches).mean
     efficiency = compute / seconds.mean
     times_hosts = target.hosts / first.ranks
     far = target.hosts > VALIDATED_HOSTS or max(times_rate, 1 / times_rate) > VALIDATED_RATES
+    unlike = not like_cells or not has_cells(first.library, first.schedule)
     return Prediction(
         arm=name,
         hosts=target.hosts,
@@ -234,7 +253,7 @@ def _predict(name: str, launches: Sequence[Measured], target: Target) -> Predict
         regime=regime_of(middle.wire_seconds, middle.calls, seconds.mean),
         times_hosts=times_hosts,
         times_rate=times_rate,
-        beyond_validation=far,
+        beyond_validation=far or unlike,
     )
 
 
@@ -291,53 +310,3 @@ def _worth_measuring(predictions: Sequence[Prediction], measured: int) -> dict[i
     if measured == 2:  # noqa: PLR2004 -- among two, all forms send the same bytes
         worth[3] = "it shows the form of each all-reduce, which two hosts cannot"
     return worth
-
-
-# ---- against a measurement ----
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm's prediction beside its measurement."""
-
-    arm: str
-    hosts: int
-    predicted_seconds: Estimate
-    measured_seconds: Estimate
-    error: float
-    """Predicted over measured, minus one."""
-    covered: bool
-    """The interval holds the measured time."""
-
-
-def compare_with(run: Run, other: Run, link: Link | None = None) -> list[Comparison]:
-    """Predict another run's arms from a run, and compare.
-
-    Its link is the recorded one, if it is a rehearsal.
-
-    Raises:
-        OutputError: nothing can be predicted, or no arm is in both.
-    """
-    made = forecast(run, [other.config.ranks], link or other.network.rehearsed)
-    found = []
-    for prediction in made.predictions:
-        launches = [launch for launch in other.launches if launch.arm == prediction.arm]
-        if launches:
-            measured = Estimate.geometric(map(step_seconds, launches))
-            step = prediction.step_seconds
-            found.append(
-                Comparison(
-                    arm=prediction.arm,
-                    hosts=prediction.hosts,
-                    predicted_seconds=step,
-                    measured_seconds=measured,
-                    error=step.mean / measured.mean - 1,
-                    covered=step.low <= measured.mean <= step.high,
-                )
-            )
-    if not found:
-        raise OutputError(
-            "The two runs have no arm in common that can be predicted.",
-            found=f"{', '.join(dict.fromkeys(p.arm for p in made.predictions))} can be predicted.",
-            remedy="Measure one of them in the other run.",
-        )
-    return found

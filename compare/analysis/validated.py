@@ -1,4 +1,4 @@
-"""Hold the errors of predictions, by kind of arm.
+"""Hold the errors of predictions, by library and timeline.
 
 ``python -m tests.bench.predictions`` measures them; docs/predictions.md shows every cell.
 """
@@ -18,11 +18,10 @@ VALIDATED_HOSTS = 4
 VALIDATED_RATES = 2.0
 """Largest ratio of hosts' rates, either way."""
 
-_ERRORS: dict[tuple[Schedule, str], float] = {
-    ("after", "ring"): 0.10,
-    ("overlap", "ring"): 0.16,
-    ("after", "Rabenseifner"): 0.20,
-    ("fused", "ring"): 0.20,
+_ERRORS: dict[tuple[str, Schedule], float] = {
+    ("torch.distributed gloo", "after"): 0.10,
+    ("torch.distributed gloo", "overlap"): 0.16,
+    ("Open MPI", "after"): 0.20,
 }
 """At the measured rate, or a slower one."""
 _LARGEST = 0.20
@@ -30,12 +29,17 @@ _FASTER = 0.75
 """At a faster rate, where the hosts themselves may be the limit."""
 
 
-def validated_error(schedule: Schedule, form: str, *, faster: bool = False) -> float:
+def has_cells(library: str, schedule: Schedule) -> bool:
+    """Return whether such arms were measured and compared."""
+    return (library, schedule) in _ERRORS
+
+
+def validated_error(library: str, schedule: Schedule, *, faster: bool = False) -> float:
     """Return the relative error that covers the measured cells.
 
     It is the larger of two times over the smaller, minus one. A combination without cells has the largest.
     """
-    error = _ERRORS.get((schedule, form), _LARGEST)
+    error = _ERRORS.get((library, schedule), _LARGEST)
     return max(error, _FASTER) if faster else error
 
 

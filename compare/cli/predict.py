@@ -20,7 +20,9 @@ def predict(
         ),
     ],
     *,
-    hosts: Annotated[str, hosts_flag(help="Numbers of hosts, comma separated.")] = "2,4,8,16",
+    hosts: Annotated[
+        str | None, hosts_flag(show_default="2,4,8,16", help="Numbers of hosts, comma separated.")
+    ] = None,
     link: Annotated[
         str | None,
         hosts_flag(
@@ -44,7 +46,8 @@ def predict(
     form: Annotated[str, output_flag("--format", help="table, markdown, csv or json.")] = "table",
 ) -> None:
     """Predict step times with other hosts, links and bucket sizes."""
-    from compare.analysis.predict import compare_with, forecast, with_measured_link
+    from compare.analysis.against import compare_with
+    from compare.analysis.predict import forecast, with_measured_link
     from compare.report.predictions import PREDICTION_RENDERERS, PredictionTable, page_against, page_of
     from compare.schema.link import parse_link
     from compare.schema.store import find_run, read_run
@@ -57,10 +60,16 @@ def predict(
     if measured_link:
         run = with_measured_link(run, parse_link(measured_link))
     other_link = parse_link(link) if link else None
+    if against and (hosts or bucket_cap):
+        raise UsageError(
+            "--against takes hosts and buckets from the other run.",
+            found=f"{'--hosts' if hosts else '--bucket-cap'} names others.",
+            remedy="Leave out one of them.",
+        )
     if against:
         page = page_against(compare_with(run, read_run(find_run(against)), other_link))
     else:
-        counts = [int(count) for count in _read_numbers("--hosts", hosts, least=2, whole=True)]
+        counts = [int(count) for count in _read_numbers("--hosts", hosts or "2,4,8,16", least=2, whole=True)]
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
         page = page_of(forecast(run, counts, other_link, caps))
     if form == "table":

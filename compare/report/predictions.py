@@ -10,8 +10,9 @@ from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
+from compare.analysis.against import Against, Comparison
 from compare.analysis.estimate import Estimate
-from compare.analysis.predict import PAYS, Comparison, Forecast, Prediction
+from compare.analysis.predict import PAYS, Forecast, Prediction
 from compare.analysis.validated import VALIDATED_HOSTS, VALIDATED_RATES
 from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
@@ -46,15 +47,16 @@ def page_of(forecast: Forecast) -> Page:
     return Page(shown, forecast.predictions, [*_statements(forecast), *_notes(forecast), NOT_MODELLED])
 
 
-def page_against(comparisons: Sequence[Comparison]) -> Page:
+def page_against(against: Against) -> Page:
     """Make the page of predictions beside measurements."""
+    comparisons = against.comparisons
     covered = sum(comparison.covered for comparison in comparisons)
     worst = max(abs(comparison.error) for comparison in comparisons)
-    lines = [
-        f"Largest error {worst:.1%}; {covered} of {len(comparisons)} intervals hold the measured time.",
-        NOT_MODELLED,
-    ]
-    return Page("Predicted against measured", comparisons, lines)
+    lines = [f"Largest error {worst:.1%}; {covered} of {len(comparisons)} intervals hold the measured time."]
+    lines += [f"{arm} is not compared: {reason}." for arm, reason in against.left_out.items()]
+    if against.same_network:
+        lines.append("Both runs have the same hosts and link, so this tests nothing but their noise.")
+    return Page("Predicted against measured", comparisons, [*lines, NOT_MODELLED])
 
 
 def columns(rows: Sequence[Row]) -> list[Column]:
@@ -70,7 +72,7 @@ def _predicting() -> list[Column]:
         Column("sync share", lambda row: f"{_own(row).sync_share:.0%}"),
         Column("efficiency", lambda row: f"{_own(row).efficiency:.0%}"),
         Column("limited by", lambda row: _own(row).limit, is_text=True),
-        Column("error", lambda row: f"±{_own(row).error:.0%}"),
+        Column("error", lambda row: f"×÷ {1 + _own(row).error:.2f}"),
         Column("beyond", lambda row: _beyond(_own(row)), is_text=True),
     ]
 
@@ -122,14 +124,20 @@ def _statements(forecast: Forecast) -> Iterator[str]:
 
 def _notes(forecast: Forecast) -> Iterator[str]:
     yield (
-        "error: of the measured cells in docs/predictions.md. No interval is narrower. "
-        f"NOT VALIDATED: beyond {VALIDATED_HOSTS} hosts or {VALIDATED_RATES:g} times another rate, or a step "
-        "that bytes do not dominate."
+        "error: the factor, either way, of the measured cells in docs/predictions.md. It was chosen to hold "
+        "them. No interval is narrower. NOT VALIDATED: another library or timeline than theirs, more than "
+        f"{VALIDATED_HOSTS} hosts, {VALIDATED_RATES:g} times another rate, a rate that is assumed, one "
+        "measured host, or a step that bytes do not dominate."
     )
     yield (
         f"Each host has its own batch. Hosts pay while throughput gains {PAYS:.0%} of the growth in hosts. "
         f"A delay in fewer than one of {forecast.steps} steps is not in the skew."
     )
+    if forecast.added_latency:
+        yield (
+            "The latency of the measured link is not known, so that of --link is added to it; "
+            "--measured-link RATE,LATENCY replaces it."
+        )
     if forecast.assumed_goodput:
         yield (
             "The rate of the measured link is not known. A share of the rate as in the lab is assumed; "

@@ -92,7 +92,7 @@ def _judge(base: Measured, measured: Measured, cap: float | None) -> Cell:
     nbytes, call_measured = measured.points[-1]
     ratio = predicted / measured.step_seconds
     faster = (measured.bits_per_second or 0) > (base.bits_per_second or 0)
-    error = 1 + validated_error(base.schedule, base.form, faster=faster)
+    error = 1 + validated_error(base.library, base.schedule, faster=faster)
     return Cell(
         arm=measured.arm,
         hosts=measured.ranks,

@@ -7,12 +7,14 @@ import statistics
 import msgspec
 import pytest
 
+from compare.analysis.against import compare_with
 from compare.analysis.cost_model import Call, Curve, Network, expected_maximum, predict_call
 from compare.analysis.forms import FORMS
-from compare.analysis.predict import compare_with, forecast
+from compare.analysis.predict import forecast, with_measured_link
 from compare.analysis.timeline import MIB, Gradient, ddp_buckets, lay_out
 from compare.errors import OutputError
 from compare.report.predictions import PREDICTION_RENDERERS, page_against, page_of
+from compare.schema.arms import parse_arm
 from compare.schema.files import read_json
 from compare.schema.hosts import Host
 from compare.schema.link import parse_link
@@ -112,7 +114,10 @@ def test_recorded_all_reduces_are_predicted_within_the_bounds(record):
 
 
 def test_wrong_form_misses_the_bounds(record):
-    assert not within_bounds(step_errors(with_changes(record, form="linear"), form="linear"))
+    """Only rings change, so that no other arm's error counts."""
+    rings = Record([one for one in record.base if one.form == "ring"], record.cells)
+    assert within_bounds(step_errors(rings))
+    assert not within_bounds(step_errors(with_changes(rings, form="linear"), form="linear"))
 
 
 @pytest.mark.parametrize("extreme", ["naive sum", "perfect overlap"])
@@ -174,7 +179,9 @@ def test_one_host_is_refused_without_a_link():
 
 def test_against_another_run_shows_the_error_of_each_arm():
     run = a_measured_run()
-    (found,) = compare_with(run, run)
+    against = compare_with(run, run)
+    (found,) = against.comparisons
+    assert against.same_network
     assert found.error == pytest.approx(0.0)
     assert found.covered
 
@@ -186,3 +193,46 @@ def test_every_format_shows_what_is_not_modelled_or_the_figures(form):
         shown = PREDICTION_RENDERERS[form](page)
         assert "manual" in shown
         assert form == "csv" or "Not modelled" in " ".join(shown.split())
+
+
+def test_against_a_run_of_other_settings_is_refused():
+    run = a_measured_run()
+    config = msgspec.structs.replace(run.config, batch_size_per_rank=run.config.batch_size_per_rank * 2)
+    with pytest.raises(OutputError, match="cannot be compared") as refused:
+        compare_with(run, msgspec.structs.replace(run, config=config))
+    assert "batch_size_per_rank" in refused.value.found
+
+
+def test_against_names_the_arms_of_one_run_alone():
+    run = a_measured_run()
+    both = msgspec.structs.replace(run.config, arms=(*run.config.arms, parse_arm("mpi")))
+    against = compare_with(run, msgspec.structs.replace(run, config=both))
+    assert against.left_out == {"mpi": "this run has no launch of it"}
+
+
+def test_several_passes_are_refused():
+    run = a_measured_run()
+    config = msgspec.structs.replace(run.config, accumulate=2)
+    with pytest.raises(OutputError) as refused:
+        forecast(msgspec.structs.replace(run, config=config), [4])
+    assert "passes" in refused.value.found
+
+
+@pytest.mark.parametrize("library", ["torch.distributed nccl", "Horovod 0.28.1"])
+def test_library_without_cells_is_not_validated(library):
+    transport = "NCCL" if "nccl" in library else "TCP over eth0"
+    attestation = {"group": {"transport": transport, "library": library}, "replica": {"mode": "flat"}}
+    (found,) = forecast(a_measured_run(attestation=attestation | {"threads": 1}), [3]).predictions
+    assert found.beyond_validation
+
+
+def test_rate_that_is_assumed_is_not_validated():
+    run = a_measured_run()
+    assert forecast(run, [3], parse_link("1gbit")).predictions[0].beyond_validation
+    known = with_measured_link(run, parse_link("1gbit"))
+    assert not forecast(known, [3], parse_link("1gbit")).predictions[0].beyond_validation
+
+
+def test_lower_latency_takes_no_call_below_zero():
+    call = predict_call(CURVE, RING, 2, 1024, Network(2, 1.0, -1.0))
+    assert call.latency == 0
