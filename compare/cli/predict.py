@@ -60,13 +60,8 @@ def predict(
     if measured_link:
         run = with_measured_link(run, parse_link(measured_link))
     other_link = parse_link(link) if link else None
-    if against and (hosts or bucket_cap):
-        raise UsageError(
-            "--against takes hosts and buckets from the other run.",
-            found=f"{'--hosts' if hosts else '--bucket-cap'} names others.",
-            remedy="Leave out one of them.",
-        )
     if against:
+        _require_no_target(hosts, bucket_cap)
         page = page_against(compare_with(run, read_run(find_run(against)), other_link))
     else:
         counts = [int(count) for count in _read_numbers("--hosts", hosts or "2,4,8,16", least=2, whole=True)]
@@ -76,6 +71,15 @@ def predict(
         make_console().print(PredictionTable(page))
     else:
         typer.echo(PREDICTION_RENDERERS[form](page))
+
+
+def _require_no_target(hosts: str | None, bucket_cap: str | None) -> None:
+    if hosts or bucket_cap:
+        raise UsageError(
+            "--against takes hosts and buckets from the other run.",
+            found=f"{'--hosts' if hosts else '--bucket-cap'} names others.",
+            remedy="Leave out one of them.",
+        )
 
 
 def _read_numbers(flag: str, written: str, *, least: float, whole: bool = False) -> list[float]:

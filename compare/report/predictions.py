@@ -125,9 +125,9 @@ def _statements(forecast: Forecast) -> Iterator[str]:
 def _notes(forecast: Forecast) -> Iterator[str]:
     yield (
         "error: the factor, either way, of the measured cells in docs/predictions.md. It was chosen to hold "
-        "them. No interval is narrower. NOT VALIDATED: another library or timeline than theirs, more than "
-        f"{VALIDATED_HOSTS} hosts, {VALIDATED_RATES:g} times another rate, a rate that is assumed, one "
-        "measured host, or a step that bytes do not dominate."
+        "them. No interval is narrower. NOT VALIDATED: another library or timeline than theirs, or a step "
+        f"that bytes do not dominate. More than {VALIDATED_HOSTS} hosts or {VALIDATED_RATES:g} times another "
+        "rate are not validated, nor is a run of one host or of an unknown rate."
     )
     yield (
         f"Each host has its own batch. Hosts pay while throughput gains {PAYS:.0%} of the growth in hosts. "
@@ -135,7 +135,7 @@ def _notes(forecast: Forecast) -> Iterator[str]:
     )
     if forecast.added_latency:
         yield (
-            "The latency of the measured link is not known, so that of --link is added to it; "
+            "The latency of the measured link is not known, so that of --link is added to it. "
             "--measured-link RATE,LATENCY replaces it."
         )
     if forecast.assumed_goodput:
