@@ -80,7 +80,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     times_rate: float
     """Rate over the measured one; 1 without another."""
     beyond_validation: bool
-    """No cell is like it: its arm, its hosts, its rate, or its run."""
+    """No cell is like its arm, hosts, rate, or run."""
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     assumed_goodput: bool
     """The measured rate is not known, so ``GOODPUT`` is assumed."""
     added_latency: bool
-    """The measured latency is not known, so the link's is added to it."""
+    """The link's latency is added to a measured one that is unknown."""
     steps: int
     """Steps whose residuals were resampled."""
 

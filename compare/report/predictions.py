@@ -126,8 +126,8 @@ def _notes(forecast: Forecast) -> Iterator[str]:
     yield (
         "error: the factor, either way, of the measured cells in docs/predictions.md. It was chosen to hold "
         "them. No interval is narrower. NOT VALIDATED: another library or timeline than theirs, or a step "
-        f"that bytes do not dominate. More than {VALIDATED_HOSTS} hosts or {VALIDATED_RATES:g} times another "
-        "rate are not validated, nor is a run of one host or of an unknown rate."
+        f"that bytes do not dominate. Nor are more than {VALIDATED_HOSTS} hosts or {VALIDATED_RATES:g} times "
+        "another rate validated. Nor is a run of one host, or of an unknown rate."
     )
     yield (
         f"Each host has its own batch. Hosts pay while throughput gains {PAYS:.0%} of the growth in hosts. "
