@@ -29,13 +29,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Against(msgspec.Struct, frozen=True, kw_only=True):
-    """All arms of two runs, predicted from one and measured in the other."""
+    """Arms predicted from one run, and measured in another."""
 
     comparisons: list[Comparison]
     left_out: dict[str, str]
     """Reasons of the arms that are not compared."""
     same_network: bool
-    """Both runs have the same hosts and link, so the step is nearly given."""
+    """Hosts and link are the same, so the step is nearly given."""
 
 
 def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:

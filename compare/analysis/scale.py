@@ -12,7 +12,7 @@ import msgspec
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.causes import FEWEST_ROUNDS, Cause, find_causes
 from compare.analysis.estimate import Estimate
-from compare.analysis.step_times import step_seconds
+from compare.analysis.step_times import is_noisy, step_seconds
 from compare.analysis.summary import summarise
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
@@ -63,6 +63,8 @@ class ScaleFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The largest count up to which an arm surely keeps ``HOLDS``."""
     unsettled: dict[str, int]
     """The first count with ``HOLDS`` inside the interval, without a bend."""
+    noisy: dict[int, list[int]]
+    """The noisy rounds of each count that has some."""
 
 
 def summarise_scale(scale: Scale) -> ScaleFigures:
@@ -76,7 +78,18 @@ def summarise_scale(scale: Scale) -> ScaleFigures:
         if point.arm in {CONTROL, *unsettled, *(bend.arm for bend in bends)} or point.ranks == first:
             continue
         (holds if point.efficiency.low >= HOLDS else unsettled)[point.arm] = point.ranks
-    return ScaleFigures(reference_ranks=first, points=points, bends=bends, holds=holds, unsettled=unsettled)
+    noisy = {
+        count: sorted({launch.round for launch in run.launches if is_noisy(launch)})
+        for count, run in scale.runs.items()
+    }
+    return ScaleFigures(
+        reference_ranks=first,
+        points=points,
+        bends=bends,
+        holds=holds,
+        unsettled=unsettled,
+        noisy={count: rounds for count, rounds in noisy.items() if rounds},
+    )
 
 
 def _arms(scale: Scale) -> list[str]:

@@ -130,10 +130,15 @@ def collective_seconds(launch: Launch) -> float | None:
 def other_cpu_load(launch: Launch) -> float:
     """Return the share of the busiest host's CPUs that other processes used.
 
-    It includes the parent of this program and the launchers. Hosts of a rehearsal are one machine.
+    It includes the parent of this program and the launchers. Hosts with one kernel and the same CPUs are one
+    machine, as in a rehearsal.
     """
     shares = [0.0]
-    on = {rank.host: rank.machine.boot_id or rank.host for rank in launch.ranks if rank.machine}
+    on = {
+        rank.host: (rank.machine.boot_id or rank.host, rank.attestation.get("affinity"))
+        for rank in launch.ranks
+        if rank.machine
+    }
     for rank in launch.ranks:
         if rank.machine is not None:
             own = sum(other.cpu_ns for other in launch.ranks if on.get(other.host) == on[rank.host])

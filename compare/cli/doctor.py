@@ -18,8 +18,8 @@ from compare.cli.options import (
     SshIdentity,
     SshPort,
     SshUser,
-    read_rehearsed,
 )
+from compare.cli.rehearsed import read_rehearsed
 
 if TYPE_CHECKING:
     from compare.doctor.facts import Examination
@@ -69,12 +69,12 @@ def doctor(
     for path in filter(None, (export_json, export_markdown)):
         require_writable(path, to_be_made=None)
     ssh = Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or ""))
-    allocation = read_rehearsed(hostfile, hosts) or find_allocation(engine.value, hostfile, hosts, ssh=ssh)
+    own_hosts = {"--hostfile": hostfile, "-H": hosts, "--engine": engine is not EngineName.AUTO}
+    allocation = read_rehearsed(own_hosts) or find_allocation(engine.value, hostfile, hosts, ssh=ssh)
     chosen = allocation.hosts
     own = own_source(workload) if workload else None
-    make_say(make_console(stderr=True))(
-        f"Examining {counted(len(chosen), 'host')}{allocation.source and f' of {allocation.source}'}"
-    )
+    whose = allocation.source and f" of {allocation.source}"
+    make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}{whose}")
     examination = examine(
         chosen,
         carrier=allocation.carrier,

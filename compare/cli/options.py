@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from compare.cli.choices import Dataset, Device, EngineName, Interleave, Optimizer, Order, Precision
+from compare.cli.rehearsed import read_rehearsed
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,9 +83,6 @@ InterleaveMode = Annotated[
     ),
 ]
 MaxReruns = Annotated[int, length_flag(help="Maximum number of noisy rounds to repeat; one twice at most.")]
-
-REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
-"""The hosts that ``compare rehearse`` made for the command inside it."""
 
 
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
@@ -342,7 +339,15 @@ def _read_allocation(flags: LaunchFlags) -> Allocation:
     from compare.schema.hostfile import select
     from compare.schema.hosts import place
 
-    if rehearsed := read_rehearsed(flags.hostfile, flags.hosts):
+    own = {
+        "--hostfile": flags.hostfile,
+        "-H": flags.hosts,
+        "--engine": flags.engine is not EngineName.AUTO,
+        "--ssh-user": flags.ssh_user,
+        "--ssh-port": flags.ssh_port,
+        "--ssh-identity": flags.ssh_identity,
+    }
+    if rehearsed := read_rehearsed(own):
         chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
         return rehearsed._replace(hosts=place(chosen, flags.num_proc))
     identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
@@ -355,22 +360,6 @@ def _read_allocation(flags: LaunchFlags) -> Allocation:
         include=flags.include or (),
         exclude=flags.exclude or (),
     )
-
-
-def read_rehearsed(hostfile: Path | None, hosts: str | None) -> Allocation | None:
-    """Return the hosts of a rehearsal; None outside one.
-
-    Raises:
-        UsageError: flags name other hosts.
-    """
-    rehearsed = REHEARSED.get()
-    if rehearsed and (hostfile or hosts is not None):
-        raise UsageError(
-            "A rehearsal makes its own hosts.",
-            found=f"{'--hostfile' if hostfile else '-H'} names others.",
-            remedy="Leave it out, and say how many hosts with `compare rehearse --hosts`.",
-        )
-    return rehearsed
 
 
 def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:

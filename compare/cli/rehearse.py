@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.options import REHEARSED
+from compare.cli.rehearsed import REHEARSED
 
 REHEARSABLE = ("run", "aa", "verify", "collectives", "scale", "doctor")
 """The commands that take hosts."""

@@ -41,7 +41,7 @@ def report(
     from compare.report import arrange, render
     from compare.report.table import RunTable
     from compare.schema.files import write_text
-    from compare.schema.scale import read_scale
+    from compare.schema.scale import read_scale, scale_file
     from compare.schema.store import collectives_file, find_run, read_collectives, read_run, results_file
 
     again, run_directory = str(run_directory), find_run(run_directory)
@@ -56,7 +56,7 @@ def report(
     if scale := read_scale(run_directory):
         _require_no_page(form, "A scaling series")
         if output:
-            _require_another_file(output, run_directory)
+            _require_another_file(output, scale_file(run_directory))
             write_text(output, render_scale(scale, form) + "\n")
         else:
             print_scale(scale, form)

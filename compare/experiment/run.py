@@ -191,7 +191,7 @@ def carry_out(
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     going = conductor(run, directory, cluster, observer)
-    if cluster.job:
+    if cluster.job and not run.launches:
         require_time(cluster.job, len(run.config.arms), least_round_seconds(run), time.time())
     observer.rounds_done(run)
     while (planned := going.next()) and rounds_done(going.run) < rounds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 
 from compare.analysis import Analysis
@@ -117,11 +118,14 @@ def _repeated(summary: Summary) -> list[str]:
 
 def noisy_rounds(summary: Summary) -> list[str]:
     """Name the noisy rounds that count, with the remedy."""
-    if not summary.noisy_rounds:
-        return []
-    which = numbered("round", summary.noisy_rounds)
-    found = f"other processes used more than {OTHER_LOAD_LIMIT * 100:g} % of the CPUs in {which}"
-    return [f"Noisy: {found}. Distrust small differences, or measure again on a quieter machine."]
+    return [noisy_in(summary.noisy_rounds)] if summary.noisy_rounds else []
+
+
+def noisy_in(rounds: Sequence[int]) -> str:
+    """Name noisy rounds, with the remedy."""
+    share, which = f"{OTHER_LOAD_LIMIT * 100:g} %", numbered("round", rounds)
+    found = f"other processes used more than {share} of the CPUs in {which}"
+    return f"Noisy: {found}. Distrust small differences, or measure again on a quieter machine."
 
 
 # ---- notes ----

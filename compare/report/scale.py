@@ -14,9 +14,11 @@ from compare.analysis.estimate import Estimate
 from compare.analysis.scale import HOLDS, Bend, ScaleFigures, ScalePoint
 from compare.report.causes import explain
 from compare.report.headline import DATASET_NAMES
+from compare.report.notes import noisy_in
 from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
 from compare.schema.hosts import rehearsed_on
+from compare.schema.results import Run
 from compare.schema.scale import Scale
 from compare.text import counted, listed
 
@@ -104,7 +106,9 @@ def headline(scale: Scale) -> str:
 
 def warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     """List what limits the figures."""
-    if not all(run.complete for run in scale.runs.values()):
+    for count, rounds in figures.noisy.items():
+        yield f"With {counted(count, 'rank')}: {noisy_in(rounds)}"
+    if not all(map(_is_whole, scale.runs.values())):
         yield "INCOMPLETE: some counts have fewer rounds than others, or none."
     for run in scale.runs.values():
         if run.failure:
@@ -112,22 +116,23 @@ def warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
             yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.arm}: {first}"
     beyond = sorted({point.ranks for point in figures.points if point.beyond_cores})
     if beyond:
+        threads = scale.runs[beyond[0]].config.threads_per_rank
         yield (
-            f"{HOLLOW} {listed(map(str, beyond))} ranks need more than the {counted(_cores(scale), 'core')}: "
-            "they wait for cores, so no statement uses these rows."
+            f"{HOLLOW} {listed(map(str, beyond))} ranks with {counted(threads, 'thread')} each outnumber the "
+            "cores of a host. They wait for cores, so no statement uses these rows."
         )
 
 
-def _cores(scale: Scale) -> int:
-    run = scale.runs[scale.series.counts[-1]]
-    return run.cores if run.network.rehearsed else sum(run.cores_by_host or [run.cores])
+def _is_whole(run: Run) -> bool:
+    return run.complete and len(run.launches) == run.config.rounds * len(run.config.arms)
 
 
 def statements(figures: ScaleFigures) -> Iterator[str]:
     """Say where each arm bends and why, and which arms hold."""
     for bend in figures.bends:
         yield _bends(bend)
-        yield from (f"  {line}" for line in explain(bend.causes))
+        noisy = " (measured in noisy rounds)" if bend.ranks in figures.noisy else ""
+        yield from (f"  {line}" for line in explain(bend.causes, noisy=noisy))
     for arm, ranks in figures.holds.items():
         yield f"{arm} keeps at least {HOLDS * 100:g} % of the ideal up to {counted(ranks, 'rank')}."
     for arm, ranks in figures.unsettled.items():

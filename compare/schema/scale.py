@@ -44,6 +44,11 @@ def folder_of(directory: Path, count: int) -> Path:
     return directory / f"np{count}"
 
 
+def scale_file(path: Path) -> Path:
+    """Return the file of a series; a path may name its folder."""
+    return path / SCALE_FILE if path.is_dir() else path
+
+
 def read_scale(path: Path) -> Scale | None:
     """Read what ``compare scale`` saved in a folder.
 
@@ -53,7 +58,7 @@ def read_scale(path: Path) -> Scale | None:
     Raises:
         OutputError: a file is damaged, or of another version.
     """
-    file = path / SCALE_FILE if path.is_dir() else path
+    file = scale_file(path)
     if file.name != SCALE_FILE or not file.exists():
         return None
     series = read_json(file, Series)

@@ -265,7 +265,7 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
         return
     folder = path.absolute().parent
     if to_be_made and folder == to_be_made.absolute():
-        if path.name in {RESULTS_FILE, "config.json", "hostfile"}:
+        if path.name in {RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE, "config.json", "hostfile"}:
             raise UsageError(f"{path}: the run itself writes this file.", remedy="Choose another name.")
         return
     problem = (

@@ -50,9 +50,12 @@ class CPUMeter:
 
 
 def boot_id() -> str:
-    """Return the name of the running kernel."""
-    with Path("/proc/sys/kernel/random/boot_id").open() as file:
-        return file.read().strip()
+    """Return the name of the running kernel; empty where it is hidden."""
+    try:
+        with Path("/proc/sys/kernel/random/boot_id").open() as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def peak_memory_bytes() -> int:

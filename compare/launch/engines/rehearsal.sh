@@ -40,9 +40,11 @@ room() {
   ip link set eth0 up
   for number in $(seq "$hosts"); do
     link "$number" "rehearsal-$number"
-    ip netns exec "rehearsal-$number" \
-      unshare --uts --mount --ipc --pid --fork --kill-child \
-      sh "$0" host "rehearsal-$number" "$@" 3<&- &
+    {
+      ip netns exec "rehearsal-$number" \
+        unshare --uts --mount --ipc --pid --fork --kill-child \
+        sh "$0" host "rehearsal-$number" "$@" || echo failed
+    } 3<&- &
   done
   wait $end
 }

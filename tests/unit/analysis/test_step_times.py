@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,6 +100,11 @@ def test_other_cpu_load_counts_the_ranks_of_all_hosts_of_one_machine():
         machine = MachineUse(wall_ns=10**9, cpus=2, busy_ns=15 * 10**8, stolen_ns=0, boot_id="one")
         ranks.append(a_rank(number, host=host, cpu_ns=cpu_ms * 10**6, machine=machine))
     assert other_cpu_load(a_launch(ranks=ranks)) == pytest.approx(0.05)
+    apart = [
+        msgspec.structs.replace(rank, attestation={"affinity": [cpu, cpu + 1]})
+        for rank, cpu in zip(ranks, (0, 2), strict=True)
+    ]
+    assert other_cpu_load(a_launch(ranks=apart)) == pytest.approx(0.5), "two containers on other CPUs"
 
 
 @pytest.mark.parametrize(("busy", "noisy"), [(0, False), (199, False), (201, True), (2000, True)])

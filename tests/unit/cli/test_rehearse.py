@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from compare.cli.main import app
-from compare.cli.options import REHEARSED
+from compare.cli.rehearsed import REHEARSED
 from compare.errors import UsageError
 from compare.experiment import run
 from compare.launch.engines import Allocation, rehearsal

@@ -35,7 +35,7 @@ def test_scale_beyond_the_cores_is_hollow(form):
     assert ["○" in row for row in rows] == [False, False, True]
     assert "●●●●●●●●●●" in rows[0]
     assert "●●●●●·····" in rows[1]
-    assert any("○ 4 ranks need more than the 2 cores" in line for line in lines)
+    assert any("○ 4 ranks with 1 thread each outnumber the cores" in line for line in lines)
 
 
 def test_scale_headline_names_a_rehearsal_and_a_global_batch():
