@@ -50,19 +50,19 @@ def predict(
     from compare.analysis.predict import forecast, with_measured_link
     from compare.report.predictions import PREDICTION_RENDERERS, PredictionTable, page_against, page_of
     from compare.schema.link import parse_link
-    from compare.schema.store import find_run, read_run
+    from compare.schema.store import RESULTS_FILE, find_run, read_run
 
     if form not in PREDICTION_RENDERERS:
         raise UsageError(
             f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(PREDICTION_RENDERERS)}."
         )
-    run = read_run(find_run(run_directory))
+    run = read_run(find_run(run_directory, [RESULTS_FILE]))
     if measured_link:
         run = with_measured_link(run, parse_link(measured_link))
     other_link = parse_link(link) if link else None
     if against:
         _require_no_target(hosts, bucket_cap)
-        page = page_against(compare_with(run, read_run(find_run(against)), other_link))
+        page = page_against(compare_with(run, read_run(find_run(against, [RESULTS_FILE])), other_link))
     else:
         counts = [int(count) for count in _read_numbers("--hosts", hosts or "2,4,8,16", least=2, whole=True)]
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []

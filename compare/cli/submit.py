@@ -48,4 +48,8 @@ def submit(
     say(f"Slurm job {job}: {file}")
     say(f"It prints to {output}")
     if wait:
-        raise typer.Exit(slurm_script.follow(job, output, lambda text: typer.echo(text, nl=False)))
+        try:
+            raise typer.Exit(slurm_script.follow(job, output, lambda text: typer.echo(text, nl=False)))
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"The job goes on. To end it: scancel {job}")
+            raise

@@ -84,7 +84,9 @@ def find_allocation(
         return Allocation(asked, ssh, whose)
     if engine == "ssh":
         raise UsageError("--engine ssh needs hosts.", remedy="Name them with --hostfile or -H.")
-    return Allocation((local_host(1),), Local())
+    number = environ.get("PBS_JOBID") or environ.get("LSB_JOBID") or ""
+    alone = number and f"job {number}, which names no hostfile: this machine alone"
+    return Allocation((local_host(1),), Local(), alone)
 
 
 def _of_this_machine(asked: Sequence[Host], environ: Mapping[str, str]) -> Allocation:

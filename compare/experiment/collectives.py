@@ -61,7 +61,7 @@ def compare_collectives(
             config=config,
             hosts=list(cluster.hosts),
             network=cluster.network,
-            cores_by_host=[len(cpus) for cpus in cluster.cpus()],
+            cores_by_host=cluster.cores(),
             left_out=left_out,
         )
         try:

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -127,10 +127,11 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:
             say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
-    with (
-        endings_named(job),
-        open_cluster(request.allocation, interface=request.interface, exported=request.exported) as cluster,
-    ):
+    with ExitStack() as opened:
+        with endings_named(job):
+            cluster = opened.enter_context(
+                open_cluster(request.allocation, interface=request.interface, exported=request.exported)
+            )
         # A single machine needs no lines, unless the user named it.
         named = any(host.source != THIS_MACHINE for host in hosts)
         for line in cluster.topology() if named else ():

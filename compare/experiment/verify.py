@@ -11,6 +11,7 @@ import msgspec
 
 from compare.analysis.parity import check_gates, pass_of
 from compare.errors import LaunchError, RingsideError
+from compare.experiment.allocation import endings_named
 from compare.experiment.run import Watch, begin, open_hosts
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm
@@ -65,7 +66,8 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
         began = time.monotonic()
         launches = verification.run.launches
         try:
-            launch = launch_arm(run, planned, directory, cluster, observer, proof="whole")
+            with endings_named(cluster.job):
+                launch = launch_arm(run, planned, directory, cluster, observer, proof="whole")
         except LaunchError as error:
             failure = Failure(arm=arm.label, round=1, kind=type(error).__name__, message=str(error))
             found = ArmVerification(arm=arm.label, failure=failure, seconds=time.monotonic() - began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ LAST = "last"
 VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
 SCALE_FILE = "scale.json"
+OF_RUNS = (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE)
+"""The files that hold what a command measured."""
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 """The versions that are read: their older names of fields, and today's."""
 
@@ -49,15 +51,17 @@ def read_collectives(path: Path) -> CollectivesRun | None:
     return read_json(file, CollectivesRun) if file.name == COLLECTIVES_FILE and file.exists() else None
 
 
-def find_run(path: Path) -> Path:
+def find_run(path: Path, names: Sequence[str] = OF_RUNS) -> Path:
     """Return the folder of a run; ``last`` is the newest in ``runs``.
+
+    ``names`` are the files that it may have.
 
     Raises:
         OutputError: there is none yet.
     """
     if path != Path(LAST):
         return path
-    files = [file for name in (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE) for file in RUNS.glob(f"*/{name}")]
+    files = [file for name in names for file in RUNS.glob(f"*/{name}")]
     if not files:
         raise OutputError(
             "There is no last run.",

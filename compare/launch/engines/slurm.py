@@ -50,7 +50,14 @@ exec {srun} --nodelist="$host" -- sh -c "$*"
 # What srun prints, what that means, what to do. The first that fits counts.
 _TROUBLES = (
     (
-        ("Node failure", "NODE FAIL", "ommunication connection failure", "Unable to contact", "timed out"),
+        (
+            "Node failure",
+            "NODE FAIL",
+            "JOB REQUEUE",
+            "ommunication connection failure",
+            "Unable to contact",
+            "timed out",
+        ),
         "cannot be reached",
         "Is it down? `sinfo -R` gives Slurm's reason. Ask for another node.",
     ),
@@ -60,12 +67,16 @@ _TROUBLES = (
         "Is the job over? `squeue --me` lists yours. Does `{by_hand}` work?",
     ),
     (("not found in", "Invalid node name"), "is no node of {job}", "Name nodes of the job."),
+    (("CANCELLED AT",), "lost its step in {job}", "Was it cancelled by hand, as with scancel JOB.STEP?"),
 )
 _ENDINGS = (
     ("DUE TO TIME LIMIT", "reached its time limit"),
     ("DUE TO PREEMPTION", "was preempted"),
-    ("CANCELLED AT", "was cancelled"),
 )
+ENDED = "was ended by Slurm"
+_OWN_LINES = ("srun:", "slurmstepd")
+_OF_THE_COMMAND = "task "
+"""In an error of srun that only tells how the command ended."""
 
 
 class Slurm(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,18 +110,20 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
         """Say why srun failed; None where the command did."""
         if is_local(answer.host):
             return Local().explain(answer)
-        printed = answer.stderr.decode(errors="replace")
+        # The command's own output may hold any words.
+        lines = answer.stderr.decode(errors="replace").splitlines()
+        own = [line for line in lines if line.startswith(_OWN_LINES)]
+        printed, job = "\n".join(own), f"Slurm job {self.job}"
         for mark, what in _ENDINGS:
             if mark in printed:
-                return job_ended(f"Slurm job {self.job}", what, found=answer.last_lines)
-        for marks, what, remedy in _TROUBLES:
+                return job_ended(job, what, found=answer.last_lines)
+        name, by_hand = named(answer.host), self.by_hand(answer.host)
+        for marks, trouble, remedy in _TROUBLES:
             if any(mark in printed for mark in marks):
-                job = f"Slurm job {self.job}"
-                return HostError(
-                    f"{named(answer.host)} {what.format(job=job)}.",
-                    found=answer.last_lines,
-                    remedy=remedy.format(by_hand=self.by_hand(answer.host)),
-                )
+                what = f"{name} {trouble.format(job=job)}."
+                return HostError(what, found=answer.last_lines, remedy=remedy.format(by_hand=by_hand))
+        if any("error:" in line and _OF_THE_COMMAND not in line for line in own):
+            return HostError(f"{name}: srun failed.", found=answer.last_lines, remedy=f"Try `{by_hand}`.")
         return None
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
@@ -144,6 +157,7 @@ def job_ended(job: str, what: str, *, found: str = "") -> AllocationError:
     remedies = {
         "was cancelled": "scancel, or an administrator, ended it. Start another job.",
         "was preempted": "A job of higher priority took its nodes. Run again, or in another partition.",
+        ENDED: "It was cancelled or preempted: `sacct` gives the reason. Start another job.",
         "reached its time limit": "Ask for a longer --time, or give a smaller --budget.",
     }
     return AllocationError(f"{job} {what}.", found=found, remedy=remedies[what])

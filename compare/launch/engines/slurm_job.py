@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError, system_reason
-from compare.launch.engines.slurm import job_ended
+from compare.launch.engines.slurm import ENDED, job_ended
 from compare.schema.hostfile import parse_hosts
-from compare.schema.hosts import Host, is_local
+from compare.schema.hosts import Host
 from compare.text import counted
 
 KEPT_BACK_SECONDS = 60.0
@@ -33,6 +32,8 @@ _STATES = {
     "PREEMPTED": "was preempted",
     "CANCELLED": "was cancelled",
 }
+_REASONS = {"TimeLimit": "reached its time limit", "Preempted": "was preempted"}
+"""Of a job that is still completing."""
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _NODES = re.compile(r"Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
@@ -64,8 +65,8 @@ class SlurmJob(msgspec.Struct, frozen=True):
             HostError: it sees less, which would slow down every arm.
         """
         for kind, sees, has, option in (
-            ("CPU", cpus, self.cpus.get(_node(host), 0), "--cpus-per-task"),
-            ("GPU", gpus, self.gpus.get(_node(host), 0), "--gpus-per-task"),
+            ("CPU", cpus, self.cpus.get(host.name, 0), "--cpus-per-task"),
+            ("GPU", gpus, self.gpus.get(host.name, 0), "--gpus-per-task"),
         ):
             if sees < has:
                 raise HostError(
@@ -77,7 +78,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
     def share(self, host: Host, cpus: int) -> int:
         """Return the CPUs that ranks may fill, also without confinement."""
-        return min(cpus, self.cpus.get(_node(host), cpus))
+        return min(cpus, self.cpus.get(host.name, cpus))
 
     def why_it_ended(self) -> AllocationError | None:
         """Ask Slurm whether it ended the job; None if not, or unknown."""
@@ -89,13 +90,11 @@ class SlurmJob(msgspec.Struct, frozen=True):
                 return None
             state = fields.get("JobState", "")
             if state != "COMPLETING" or time.monotonic() > deadline:
-                what = _STATES.get(state)
+                # A job that this program is the script of completes only when it exits.
+                ended = _REASONS.get(fields.get("Reason", ""), ENDED) if state == "COMPLETING" else ""
+                what = ended or _STATES.get(state)
                 return job_ended(self.name, what) if what else None
             time.sleep(_POLL_SECONDS)
-
-
-def _node(host: Host) -> str:
-    return socket.gethostname() if is_local(host) else host.name
 
 
 def read_job(environ: Mapping[str, str]) -> SlurmJob:
@@ -114,7 +113,7 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob:
         for host in parse_hosts(nodes):
             cpus[host.name] = len(parse_hosts(f"n[{ids}]"))
             gpus[host.name] = sum(map(int, _GPUS.findall(gres)))
-    nodes = [host.name for host in parse_hosts(environ["SLURM_JOB_NODELIST"])]
+    nodes = [host.name for host in parse_hosts(fields.get("NodeList", ""))]
     slots = _slots(nodes, environ, fields, cpus, gpus)
     source = f"Slurm job {number}"
     return SlurmJob(
@@ -179,6 +178,11 @@ def _slots(
             return by_cpus
         if tasks % len(nodes) == 0:
             return [tasks // len(nodes)] * len(nodes)
+        raise UsageError(
+            "It is not known which node has how many tasks of the job.",
+            found=f"A step does not see it: {tasks} tasks on {len(nodes)} nodes.",
+            remedy="Name them: --engine slurm -H " + ",".join(f"{name}:N" for name in nodes),
+        )
     return [gpus.get(name, 0) or 1 for name in nodes]
 
 

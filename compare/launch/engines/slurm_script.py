@@ -11,15 +11,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from compare.errors import AllocationError, UnavailableError, UsageError, system_reason
-from compare.launch.engines.commands import python_command
-from compare.schema.environment import masked
+from compare.errors import AllocationError, OutputError, UnavailableError, UsageError, system_reason
+from compare.schema.environment import import_path, masked
 from compare.schema.files import write_text
+from compare.text import printable
 
 COMMANDS = ("run", "aa", "verify", "collectives")
 """The commands that launch ranks."""
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 2.0
+_SILENT_SECONDS = 60.0
+"""Maximum time without an answer of the controller."""
+_ENDED = {
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
+    *("DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
+}
+"""States of a job that goes on no more."""
 
 
 class Resources(NamedTuple):
@@ -61,14 +68,38 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
         f"--output={output}",
         *resources.options,
     ]
+    _require_lines([*options, str(Path.cwd())], resources.options)
+    path = f"PYTHONPATH={import_path(os.environ)}"
+    command = ["env", path, "PYTHONSAFEPATH=1", sys.executable, "-m", "compare", *words, *engine]
     lines = [
         "#!/bin/sh",
-        *(f"#SBATCH {option}" for option in options),
+        *(f"#SBATCH {shlex.quote(option)}" for option in options),
         "",
-        f"cd {shlex.quote(str(Path.cwd()))}",
-        f"exec {shlex.join([*python_command(sys.executable, 'compare'), *words, *engine])}",
+        f"cd {shlex.quote(str(Path.cwd()))} || exit {OutputError.exit_code}",
+        f"exec {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _require_lines(values: Sequence[str], options: Sequence[str]) -> None:
+    """Require values of one line, and no option that moves the output.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for value in values:
+        if value != printable(value):
+            raise UsageError(
+                "A control character would stand in the job's script.",
+                found=printable(value),
+                remedy="Leave it out, or submit from a folder of another name.",
+            )
+    for option in options:
+        if option.startswith(("--output", "-o")):
+            raise UsageError(
+                f"--option={option}: Ringside names this file, to show it.",
+                remedy="Leave it out; the file is printed.",
+            )
 
 
 def submit(script: str, file: Path) -> str:
@@ -105,10 +136,17 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
     Raises:
         AllocationError: it ended without a status of its own.
     """
-    shown, state = 0, "PENDING"
-    while state in {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED"}:
+    shown, state, answered = 0, "", time.monotonic()
+    while state not in _ENDED:
         time.sleep(_LOOK_SECONDS)
         state, status = _state(job)  # before the output, so that its end is shown
+        answered = time.monotonic() if state else answered
+        if time.monotonic() - answered > _SILENT_SECONDS:
+            raise UnavailableError(
+                f"Slurm does not say how job {job} does.",
+                found=f"No answer for {_SILENT_SECONDS:g} s.",
+                remedy=f"It may still run: `scontrol show job {job}`. What it prints is in {output}.",
+            )
         if output.exists():
             with output.open("rb") as file:
                 file.seek(shown)
@@ -127,11 +165,14 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
 
 
 def _state(job: str) -> tuple[str, str]:
-    done = subprocess.run(
-        ["scontrol", "--oneliner", "show", "job", job], capture_output=True, text=True, check=False
-    )
+    """Return the job's state and status; empty without an answer."""
+    asked = ["scontrol", "--oneliner", "show", "job", job]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError:
+        return "", ""
     fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-    return fields.get("JobState", "UNKNOWN"), fields.get("ExitCode", "")
+    return fields.get("JobState", ""), fields.get("ExitCode", "")
 
 
 def default_files(folder: Path, command: str) -> tuple[Path, Path]:

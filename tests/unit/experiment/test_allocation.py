@@ -54,9 +54,10 @@ def test_hosts_come_from_the_first_source_that_there_is(tmp_path):
         ("2 of the MPIJob", ["pod1", "pod2"], Ssh),
         ("2 of PBS job 9", ["p1", "p2"], Ssh),
         ("1 of LSF job", ["l1"], Ssh),
-        ("", ["localhost"], Local),
+        ("1 of job 9, which names no hostfile: this machine alone", ["localhost"], Local),
     ]
     assert choose(OF_SLURM, named="mine:2").source == "1 of -H"
+    assert choose({}).source == ""
 
 
 def test_engine_may_be_named():

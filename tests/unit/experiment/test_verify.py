@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from rich.console import Console
 
@@ -107,6 +109,10 @@ def pretend(monkeypatch, outcomes):
     monkeypatch.setattr("compare.experiment.verify.launch_arm", launch_arm)
 
 
+HERE = SimpleNamespace(job=None)
+"""A cluster without a scheduler; the stand-in launches nothing on it."""
+
+
 def right(rank):
     kinds = ("float64", "float32", "as run")
     return a_rank(rank, parity=[a_pass(kind=kind, differences=[1e-16] * 20) for kind in kinds])
@@ -118,7 +124,7 @@ def test_an_arm_that_fails_stops_no_other(tmp_path, monkeypatch):
     pretend(monkeypatch, {"ddp": dead, "manual": wrong, "mpi": [right(0), right(1)]})
     observer = Silent()
     run = a_run({"ddp": [], "manual": [], "mpi": []}, launches=[], complete=False)
-    verification = verify(run, tmp_path, [0, 1], observer)
+    verification = verify(run, tmp_path, HERE, observer)
     assert [arm.proven for arm in verification.arms] == [False, False, True]
     assert verification.arms[0].failure.message == "ddp: rank 0 died."
     assert verification.arms[2].curve == [1e-16] * 20
@@ -135,7 +141,7 @@ def test_an_arm_that_fails_stops_no_other(tmp_path, monkeypatch):
 def test_what_would_fail_every_arm_ends_it_and_keeps_what_is_finished(tmp_path, monkeypatch):
     pretend(monkeypatch, {"ddp": [right(0)], "manual": OutputError("The disk is full.")})
     with pytest.raises(OutputError):
-        verify(a_run({"ddp": [], "manual": []}, launches=[], complete=False), tmp_path, [0], Silent())
+        verify(a_run({"ddp": [], "manual": []}, launches=[], complete=False), tmp_path, HERE, Silent())
     kept = read_json(tmp_path / VERIFICATION_FILE, Verification)
     assert [arm.arm for arm in kept.arms] == ["ddp"]
     assert not kept.run.complete

@@ -23,6 +23,7 @@ SHOWN = (
     "NumNodes=2 NumCPUs=3 NumTasks={tasks} CPUs/Task=1 Nodes=n1 CPU_IDs=0-1 Mem=0 GRES={gres} "
     "Nodes=n2 CPU_IDs=0 Mem=0 GRES={gres}\n"
 )
+STOPPED = "slurmstepd: error: *** STEP 1.0 ON n2 CANCELLED AT 2026"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
 
 
@@ -92,9 +93,12 @@ def test_ssh_of_slurm_drops_options_and_starts_a_step(programs, tmp_path, words)
 @pytest.mark.parametrize(
     ("printed", "kind", "says"),
     [
-        ("*** STEP 1.0 ON n2 CANCELLED AT 2026 DUE TO TIME LIMIT ***", AllocationError, "its time limit"),
-        ("*** STEP 1.0 ON n2 CANCELLED AT 2026 DUE TO PREEMPTION ***", AllocationError, "was preempted"),
-        ("*** STEP 1.0 ON n2 CANCELLED AT 2026 ***", AllocationError, "was cancelled"),
+        (f"{STOPPED} DUE TO TIME LIMIT ***", AllocationError, "its time limit"),
+        (f"{STOPPED} DUE TO PREEMPTION ***", AllocationError, "was preempted"),
+        (f"{STOPPED} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", HostError, "cannot be reached"),
+        (f"{STOPPED} ***", HostError, "lost its step"),  # of the job or of the step: the controller knows
+        ("srun: error: Authentication failure", HostError, "srun failed"),
+        ("the training timed out: name not found in the list", HostError, "failed with status 3"),
         ("srun: error: Unable to create step for job 17: busy", HostError, "takes no further step"),
         ("srun: error: n2: task 0: Exited with exit code 3", HostError, "failed with status 3"),
     ],
