@@ -14,7 +14,6 @@ from typing import NamedTuple
 from compare.errors import AllocationError, OutputError, UnavailableError, UsageError, system_reason
 from compare.schema.environment import import_path, masked
 from compare.schema.files import write_text
-from compare.text import printable
 
 COMMANDS = ("run", "aa", "verify", "collectives")
 """The commands that launch ranks."""
@@ -88,10 +87,10 @@ def _require_lines(values: Sequence[str], options: Sequence[str]) -> None:
         UsageError: one is not.
     """
     for value in values:
-        if value != printable(value):
+        if not value.isprintable():
             raise UsageError(
                 "A control character would stand in the job's script.",
-                found=printable(value),
+                found=repr(value),
                 remedy="Leave it out, or submit from a folder of another name.",
             )
     for option in options:

@@ -68,6 +68,15 @@ def test_rehearsal_without_a_program_names_its_package(monkeypatch):
     assert caught.value.remedy == "apt-get install some-package"
 
 
+def test_rehearsal_whose_host_fails_does_not_wait_for_it(monkeypatch):
+    """The room itself goes on, until its pipe is closed."""
+    room = ["sh", "-c", "echo up; echo 'mount: permission denied' >&2; echo failed; read -r _ || :"]
+    monkeypatch.setattr(rehearsal, "_room_command", lambda *_arguments: room)
+    with pytest.raises(UnavailableError) as caught, open_rehearsal(2, 1, Link()):
+        pass
+    assert caught.value.found == "mount: permission denied"
+
+
 @pytest.mark.parametrize(
     ("printed", "remedy"),
     [

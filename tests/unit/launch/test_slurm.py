@@ -11,7 +11,7 @@ import time
 import pytest
 
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError
-from compare.launch.engines import Answer
+from compare.launch.engines import Answer, slurm_job
 from compare.launch.engines.commands import host_error, join_errors
 from compare.launch.engines.slurm import Slurm, carrier_of
 from compare.launch.engines.slurm_job import read_job, require_one_task
@@ -167,17 +167,21 @@ def test_srun_with_several_tasks_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("state", "says"),
+    ("state", "reason", "says"),
     [
-        ("TIMEOUT", "its time limit"),
-        ("PREEMPTED", "preempted"),
-        ("CANCELLED", "cancelled"),
-        ("RUNNING", None),
+        ("TIMEOUT", "TimeLimit", "its time limit"),
+        ("PREEMPTED", "None", "preempted"),
+        ("CANCELLED", "None", "cancelled"),
+        ("COMPLETING", "TimeLimit", "its time limit"),
+        ("COMPLETING", "None", "was ended by Slurm"),
+        ("RUNNING", "None", None),
     ],
 )
-def test_job_tells_why_it_ended(controller, state, says):
+def test_job_tells_why_it_ended(controller, monkeypatch, state, reason, says):
+    """Its own script sees it complete, and no later state."""
+    monkeypatch.setattr(slurm_job, "_COMPLETING_SECONDS", 0.0)
     controller()
     job = read_job(JOB)
-    controller(state=state)
+    controller(state=state, reason=reason)
     ended = job.why_it_ended()
     assert ended is None if says is None else says in ended.what

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from compare.errors import AllocationError, UnavailableError, UsageError
+from compare.launch.engines import slurm_script
 from compare.launch.engines.slurm_script import Resources, follow, submit, write_script
 
 RESOURCES = Resources(2, 4, 30, "short", ["--gres=gpu:4"])
@@ -46,6 +47,20 @@ def test_script_of_no_launch_or_with_a_secret_is_refused(words):
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("option", ["--output=mine", "-omine", "--comment=a\ncurl evil"])
+def test_option_that_moves_the_output_or_the_line_is_refused(option):
+    with pytest.raises(UsageError):
+        write_script(RESOURCES._replace(options=[option]), ["run"], Path("out"))
+
+
+def test_script_keeps_blanks_and_the_users_import_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    script = write_script(RESOURCES, ["run"], Path("/my runs/out"))
+    assert "#SBATCH '--output=/my runs/out'\n" in script
+    assert ":/mine PYTHONSAFEPATH=1" in script
+    assert "|| exit 5\n" in script
+
+
 def test_submitted_job_has_a_number_or_the_reason_against_it(programs, tmp_path):
     programs("sbatch", 'echo "17;cluster"')
     assert submit("a script", tmp_path / "runs" / "job.sh") == "17"
@@ -65,3 +80,14 @@ def test_followed_job_shows_its_output_and_gives_its_status(programs, tmp_path):
     programs("scontrol", "echo JobState=CANCELLED ExitCode=0:15")
     with pytest.raises(AllocationError, match="did not end by itself"):
         follow("17", output, shown.append)
+
+
+def test_silent_controller_is_no_end_of_the_job(programs, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm_script, "_LOOK_SECONDS", 0.05)
+    asked = tmp_path / "asked"
+    programs("scontrol", f"[ -e {asked} ] || {{ : >{asked}; exit 1; }}; echo JobState=COMPLETED ExitCode=0:0")
+    assert follow("17", tmp_path / "out", lambda _: None) == 0
+    monkeypatch.setattr(slurm_script, "_SILENT_SECONDS", 0.2)
+    programs("scontrol", "exit 1")
+    with pytest.raises(UnavailableError, match="does not say"):
+        follow("17", tmp_path / "out", lambda _: None)

@@ -4,13 +4,14 @@ import csv
 import io
 import json
 
+import msgspec
 import pytest
 
 from compare.analysis.scale import summarise_scale
 from compare.report.scale import SCALE_RENDERERS
 from compare.schema.hosts import Host, Network
 from compare.schema.link import Link
-from compare.schema.results import Failure
+from compare.schema.results import Failure, MachineUse
 from tests.unit.scales import BENDING, a_scale
 
 
@@ -43,6 +44,20 @@ def test_scale_headline_names_a_rehearsal_and_a_global_batch():
     text = shown(a_scale(BENDING, mode="strong", **changes))
     assert "batch 64 in all" in text
     assert "REHEARSED: 2 hosts on one machine, no rate limit" in text
+
+
+def test_scale_names_noisy_rounds_and_counts_with_fewer():
+    scale = a_scale(BENDING)
+    run = scale.runs[2]
+    machine = MachineUse(wall_ns=10**9, cpus=2, busy_ns=10**9, stolen_ns=0)
+    ranks = [msgspec.structs.replace(rank, machine=machine, cpu_ns=0) for rank in run.launches[0].ranks]
+    noisy = [msgspec.structs.replace(run.launches[0], ranks=ranks), *run.launches[1:]]
+    runs = scale.runs | {2: msgspec.structs.replace(run, launches=noisy)}
+    text = shown(msgspec.structs.replace(scale, runs=runs))
+    assert "With 2 ranks: Noisy: other processes used more than 10 % of the CPUs in round 1." in text
+    assert "INCOMPLETE" not in text
+    fewer = scale.runs | {4: msgspec.structs.replace(scale.runs[4], launches=scale.runs[4].launches[:-1])}
+    assert "INCOMPLETE" in shown(msgspec.structs.replace(scale, runs=fewer))
 
 
 def test_scale_that_was_stopped_says_so():
