@@ -47,7 +47,7 @@ Backends = Annotated[
         "--backend",
         help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
         "`compare backends` lists them with their options.",
-        show_default="all available but zero, fsdp and single; "
+        show_default="all available of the default arms in `compare backends`; "
         "manual:mode=shared_memory, too, on one host's CPUs",
     ),
 ]
@@ -311,11 +311,11 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
     from compare.schema.store import require_writable
 
     allocation = _read_allocation(flags)
-    if list(flags.exports.values()).count(STANDARD_OUTPUT) > 1:
-        raise UsageError(
-            "Two formats cannot both go to standard output.", remedy="Name a file for all but one of them."
-        )
-    for path in flags.exports.values():
+    paths = list(flags.exports.values())
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        where = "standard output" if twice == STANDARD_OUTPUT else str(twice)
+        raise UsageError(f"Two formats cannot both go to {where}.", remedy="Name a file for each.")
+    for path in paths:
         require_writable(path, to_be_made=flags.output)
     return {
         "allocation": allocation,

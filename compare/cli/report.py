@@ -46,7 +46,7 @@ def report(
 
     again, run_directory = str(run_directory), find_run(run_directory)
     if collectives := read_collectives(run_directory):
-        _require_no_page(form, "Collectives")
+        _require_no_page(form, pictures, "Collectives")
         if output:
             _require_another_file(output, collectives_file(run_directory))
             write_text(output, render_collectives(collectives, form, detail=detail) + "\n")
@@ -54,7 +54,7 @@ def report(
             print_collectives(collectives, form, detail=detail)
         return
     if scale := read_scale(run_directory):
-        _require_no_page(form, "A scaling series")
+        _require_no_page(form, pictures, "A scaling series")
         if output:
             _require_another_file(output, scale_file(run_directory))
             write_text(output, render_scale(scale, form) + "\n")
@@ -88,7 +88,9 @@ def _write_pictures(run: Run, analysis: Analysis, folder: Path) -> None:
         write_text(folder / f"{name}.svg", drawn + "\n")
 
 
-def _require_no_page(form: Format, what: str) -> None:
+def _require_no_page(form: Format, pictures: Path | None, what: str) -> None:
+    if pictures:
+        raise UsageError(f"{what} has no pictures yet.", remedy="Leave --pictures out.")
     if form is Format.HTML:
         forms = [own.value for own in Format if own is not Format.HTML]
         raise UsageError(f"{what} cannot be shown as html.", remedy=f"Use one of: {', '.join(forms)}.")

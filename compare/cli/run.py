@@ -16,6 +16,7 @@ from compare.cli.options import (
     training_flag,
     with_run_flags,
 )
+from compare.errors import OutputError
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
@@ -105,8 +106,14 @@ def _export(run: Run, analysis: Analysis, flags: RunFlags) -> None:
     from compare.report import render
     from compare.schema.files import write_text
 
+    errors = []
     for form, path in flags.exports.items():
-        write_text(path, render(run, analysis, form, detail=flags.detail, sort=flags.sort) + "\n")
+        try:
+            write_text(path, render(run, analysis, form, detail=flags.detail, sort=flags.sort) + "\n")
+        except OutputError as error:  # the other formats are written all the same
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> None:

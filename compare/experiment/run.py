@@ -26,6 +26,7 @@ from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
+from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
@@ -73,9 +74,11 @@ def compare_arms(
         except (RingsideError, KeyboardInterrupt) as error:
             if directory.exists():
                 error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
-                # The first error is the one to report.
-                with suppress(OutputError):
-                    on_early_end(read_run(directory))
+                with uninterrupted():
+                    try:
+                        on_early_end(read_run(directory))
+                    except OutputError as unwritten:  # the first error is the one to report
+                        error.add_note(unwritten.what)
             raise
 
 

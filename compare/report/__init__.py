@@ -1,6 +1,7 @@
 """Render a run and its analysis as text, one module per format.
 
-``RENDERERS`` lists what ``compare report --format`` offers. A new format is one module and one entry.
+``RENDERERS`` lists what ``compare report --format`` offers. A new format is one module and one entry,
+and a choice in ``cli/choices.py``.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from compare.analysis import Analysis
 from compare.analysis.summary import ArmSummary
 from compare.report.causes import main_cause
 from compare.report.columns import BELOW_NOISE, against_baseline
-from compare.report.headline import shared_options, short_headline, too_noisy
-from compare.report.notes import noisy_rounds, warnings
+from compare.report.headline import shared_options, short_headline
+from compare.report.notes import noise_first, warnings
 from compare.report.rows import printable_line
 from compare.report.sentences import MARK, conclusion, marks, proof, why_marked
 from compare.schema.arms import Arm
@@ -44,7 +44,7 @@ def lines(run: Run, analysis: Analysis, width: int, *, again: str) -> Iterator[T
     ``again`` is the argument of ``compare report`` that shows the run again.
     """
     summary = analysis.summary
-    first = [too_noisy(run, summary)] if summary.too_noisy else noisy_rounds(summary)
+    first = noise_first(run, summary)
     yield from (printable_line(noise, "bold yellow") for noise in first)
     yield printable_line(short_headline(run, summary), "bold")
     yield Text()

@@ -47,13 +47,19 @@ def speed_columns(run: Run, summary: Summary) -> list[Column]:
         Column("sync ms", _sync_milliseconds),
         Column("share", lambda arm: BELOW_NOISE if arm.below_noise else _percent(arm.sync_share)),
         Column("efficiency", lambda arm: "noise" if noisy and arm.below_noise else _percent(arm.efficiency)),
-        Column(f"vs {baseline}", lambda arm: "noise" if noisy and _in_noise(arm) else _against(arm)),
+        Column(f"vs {baseline}", lambda arm: _ratio(summary, arm)),
         Column("verdict", _verdict, is_text=True),
         *_test_columns(run),
         Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
         Column("start-up s", lambda arm: f"{arm.start_up_seconds.mean:.1f}"),
         Column("transport", lambda arm: arm.transport, is_text=True),
     ]
+
+
+def _ratio(summary: Summary, arm: ArmSummary) -> str:
+    if summary.oversubscribed:
+        return "not ranked"
+    return "noise" if summary.too_noisy and _in_noise(arm) else _against(arm)
 
 
 def _test_columns(run: Run) -> list[Column]:

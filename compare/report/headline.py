@@ -99,7 +99,8 @@ def _rounds(run: Run, summary: Summary) -> Iterator[str]:
         yield counted(max(arm.step_seconds.n for arm in summary.arms), "round")
     yield from _order(run)
     if summary.arms:
-        yield "noisy" if summary.noisy_rounds or summary.too_noisy else "quiet"
+        noisy = summary.noisy_rounds or summary.too_noisy
+        yield "noisy" if noisy else "oversubscribed" if summary.oversubscribed else "quiet"
 
 
 def _shared(run: Run) -> Iterator[str]:

@@ -6,8 +6,8 @@ from compare.analysis import Analysis
 from compare.analysis.summary import Summary
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
-from compare.report.headline import headline, too_noisy
-from compare.report.notes import notes, warnings
+from compare.report.headline import headline
+from compare.report.notes import noise_first, notes, warnings
 from compare.report.rows import markdown_rows, markdown_text
 from compare.report.sentences import conclusion
 from compare.schema.results import Run
@@ -16,15 +16,15 @@ from compare.schema.results import Run
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render a heading, the table, the notes and the conclusion."""
     summary = analysis.summary
-    noisy = too_noisy(run, summary)
-    parts = [f"**{noisy}**", ""] if noisy else []
+    first = noise_first(run, summary)
+    parts = [part for noise in first for part in (f"**{noise}**", "")]
     parts += [f"**{headline(run)}**", "", *_table(summary, speed_columns(run, summary)), ""]
     if detail:
         parts += [f"**{COST_TITLE}**", "", *_table(summary, cost_columns()), ""]
         heading, *rows = differences(analysis)
         differing = markdown_rows([heading, [":--"] * len(heading), *rows]) if rows else [NO_DIFFERENCE]
         parts += [f"**{CONDITIONS_TITLE}**", "", *differing, ""]
-    lines = [f"**{text}**" for text in warnings(run, analysis)]
+    lines = [f"**{text}**" for text in warnings(run, analysis) if text not in first]
     lines += causes(analysis) + notes(run, analysis)
     lines.append(f"**{conclusion(run, analysis)}**")
     return markdown_text([*parts, *(f"- {text}" for text in lines)])

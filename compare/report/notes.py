@@ -12,6 +12,7 @@ from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
+from compare.report.headline import too_noisy
 from compare.report.outlook import seen
 from compare.report.turns import load_dependence, turns
 from compare.schema.arms import Arm
@@ -119,6 +120,11 @@ def _repeated(summary: Summary) -> list[str]:
 def noisy_rounds(summary: Summary) -> list[str]:
     """Name the noisy rounds that count, with the remedy."""
     return [noisy_in(summary.noisy_rounds)] if summary.noisy_rounds else []
+
+
+def noise_first(run: Run, summary: Summary) -> list[str]:
+    """Return what a noisy run states before anything else."""
+    return [too_noisy(run, summary)] if summary.too_noisy else noisy_rounds(summary)
 
 
 def noisy_in(rounds: Sequence[int]) -> str:

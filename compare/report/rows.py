@@ -12,6 +12,8 @@ from rich.text import Text
 from compare.analysis.estimate import Estimate
 from compare.text import printable
 
+_FORMULA = ("=", "+", "-", "@")
+
 
 def printable_line(text: str, style: str = "") -> Text:
     """Style a line in which no character steers the terminal."""
@@ -29,12 +31,22 @@ def markdown_text(lines: Iterable[str]) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Write rows with the same columns, without a newline at the end."""
+    """Write rows with the same columns, without a newline at the end.
+
+    No text steers a terminal, or is read as a formula by a spreadsheet.
+    """
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else ["arm"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
     return out.getvalue().rstrip("\n")
+
+
+def _harmless(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def flat(struct: msgspec.Struct) -> dict[str, object]:

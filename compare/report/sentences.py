@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from compare.analysis import Analysis
 from compare.analysis.budget import expected_seconds
@@ -74,11 +74,23 @@ def proof(run: Run, summary: Summary) -> list[str]:
     elif passed:
         unmarked = [arm for arm in arms if not why_marked(asked[arm.arm])]
         every = "All arms" if len(unmarked) == len(arms) else f"All but {MARK}"
-        names = every if len(passed) == len(unmarked) else listed(arm.arm for arm in passed)
-        hashes = {arm.final_hash for arm in passed if not asked[arm.arm].in_shards}
-        bits = "equal bit for bit" if len(hashes) == 1 and None not in hashes else "apart from rounding"
-        lines.append(f"✓ {names} trained the same model: proven step by step, {bits}.")
+        are_all = len(passed) == len(unmarked) and len(arms) == len(asked)
+        names = every if are_all else listed(arm.arm for arm in passed)
+        lines.append(f"✓ {names} trained the same model: proven step by step{_bits(asked, passed)}.")
     return lines
+
+
+def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary]) -> str:
+    """Say which arms ended equal; parameters in shards have no hash."""
+    whole = [arm for arm in passed if not asked[arm.arm].in_shards]
+    hashes = {arm.final_hash for arm in whole}
+    if not whole:
+        return ""
+    if len(hashes) > 1 or None in hashes:
+        return ", apart from rounding"
+    if len(whole) == len(passed):
+        return ", equal bit for bit"
+    return f"; {listed(arm.arm for arm in whole)} equal bit for bit" if len(whole) > 1 else ""
 
 
 # ---- what was found ----
@@ -99,13 +111,20 @@ def conclusion(run: Run, analysis: Analysis) -> str:
     so_far = "" if run.complete else "So far: "
     if summary.lead is None:
         return so_far + _of_one(run, summary)
-    return so_far + (_settled(run, summary, summary.lead) or _open(run, summary, summary.lead))
+    settled = _settled(run, summary, summary.lead)
+    if settled and summary.noisy_rounds:
+        settled = f"{settled.removesuffix('.')} (in noisy rounds)."
+    return so_far + (settled or _open(run, summary, summary.lead))
 
 
 def _of_one(run: Run, summary: Summary) -> str:
     """Conclude from a run with one arm that synchronises."""
     asked = {arm.label for arm in run.config.arms if arm.synchronises}
-    own = next((arm for arm in summary.arms if arm.arm in asked), summary.arms[0])
+    found = [arm for arm in summary.arms if arm.arm in asked]
+    if len(asked) > 1:
+        finished = listed(arm.arm for arm in found) or "no arm that communicates"
+        return f"only {finished} has finished, so there is nothing to compare."
+    own = found[0] if found else summary.arms[0]
     step = f"{own.step_seconds.mean * 1e3:.2f} ms"
     if own.sync_share is None or own.sync_seconds is None:
         return f"A step of {own.arm} takes {step}."
@@ -120,7 +139,7 @@ def _settled(run: Run, summary: Summary, lead: Lead) -> str:
         return ""
     of = {arm.arm: arm for arm in summary.arms}
     if lead.equivalent:
-        return f"Fastest here: {listed([lead.first, *lead.rivals])}, equivalent within 3 %."
+        return f"Fastest here: {listed(_marked(run, [lead.first, *lead.rivals]))}, equivalent within 3 %."
     return f"Fastest here: {', '.join([lead.first, *_beside(run, of[lead.first])])}."
 
 
@@ -136,14 +155,20 @@ def _beside(run: Run, own: ArmSummary) -> Iterator[str]:
         yield f"{MARK} {why}"
 
 
+def _marked(run: Run, labels: Sequence[str]) -> list[str]:
+    """Mark the arms that train otherwise by design."""
+    of = {arm.label: arm for arm in run.config.arms}
+    return [f"{label} {MARK}" if why_marked(of[label]) else label for label in labels]
+
+
 def _open(run: Run, summary: Summary, lead: Lead) -> str:
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     if rounds < FIRST_LOOK:
         exact = run.complete and run.config.settle_seconds is None
         remedy = " Leave --repeats out." if exact else ""
         return f"Fastest here: open until round {FIRST_LOOK}; this is round {rounds}.{remedy}"
-    names = [lead.first, *lead.rivals]
-    whose = " or ".join(names) if len(names) <= _FEW_NAMES else f"{lead.first} or {len(names) - 1} others"
+    names = _marked(run, [lead.first, *lead.rivals])
+    whose = " or ".join(names) if len(names) <= _FEW_NAMES else f"{names[0]} or {len(names) - 1} others"
     more = lead.rounds_to_settle
     if more is None or more > _HARDLY:
         return f"Fastest here: {whose}. More rounds would hardly tell them apart."

@@ -15,8 +15,8 @@ from compare.analysis import Analysis
 from compare.report import brief
 from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences
 from compare.report.columns import COST_TITLE, Column, arm_column, cost_columns, speed_columns
-from compare.report.headline import headline, too_noisy
-from compare.report.notes import notes, warnings
+from compare.report.headline import headline
+from compare.report.notes import noise_first, notes, warnings
 from compare.report.rows import printable_line
 from compare.report.sentences import conclusion
 from compare.schema.results import Run
@@ -67,8 +67,8 @@ class RunTable:
 
     def _wide(self, console: Console, options: ConsoleOptions) -> RenderResult:
         run, analysis = self.run, self.analysis
-        if noisy := too_noisy(run, analysis.summary):
-            yield printable_line(noisy, "bold")
+        first = noise_first(run, analysis.summary)
+        yield from (printable_line(noise, "bold yellow") for noise in first)
         yield printable_line(headline(run), "bold")
         if analysis.summary.arms:
             yield from self._tables(console, options, speed_columns(run, analysis.summary))
@@ -77,7 +77,8 @@ class RunTable:
             yield from self._tables(console, options, cost_columns())
             yield Text(CONDITIONS_TITLE, style="bold")
             yield self._differences()
-        yield from (printable_line(warning, "bold yellow") for warning in warnings(run, analysis))
+        below = [warning for warning in warnings(run, analysis) if warning not in first]
+        yield from (printable_line(warning, "bold yellow") for warning in below)
         yield from map(printable_line, causes(analysis))
         yield from (printable_line(note, "dim") for note in notes(run, analysis))
         yield printable_line(conclusion(run, analysis), "bold")

@@ -77,7 +77,7 @@ def _replace(path: Path, data: bytes) -> None:
         raise OutputError(
             f"{path} could not be written.",
             found=system_reason(error),
-            remedy="Free some space, or choose another path with --output or --export-json.",
+            remedy="Free some space, or choose another path with --output or the export's flag.",
         ) from None
 
 

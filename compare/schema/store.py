@@ -59,7 +59,7 @@ def find_run(path: Path, names: Sequence[str] = OF_RUNS) -> Path:
     Raises:
         OutputError: there is none yet.
     """
-    if path != Path(LAST):
+    if path != Path(LAST) or path.exists():
         return path
     files = [file for name in names for file in RUNS.glob(f"*/{name}")]
     if not files:

@@ -255,3 +255,38 @@ def test_why_names_the_main_cause_of_the_baseline():
     text = printed(RUNS["quiet"], 200)
     assert "Why ddp costs 4.3" in text
     assert "1.35 ms of computing cannot hide 2.50 ms of communication (TCP over lo)." in text
+
+
+def test_proof_claims_equal_bits_of_whole_parameters_alone():
+    run = measured({"ddp": 4.0, "manual": 5.0, "fsdp": 6.0})
+    text = render(run, analyse(run), "table")
+    assert "proven step by step; ddp, manual equal bit for bit." in " ".join(text.split())
+
+
+def test_proof_names_its_arms_where_one_has_not_finished():
+    run = measured({"ddp": 4.0, "manual": 5.0, "mpi": 6.0}, complete=False)
+    run = msgspec.structs.replace(run, launches=[one for one in run.launches if one.arm != "mpi"])
+    text = " ".join(render(run, analyse(run), "table").split())
+    assert "All arms" not in text
+    assert "ddp, manual trained the same model" in text
+
+
+def test_conclusion_with_one_finished_arm_of_several_compares_nothing():
+    run = measured({"ddp": 4.0, "mpi": 6.0}, complete=False)
+    run = msgspec.structs.replace(run, launches=[one for one in run.launches if one.arm != "mpi"])
+    assert "only ddp has finished" in render(run, analyse(run), "table")
+
+
+def test_wide_table_of_an_oversubscribed_run_shows_no_ratio():
+    run = RUNS["oversubscribed"]
+    text = render(run, analyse(run), "table", wide=True)
+    assert "not ranked" in text
+    assert "×" not in text.replace("ranks ×", "").replace("rank ×", "")
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_noisy_rounds_come_first_in_wide_formats(form):
+    run = RUNS["busy"]
+    lines = render(run, analyse(run), form, wide=form == "table").splitlines()
+    assert lines[0].lstrip("*").startswith("Noisy:")
+    assert sum("Noisy:" in line for line in lines) == 1
