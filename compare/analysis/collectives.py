@@ -13,7 +13,9 @@ from compare.analysis.forms import fitting
 from compare.schema.collectives import CollectivesRun, Exchange, SizeTiming, SweepLaunch
 
 _TOLERANCE = 0.05
-"""Of bytes on the wire: packet headers, and negotiation beside the message."""
+"""Of the data on the wire: negotiation beside the message."""
+_HEADER_BYTES = 66
+"""Of a packet: Ethernet 14, IPv4 20, TCP with time stamps 32."""
 _NAMED_FROM_BYTES = 64 << 10
 """Smaller messages tell no form, because of headers and negotiation."""
 
@@ -41,11 +43,14 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 class Wire(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a call on the busiest host's interface, over the message.
 
-    It is the median over the launches of the host with most bytes in each.
+    It is that of the launch in the middle.
     """
 
     sent: float
     received: float
+    sent_data: float
+    """Without the headers of packets."""
+    received_data: float
 
 
 class GroupAtSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +125,7 @@ def _at_size(run: CollectivesRun, group: str, index: int, exchange: Exchange, nb
     seconds = _spread(samples) if samples else None
     status, problem = _problem(run, group, timings) if seconds is None else ("timed", "")
     bandwidth = nbytes / seconds.median if seconds and nbytes else None
-    factor, wire = bus_factor(exchange.collective, ranks), _wire(launches, index, nbytes)
+    factor, wire = bus_factor(exchange.collective, ranks), _wire(launches, index, nbytes, exchange)
     named = wire and nbytes >= _NAMED_FROM_BYTES and not why_no_forms(run)
     return GroupAtSize(
         group=group,
@@ -136,27 +141,46 @@ def _at_size(run: CollectivesRun, group: str, index: int, exchange: Exchange, nb
         wrong=sum(timing.wrong for timing in timings) if seconds and nbytes else None,
         wire=wire,
         forms=_forms(exchange.collective, ranks, wire) if named and wire else [],
-        other_form=bool(named and wire and max(wire.sent, wire.received) > factor * (1 + _TOLERANCE)),
+        other_form=bool(
+            named and wire and max(wire.sent_data, wire.received_data) > factor * (1 + _TOLERANCE)
+        ),
         status=status,
         problem=problem,
     )
 
 
 def _forms(collective: str, ranks: int, wire: Wire) -> list[str]:
-    return [form.name for form in fitting(collective, ranks, wire.sent, wire.received, _TOLERANCE)]
+    return [form.name for form in fitting(collective, ranks, wire.sent_data, wire.received_data, _TOLERANCE)]
 
 
-def _wire(launches: Sequence[SweepLaunch], index: int, nbytes: int) -> Wire | None:
+def _wire(launches: Sequence[SweepLaunch], index: int, nbytes: int, exchange: Exchange) -> Wire | None:
     """Return the bytes of the busiest host, if hosts counted them."""
     busiest = []
     for launch in launches:
-        timings = [rank.timings[index] for rank in launch.ranks]
-        counted = [(t.sent_bytes, t.received_bytes) for t in timings if t.sent_bytes is not None]
-        busiest += [max(((s, r or 0.0) for s, r in counted), key=sum)] if counted else []
+        timings = [rank.timings[index] for rank in launch.ranks if rank.timings[index].sent_bytes is not None]
+        if timings:
+            busiest.append(_busiest(timings, rooted=exchange.traits.rooted))
     if not busiest or not nbytes:
         return None
-    sent, received = (statistics.median(way) / nbytes for way in zip(*busiest, strict=True))
-    return Wire(sent=sent, received=received)
+    middle = sorted(busiest, key=_all_bytes)[len(busiest) // 2]
+    sent, received = middle.sent_bytes or 0.0, middle.received_bytes or 0.0
+    return Wire(
+        sent=sent / nbytes,
+        received=received / nbytes,
+        sent_data=(sent - _HEADER_BYTES * middle.sent_packets) / nbytes,
+        received_data=(received - _HEADER_BYTES * middle.received_packets) / nbytes,
+    )
+
+
+def _busiest(timings: Sequence[SizeTiming], *, rooted: bool) -> SizeTiming:
+    """Return the busiest host's count; of equals the root's."""
+    most = max(timings, key=_all_bytes)
+    root = timings[0]
+    return root if rooted and _all_bytes(root) >= (1 - _TOLERANCE) * _all_bytes(most) else most
+
+
+def _all_bytes(timing: SizeTiming) -> float:
+    return (timing.sent_bytes or 0.0) + (timing.received_bytes or 0.0)
 
 
 def _slowest(launch: SweepLaunch, index: int) -> Iterator[float]:

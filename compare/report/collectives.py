@@ -124,10 +124,10 @@ def full_columns() -> list[Column]:
 
 
 def by_exchange(run: CollectivesRun, rows: Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
-    """Return the rows of each exchange, in the order of the run."""
-    for exchange in run.config.exchanges:
-        its = [r for r in rows if Exchange(r.collective, r.dtype, r.operation) == exchange]
-        yield exchange, its
+    """Return the rows of each exchange, which stand together in order."""
+    del run
+    for (collective, dtype, operation), its in groupby(rows, lambda r: (r.collective, r.dtype, r.operation)):
+        yield Exchange(collective, dtype, operation), list(its)
 
 
 def by_size(rows: Rows, groups: Sequence[str]) -> list[list[GroupAtSize]]:
@@ -266,17 +266,18 @@ def table(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
 
 
 def markdown(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
-    """Render groups side by side as Markdown."""
-    del detail
+    """Render groups side by side as Markdown; with detail one by one."""
     parts = [f"**{headline(run)}**", ""]
-    columns = side_columns(run, run.config.groups)
-    headings = [column.heading.replace("\n", " ").strip() for column in columns]
     for exchange, its in by_exchange(run, rows):
-        lines = [headings, ["--:"] * len(columns)]
-        lines += [
-            [column.cell(same).strip() for column in columns] for same in by_size(its, run.config.groups)
-        ]
-        parts += [f"**{exchange}**", "", *markdown_rows(lines), ""]
+        for groups in [[group] for group in run.config.groups] if detail else [run.config.groups]:
+            columns = full_columns() if detail else side_columns(run, groups)
+            lines = [
+                [column.heading.replace("\n", " ").strip() for column in columns],
+                ["--:"] * len(columns),
+            ]
+            lines += [[column.cell(same).strip() for column in columns] for same in by_size(its, groups)]
+            title = f"{exchange}, {groups[0]}" if detail else str(exchange)
+            parts += [f"**{title}**", "", *markdown_rows(lines), ""]
     parts += [f"- **{line}**" for line in warnings(run, rows)]
     return markdown_text(parts + [f"- {line}" for line in notes(run, rows)])
 

@@ -243,6 +243,9 @@ class SizeTiming(msgspec.Struct, frozen=True, kw_only=True):
     """
     received_bytes: float | None = None
     """Likewise received."""
+    sent_packets: float = 0.0
+    """Packets of these bytes, whose headers they contain."""
+    received_packets: float = 0.0
 
 
 class RankSweep(msgspec.Struct, frozen=True, kw_only=True):

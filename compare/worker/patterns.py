@@ -79,6 +79,12 @@ class Pattern:
             found = every.sum(0) if operation == "sum" else every.prod(0)
         return found.to(getattr(torch, self._exchange.dtype))
 
+    def _means(self, index: torch.Tensor) -> torch.Tensor:
+        """Return means whose sums over all ranks fit into the dtype."""
+        if getattr(torch, self._exchange.dtype).is_floating_point or 2 * self._ranks <= self._exact:
+            return 1 + index % 2
+        return index % 2 if self._ranks <= self._exact else torch.zeros_like(index)
+
     def _period(self, rank: int) -> torch.Tensor:
         return self._whole(rank).to(getattr(torch, self._exchange.dtype))
 
@@ -89,7 +95,7 @@ class Pattern:
         ranks, operation = self._ranks, self._exchange.operation
         if operation == "avg":
             # One rank alone gives a value, so that the mean is whole.
-            return torch.where(mixed % ranks == rank, ranks * (1 + index % 2), 0)
+            return torch.where(mixed % ranks == rank, ranks * self._means(index), 0)
         if operation == "prod":
             # One rank alone gives a factor, so that the product stays small.
             chosen = (mixed + rank) % max(_FACTORS_APART, ranks) == 0

@@ -19,7 +19,7 @@ from compare.schema.job import SweepJob
 from compare.worker.collectives import time_repeated
 from compare.worker.patterns import Pattern
 from compare.worker.watchdog import Watchdog
-from compare.worker.wire import read_bytes_on
+from compare.worker.wire import read_counters
 
 _ITERATION_SECONDS = 0.005
 """Least time of an iteration, far above that of a barrier."""
@@ -89,13 +89,14 @@ def time_size(
         group.barrier()
 
     counts = job.interface and group.placement.local_rank == 0
-    before = read_bytes_on(job.interface) if counts else None
+    barrier()  # so that no byte of an earlier call is still on its way
+    before = read_counters(job.interface) if counts else None
     ns = time_repeated(call, barrier, group.device, samples=config.iterations, calls=calls, warmup=0)
     barrier()  # so that no byte is still on its way
     if before:
-        after, of_calls = read_bytes_on(job.interface), calls * config.iterations
-        of_all["sent_bytes"] = (after.sent - before.sent) / of_calls
-        of_all["received_bytes"] = (after.received - before.received) / of_calls
+        after, of_calls = read_counters(job.interface), calls * config.iterations
+        counted = zip(before._fields, before, after, strict=True)
+        of_all |= {name: (now - then) / of_calls for name, then, now in counted}
     note(1)
     return SizeTiming(**of_all, calls=calls, ns=ns, wrong=_count_wrong(group, exchange, buffers, call))
 

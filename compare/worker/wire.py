@@ -7,18 +7,20 @@ from typing import NamedTuple
 
 _COUNTERS = Path("/proc/self/net/dev")  # those of this process's own network, unlike /sys
 _RECEIVED, _SENT = 0, 8
-"""Their columns after the interface's name."""
+"""Their columns of bytes after the interface's name; packets follow."""
 
 
-class Bytes(NamedTuple):
-    """Bytes on an interface since it came up."""
+class Counters(NamedTuple):
+    """Bytes and packets on an interface since it came up."""
 
-    sent: int
-    received: int
+    sent_bytes: int
+    received_bytes: int
+    sent_packets: int
+    received_packets: int
 
 
-def read_bytes_on(interface: str) -> Bytes:
-    """Return the bytes that the kernel counted on an interface.
+def read_counters(interface: str) -> Counters:
+    """Return what the kernel counted on an interface.
 
     Raises:
         LookupError: there is no such interface.
@@ -26,7 +28,7 @@ def read_bytes_on(interface: str) -> Bytes:
     return parse_counters(_COUNTERS.read_text(), interface)
 
 
-def parse_counters(text: str, interface: str) -> Bytes:
+def parse_counters(text: str, interface: str) -> Counters:
     """Find an interface in the kernel's table.
 
     Raises:
@@ -36,5 +38,10 @@ def parse_counters(text: str, interface: str) -> Bytes:
         name, colon, counters = line.partition(":")
         if colon and name.strip() == interface:
             numbers = counters.split()
-            return Bytes(sent=int(numbers[_SENT]), received=int(numbers[_RECEIVED]))
+            return Counters(
+                sent_bytes=int(numbers[_SENT]),
+                received_bytes=int(numbers[_RECEIVED]),
+                sent_packets=int(numbers[_SENT + 1]),
+                received_packets=int(numbers[_RECEIVED + 1]),
+            )
     raise LookupError(f"the kernel counts no interface {interface}")

@@ -22,7 +22,17 @@ def test_forms_name_the_true_one_and_at_three_hosts_no_other(tmp_path, requires_
     if reason := why_no_rate_limit():
         pytest.skip(reason)
     done = compare(
-        *("rehearse", "--hosts", hosts, "--", "collectives", "--group", ",".join(TRUE_FORMS)),
+        *(
+            "rehearse",
+            "--hosts",
+            hosts,
+            "--link",
+            "200mbit",
+            "--",
+            "collectives",
+            "--group",
+            ",".join(TRUE_FORMS),
+        ),
         *("--collective", "all_reduce,broadcast" if hosts == 3 else "all_reduce"),
         *("-b", "2M", "-e", "2M", "-n", 2, "--repeats", 1, "--threads", 1, "--detail"),
         *("--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
@@ -37,6 +47,8 @@ def test_forms_name_the_true_one_and_at_three_hosts_no_other(tmp_path, requires_
         marked = {(row["collective"], row["group"]) for row in figures if row["other_form"]}
         assert {("all_reduce", "mpi"), ("broadcast", "gloo")} <= marked
         assert ("all_reduce", "gloo") not in marked
+        broadcasts = {row["group"]: row["forms"] for row in figures if row["collective"] == "broadcast"}
+        assert "binomial tree" in broadcasts["gloo"]
     else:
         assert all(form in forms[group] for group, form in TRUE_FORMS.items())
         assert "linear" not in forms["gloo"] + forms["mpi"]

@@ -64,13 +64,14 @@ def test_summarise_keeps_every_reason_in_place_of_a_gap():
     assert run.exit_code == 6
 
 
-def over_hosts(group, sent, received, *, size=1 << 20, slots=(1, 1, 1), **changes):
+def over_hosts(group, sent, received, *, size=1 << 20, slots=(1, 1, 1), counted=None, **changes):
     """Return the row of a run over hosts; the last counted most."""
     config = a_sweep_config(group, ranks=sum(slots), begin_bytes=size, end_bytes=size, **changes)
 
     def of_size(exchange, nbytes, rank):
         share = 1 if rank == config.ranks - 1 else 0.9
-        return {"sent_bytes": share * sent * nbytes, "received_bytes": share * received * nbytes}
+        bytes_ = {"sent_bytes": share * sent * nbytes, "received_bytes": share * received * nbytes}
+        return bytes_ | (counted or {})
 
     hosts = [Host(f"n{number}", slots=count) for number, count in enumerate(slots)]
     run = a_collectives_run(config, [a_sweep_launch(config, group, of_size=of_size)], hosts=hosts)
@@ -86,6 +87,30 @@ def test_summarise_over_hosts_names_forms_and_marks_busbw(wire, forms, other):
     row = over_hosts("mpi", *wire)
     assert (row.wire.sent, row.wire.received) == pytest.approx(wire)
     assert (row.forms, row.other_form) == (forms, other)
+
+
+def test_summarise_takes_headers_off_before_it_names_a_form():
+    """A ring over small packets, whose headers are more than 5 %."""
+    packets = {"sent_packets": 1.333 * (1 << 20) / 1000, "received_packets": 1.333 * (1 << 20) / 1000}
+    row = over_hosts("gloo", 1.333 * 1.066, 1.333 * 1.066, counted=packets)
+    assert (row.forms, row.other_form) == (["ring"], False)
+    assert row.wire.sent == pytest.approx(1.421, abs=0.001)
+
+
+@pytest.mark.parametrize("first", [(1.0, 0.001), (1.001, 0.0)])
+def test_summarise_two_hosts_count_the_root_of_a_broadcast(first):
+    """Both hosts move as many bytes; forms are those of the root."""
+    size = 1 << 20
+    config = a_sweep_config("gloo", ranks=2, begin_bytes=size, end_bytes=size, collectives=("broadcast",))
+
+    def of_size(exchange, nbytes, rank):
+        sent, received = first if rank == 0 else (0.002, 1.002)
+        return {"sent_bytes": sent * nbytes, "received_bytes": received * nbytes}
+
+    hosts = [Host("n0", 1), Host("n1", 1)]
+    run = a_collectives_run(config, [a_sweep_launch(config, "gloo", of_size=of_size)], hosts=hosts)
+    (row,) = summarise_sweeps(run)
+    assert "binomial tree" in row.forms
 
 
 def test_summarise_small_message_and_shared_host_name_no_form():

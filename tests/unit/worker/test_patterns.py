@@ -70,6 +70,17 @@ def test_pattern_sums_of_many_ranks_stay_exact(dtype):
     assert right.double().max() > 0
 
 
+@pytest.mark.parametrize("ranks", [64, 100])
+def test_pattern_mean_of_many_ranks_fits_into_a_byte(ranks):
+    """The library adds in the dtype before it divides."""
+    exchange = Exchange("all_reduce", "int8", "avg")
+    total = sum(given(exchange, ranks, rank, 251).long() for rank in range(ranks))
+    assert total.max() <= 127
+    mean = (total // ranks).to(torch.int8)
+    assert mean.any()
+    assert Pattern(exchange, ranks).count_wrong(mean, 0) == 0
+
+
 def test_pattern_no_number_is_wrong():
     exchange = Exchange()
     right = carried_out(exchange, 2, 0)

@@ -13,7 +13,7 @@ from compare.schema.job import SweepJob
 from compare.worker import sweep
 from compare.worker.patterns import Pattern
 from compare.worker.sweep import one_line, time_size, time_sizes
-from compare.worker.wire import Bytes
+from compare.worker.wire import Counters
 from tests.unit.collectives import a_sweep_config
 
 
@@ -91,7 +91,8 @@ def test_time_size_wrong_sum_is_counted(spoil, least, most):
 
 def test_time_size_counts_the_bytes_of_a_call(monkeypatch):
     group = _Group()
-    monkeypatch.setattr(sweep, "read_bytes_on", lambda interface: Bytes(group.calls * 3, group.calls * 2))
+    of_call = torch.tensor([3, 2, 1, 1])
+    monkeypatch.setattr(sweep, "read_counters", lambda _: Counters(*(of_call * group.calls).tolist()))
     timing = timed(group, interface="eth0")
     assert (timing.sent_bytes, timing.received_bytes) == (3, 2)
     monkeypatch.setattr(group, "placement", SimpleNamespace(local_rank=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare.worker.wire import parse_counters, read_bytes_on
+from compare.worker.wire import parse_counters, read_counters
 
 TABLE = """\
 Inter-|   Receive                  |  Transmit
@@ -14,9 +14,13 @@ Inter-|   Receive                  |  Transmit
 """
 
 
-@pytest.mark.parametrize(("interface", "sent", "received"), [("lo", 200, 100), ("eth0", 400, 300)])
+@pytest.mark.parametrize(
+    ("interface", "sent", "received"), [("lo", (200, 2), (100, 1)), ("eth0", (400, 4), (300, 3))]
+)
 def test_parse_counters_finds_an_interface(interface, sent, received):
-    assert parse_counters(TABLE, interface) == (sent, received)
+    found = parse_counters(TABLE, interface)
+    assert (found.sent_bytes, found.sent_packets) == sent
+    assert (found.received_bytes, found.received_packets) == received
 
 
 def test_parse_counters_unknown_interface_is_an_error():
@@ -24,5 +28,5 @@ def test_parse_counters_unknown_interface_is_an_error():
         parse_counters(TABLE, "eth1")
 
 
-def test_read_bytes_on_loopback_never_falls():
-    assert read_bytes_on("lo") <= read_bytes_on("lo")
+def test_counters_of_loopback_never_fall():
+    assert read_counters("lo") <= read_counters("lo")
