@@ -4,7 +4,6 @@ A real Slurm is in tests/lab.
 """
 
 import math
-import os
 import subprocess
 import time
 
@@ -25,18 +24,6 @@ SHOWN = (
 )
 STOPPED = "slurmstepd: error: *** STEP 1.0 ON n2 CANCELLED AT 2026"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
-
-
-@pytest.fixture
-def programs(tmp_path, monkeypatch):
-    """Put programs first on PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-    def write(name, text):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return write
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The script of a Slurm job, and what follows its submission."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,17 +10,6 @@ from compare.launch.engines import slurm_script
 from compare.launch.engines.slurm_script import Resources, follow, submit, write_script
 
 RESOURCES = Resources(2, 4, 30, "short", ["--gres=gpu:4"])
-
-
-@pytest.fixture
-def programs(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-    def write(name, text):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return write
 
 
 def test_script_asks_for_resources_and_executes_the_command(tmp_path):
