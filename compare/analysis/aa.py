@@ -11,6 +11,7 @@ import msgspec
 from compare.analysis.ranking import log_ratios
 from compare.analysis.simulate import SimulatedRate, binomial_interval, simulate_aa
 from compare.analysis.step_times import step_seconds
+from compare.analysis.uneven import withhold
 from compare.analysis.verdict import FIRST_LOOK, Look, Verdict, judge
 from compare.schema.arms import Arm
 from compare.schema.results import Run
@@ -56,10 +57,7 @@ def assess(run: Run) -> AAResult | None:
     first, second = run.config.arms
     ratios = log_ratios(run, second, first)
     each = run.config.rounds // run.config.comparisons
-    found = [
-        judge({"": ratios[at : at + each]}, fewest=FIRST_LOOK)[""]
-        for at in range(0, len(ratios) - each + 1, each)
-    ]
+    found = [_judge(run, ratios, range(at, at + each)) for at in range(0, len(ratios) - each + 1, each)]
     if not found:
         return None
     false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
@@ -78,6 +76,14 @@ def assess(run: Run) -> AAResult | None:
         fixed=_simulated(run, [Look(each, each)]),
         sequential=_simulated(run, after_every_round),
     )
+
+
+def _judge(run: Run, ratios: list[float], rounds: range) -> Verdict:
+    """Judge rounds, counted from 0, as a run of their own."""
+    first, second = run.config.arms
+    launches = [launch for launch in run.launches if launch.round - 1 in rounds]
+    verdict = judge({second.label: ratios[rounds.start : rounds.stop]}, fewest=FIRST_LOOK)
+    return withhold(msgspec.structs.replace(run, launches=launches), first.label, verdict)[second.label]
 
 
 def _simulated(run: Run, looks: list[Look]) -> SimulatedRate | None:

@@ -10,6 +10,7 @@ import msgspec
 from compare.analysis.budget import looks
 from compare.analysis.estimate import t_quantile
 from compare.analysis.step_times import step_seconds
+from compare.analysis.uneven import withhold
 from compare.analysis.verdict import FIRST_LOOK, Verdict, judge
 from compare.schema.arms import Arm
 from compare.schema.results import Run
@@ -40,9 +41,12 @@ def paired_log_ratios(run: Run, baseline: str) -> dict[str, list[float]]:
 
 
 def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
-    """Judge every arm that synchronises against the baseline, over the common rounds."""
+    """Judge every arm that synchronises against the baseline, over the common rounds.
+
+    A verdict that uneven load may explain is withheld.
+    """
     ratios = paired_log_ratios(run, baseline)
-    return judge(ratios, looks(run), fewest=FIRST_LOOK) if ratios else {}
+    return withhold(run, baseline, judge(ratios, looks(run), fewest=FIRST_LOOK)) if ratios else {}
 
 
 def noise_floor(run: Run) -> float | None:

@@ -108,6 +108,8 @@ def describe(verdict: Verdict) -> str:
     has the same figure from either side.
     """
     ratio, low, high = verdict.speed_ratio, verdict.low, verdict.high
+    if verdict.uneven_load:
+        return "unresolved: uneven load"
     if verdict.kind == "equivalent":
         return f"equivalent within {verdict.margin * 100:g} %"
     if low is None or high is None:

@@ -36,6 +36,7 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
         *_oversubscribed(run, analysis.summary),
         *_repeated(analysis.summary),
         *noisy_rounds(analysis.summary),
+        *uneven_loads(run.config.baseline, analysis.summary),
         *load_dependence(run, analysis.load_dependence),
         *(f"CONDITIONS DIFFER: {_in_short(condition)}" for condition in analysis.different),
         *(
@@ -122,9 +123,22 @@ def noisy_rounds(summary: Summary) -> list[str]:
     return [noisy_in(summary.noisy_rounds)] if summary.noisy_rounds else []
 
 
+def uneven_loads(baseline: str, summary: Summary) -> list[str]:
+    """Name the verdicts that uneven load withholds."""
+    loads = {arm.arm: arm.verdict.uneven_load for arm in summary.arms if arm.verdict}
+    return [
+        f"Uneven load: other processes used {load[0]:.0%} of the CPUs beside {arm}, and {load[1]:.0%} beside "
+        f"{baseline}. That may explain their difference. Run again on a quieter machine."
+        for arm, load in loads.items()
+        if load
+    ]
+
+
 def noise_first(run: Run, summary: Summary) -> list[str]:
     """Return what a noisy run states before anything else."""
-    return [too_noisy(run, summary)] if summary.too_noisy else noisy_rounds(summary)
+    if summary.too_noisy:
+        return [too_noisy(run, summary)]
+    return [*noisy_rounds(summary), *uneven_loads(run.config.baseline, summary)]
 
 
 def noisy_in(rounds: Sequence[int]) -> str:

@@ -8,9 +8,7 @@ each. It can be ended at any time, and continued: a comparison is recorded when 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,18 +19,19 @@ from compare.analysis.simulate import binomial_interval, simulate_aa
 from compare.analysis.step_times import other_cpu_load, step_seconds
 from compare.analysis.verdict import FIRST_LOOK, Look
 from compare.schema.store import read_run
+from tests.bench import loads
 from tests.comparing import ROOT, compare, find_mnist
 
 RECORD = ROOT / "docs" / "false-differences.jsonl"
 _LOOKS = 20
-_SPIN = "import time\nwhile True:\n until = time.time() + 1\n while time.time() < until: pass\n time.sleep(1)"
+LOADS = ("none", *loads.WANTED)
 
 
 def main():
     given = _parse()
     data_dir = find_mnist() or sys.exit("MNIST is missing: compare data fetch --data-dir data")
     for _ in range(given.more):
-        with _load(given.load):
+        with loads.injected(given.load):
             entry = _compare_once(given, data_dir)
         with given.record.open("a") as record:
             record.write(json.dumps(entry) + "\n")
@@ -95,23 +94,11 @@ def _compare_once(given, data_dir):
     }
 
 
-@contextlib.contextmanager
-def _load(kind):
-    """Keep one core busy every other second, if that load is wanted."""
-    spinning = [subprocess.Popen([sys.executable, "-c", _SPIN])] if kind == "on and off" else []
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
-
-
 def _parse():
     parser = argparse.ArgumentParser(description="Count false differences of an arm against itself.")
     parser.add_argument("--arm", default="mpi", help="the arm that is compared with itself")
     parser.add_argument("--mode", default="blocks", choices=["blocks", "launches"], help="as --interleave")
-    parser.add_argument("--load", default="none", choices=["none", "on and off"], help="other programs")
+    parser.add_argument("--load", default="none", choices=LOADS, help="other programs")
     parser.add_argument("--more", type=int, default=0, metavar="N", help="comparisons to add")
     parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="where they are added")
     return parser.parse_args()
