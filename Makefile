@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts lint bench false-differences docs clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu lint bench false-differences docs clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -64,6 +64,10 @@ lint: setup ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# It installs nothing: the machine may have no network, and its own torch.
+test-gpu: ## try what needs a GPU, with an interpreter that has torch (PYTHON=python3 GPU_ARGS="--device cpu")
+	$(PYTHON) -m tests.gpu $(GPU_ARGS) build/gpu-$$(date +%Y-%m-%dT%H-%M-%S)
 
 bench: setup ## measure Ringside itself (BENCH_ARGS="...")
 	$(PY) -m tests.bench $(BENCH_ARGS)

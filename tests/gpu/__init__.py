@@ -1,0 +1,1 @@
+"""Checks for a machine with a GPU."""
