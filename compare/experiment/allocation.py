@@ -7,6 +7,7 @@ this machine alone only if told so.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
 from compare.schema.hostfile import read_hostfile
 from compare.schema.hosts import Host, is_local, listed, local_host
-from compare.text import counted, duration
+from compare.text import duration
 
 ENGINES = ("auto", "local", "ssh", "slurm")
 _MPIJOB_HOSTFILE = Path("/etc/mpi/hostfile")
@@ -153,19 +154,35 @@ def endings_named(job: ScheduledJob | None) -> Iterator[None]:
         raise ended from error
 
 
-def require_time(job: ScheduledJob, arms: int, least_seconds: float, now: float) -> None:
-    """Require that a round can end before the job does.
+def time_of(job: ScheduledJob | None) -> float:
+    """Return the Unix time after which nothing may be measured."""
+    return job.ends_at if job else math.inf
 
-    ``least_seconds`` is the least time of a round of so many ``arms``.
+
+def require_time(job: ScheduledJob | None, noun: str, least_seconds: float, now: float) -> None:
+    """Require that all can run once before the job ends.
+
+    ``noun`` is arm or group, and ``least_seconds`` the least time of one launch of each.
 
     Raises:
         BudgetError: it cannot.
     """
-    left = job.ends_at - now
-    if left < least_seconds:
+    if job and (left := job.ends_at - now) < least_seconds:
         raise BudgetError(
-            f"{job.name} ends before every arm can run once.",
-            found=f"A round of {counted(arms, 'arm')} takes {duration(least_seconds)} or more. "
+            f"{job.name} ends before every {noun} can run once.",
+            found=f"One launch of each takes {duration(least_seconds)} or more. "
             f"Until one minute before its end, the job has {duration(max(0.0, left))}.",
-            remedy="Ask for a longer --time, or name fewer arms.",
+            remedy=f"Ask for a longer --time, or name fewer {noun}s.",
         )
+
+
+def too_little_time(limit: str, noun: str, done: int, planned: int) -> BudgetError:
+    """Return the error of a budget that ended too early.
+
+    ``done`` counts what had run once, of all that was ``planned``.
+    """
+    return BudgetError(
+        f"{limit} ended before every {noun} had run once.",
+        found=f"{done} of {planned} had." if done else "None had.",
+        remedy=f"Give it longer, name fewer {noun}s, or let each do less.",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +15,10 @@ from backends import BACKENDS, GROUPS
 from compare import __version__
 from compare.doctor import availability
 from compare.doctor.availability import Survey
-from compare.errors import LaunchError, RingsideError, UnavailableError
+from compare.errors import BudgetError, LaunchError, RingsideError, UnavailableError
+from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
 from compare.experiment.run import Watch, command_line, open_hosts
+from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch import Observer, launch_sweep
 from compare.launch.cluster import Cluster
@@ -149,20 +152,33 @@ def sweep_groups(
 ) -> CollectivesRun:
     """Carry out all launches, and save after each.
 
-    A launch that fails stops no other group. A group that failed is not launched again.
+    A launch that fails stops no other group. A group that failed is not launched again. The end of a
+    scheduler's job comes early after the first round, and leaves the run incomplete.
 
     Raises:
+        BudgetError: that end comes before every group has run once.
         RingsideError: something failed that would fail every launch; what was finished is saved.
     """
     write_request(run, directory)
+    groups, ends_at = len(run.config.groups), time_of(cluster.job)
+    require_time(cluster.job, "group", START_SECONDS * groups, time.time())
     for planned in plan_sweeps(run.config):
         if any(failure.arm == planned.group for failure in run.failures):
             continue
         observer.launch_begins(planned)
         launch = None
         try:
-            launch = launch_sweep(run.config, planned, directory, cluster, observer)
+            with endings_named(cluster.job):
+                launch = launch_sweep(
+                    run.config, planned, directory, cluster, observer, budget_ends_at=ends_at
+                )
             run = msgspec.structs.replace(run, launches=[*run.launches, launch])
+        except BudgetError:
+            if planned.round > 1:
+                return run
+            assert cluster.job  # noqa: S101 -- nothing else sets a limit
+            limit = f"The time of {cluster.job.name}"
+            raise too_little_time(limit, "group", planned.number - 1, groups) from None
         except LaunchError as error:
             failure = Failure(
                 arm=planned.group, round=planned.round, kind=type(error).__name__, message=str(error)

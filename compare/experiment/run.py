@@ -19,7 +19,7 @@ from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
-from compare.experiment.allocation import endings_named, require_time
+from compare.experiment.allocation import endings_named, require_time, too_little_time
 from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
 from compare.experiment.schedule import discard_unfinished, least_round_seconds, order_of
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
@@ -195,8 +195,8 @@ def carry_out(
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     going = conductor(run, directory, cluster, observer)
-    if cluster.job and not run.launches:
-        require_time(cluster.job, len(run.config.arms), least_round_seconds(run), time.time())
+    if not run.launches:
+        require_time(cluster.job, "arm", least_round_seconds(run), time.time())
     observer.rounds_done(run)
     while (planned := going.next()) and rounds_done(going.run) < rounds:
         try:
@@ -207,7 +207,7 @@ def carry_out(
             if run.launches:
                 going.run, planned = run, []
                 break
-            error = _too_small_a_budget(going.run, going.limit())
+            error = too_little_time(going.limit(), "arm", len(going.run.launches), len(run.config.arms))
             _save_failure(going.run, planned[0], error, directory)
             raise error from None
         except (RingsideError, KeyboardInterrupt) as error:
@@ -228,15 +228,6 @@ def _save_failure(run: Run, planned: Planned, error: BaseException, directory: P
     # Where nothing can be written, the first error is the one to report.
     with suppress(OutputError):
         write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
-
-
-def _too_small_a_budget(run: Run, limit: str) -> BudgetError:
-    done, arms = len(run.launches), len(run.config.arms)
-    return BudgetError(
-        f"{limit} ended before every arm had run once.",
-        found=f"{done} of {arms} had." if done else "None had.",
-        remedy="Give it longer, name fewer arms, or train fewer --steps.",
-    )
 
 
 def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_out: dict[str, str]) -> Run:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 from compare import __version__
+from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.errors import RingsideError
+from compare.experiment.allocation import endings_named, require_time
 from compare.experiment.run import Watch, carry_out, command_line, find_data, new_run, open_hosts
+from compare.experiment.schedule import least_round_seconds
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.cluster import Cluster
@@ -59,6 +63,7 @@ def scale_arms(
         counts=list(request.counts),
     )
     runs, source = _settle_counts(request, say)
+    require_time(request.allocation.job, "arm", sum(map(least_round_seconds, runs.values())), time.time())
     largest = runs[request.counts[-1]].config
     folder = request.output or new_folder(largest.model, largest.ranks, purpose=f"-{request.mode}")
     directory = create_directory(folder)
@@ -67,18 +72,28 @@ def scale_arms(
         write_json(create_directory(folder_of(directory, count)) / RESULTS_FILE, run)
     try:
         with watch(largest) as observer:
-            for round_ in range(1, largest.rounds + 1):
-                # Each round reverses the one before. So a machine that slows down favours no count.
-                for count in request.counts if round_ % 2 else reversed(request.counts):
-                    observer.count_begins(count)
-                    with _cluster_of(request, count, runs[count], source) as cluster:
-                        runs[count] = carry_out(
-                            runs[count], folder_of(directory, count), cluster, observer, rounds=round_
-                        )
+            for round_, count in _order(largest.rounds, request.counts):
+                observer.count_begins(count)
+                with _cluster_of(request, count, runs[count], source) as cluster:
+                    runs[count] = carry_out(
+                        runs[count], folder_of(directory, count), cluster, observer, rounds=round_
+                    )
+                if rounds_done(runs[count]) < round_:  # the job's time is over
+                    break
     except (RingsideError, KeyboardInterrupt) as error:
         error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
         raise
     return Scale(series=series, runs=runs), directory
+
+
+def _order(rounds: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield round and count; each round reverses the one before.
+
+    So a machine that slows down favours no count.
+    """
+    for round_ in range(1, rounds + 1):
+        for count in counts if round_ % 2 else reversed(counts):
+            yield round_, count
 
 
 def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[dict[int, Run], DatasetSource]:
@@ -106,7 +121,10 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
             config={**asked.config, "device": config.device},
         )
         allocation = _allocation(request, count)
-        with open_cluster(allocation, interface=network.interface, exported=own.exported) as cluster:
+        with (
+            endings_named(allocation.job),
+            open_cluster(allocation, interface=network.interface, exported=own.exported) as cluster,
+        ):
             settled, _ = settle(own, cluster)
             runs[count] = new_run(settled, source, cluster, left_out)
     return {count: runs[count] for count in request.counts}, source
@@ -120,9 +138,11 @@ def _with_batch(request: ScaleRequest, count: int) -> ScaleRequest:
 @contextmanager
 def _cluster_of(request: ScaleRequest, count: int, run: Run, source: DatasetSource) -> Iterator[Cluster]:
     """Open the hosts of a count, with agents of its own."""
-    with open_cluster(
-        _allocation(request, count), interface=run.network.interface, exported=request.exported
-    ) as cluster:
+    allocation = _allocation(request, count)
+    with (
+        endings_named(allocation.job),
+        open_cluster(allocation, interface=run.network.interface, exported=request.exported) as cluster,
+    ):
         cluster.stage(source, lambda _line: None)
         yield cluster
 

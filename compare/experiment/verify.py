@@ -10,9 +10,10 @@ from typing import Protocol
 import msgspec
 
 from compare.analysis.parity import check_gates, pass_of
-from compare.errors import LaunchError, RingsideError
-from compare.experiment.allocation import endings_named
+from compare.errors import BudgetError, LaunchError, RingsideError
+from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
 from compare.experiment.run import Watch, begin, open_hosts
+from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm
 from compare.launch.cluster import Cluster
@@ -56,9 +57,12 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
     The verification is saved after every arm. An arm that fails stops no other.
 
     Raises:
+        BudgetError: the scheduler's job ends before every arm was verified.
         RingsideError: something failed that would fail every arm; what was finished is saved.
     """
     write_request(run, directory)
+    ends_at = time_of(cluster.job)
+    require_time(cluster.job, "arm", START_SECONDS * len(run.config.arms), time.time())
     verification = Verification(run=run)
     for number, arm in enumerate(run.config.arms, start=1):
         planned = Planned(number, 1, arm)
@@ -67,7 +71,13 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
         launches = verification.run.launches
         try:
             with endings_named(cluster.job):
-                launch = launch_arm(run, planned, directory, cluster, observer, proof="whole")
+                launch = launch_arm(
+                    run, planned, directory, cluster, observer, proof="whole", budget_ends_at=ends_at
+                )
+        except BudgetError:
+            assert cluster.job  # noqa: S101 -- nothing else sets a limit
+            limit = f"The time of {cluster.job.name}"
+            raise too_little_time(limit, "arm", number - 1, len(run.config.arms)) from None
         except LaunchError as error:
             failure = Failure(arm=arm.label, round=1, kind=type(error).__name__, message=str(error))
             found = ArmVerification(arm=arm.label, failure=failure, seconds=time.monotonic() - began)

@@ -114,11 +114,18 @@ def launch_arm(
 
 
 def launch_sweep(
-    config: SweepConfig, planned: Planned, directory: Path, cluster: Cluster, observer: Observer
+    config: SweepConfig,
+    planned: Planned,
+    directory: Path,
+    cluster: Cluster,
+    observer: Observer,
+    *,
+    budget_ends_at: float = math.inf,
 ) -> SweepLaunch:
     """Launch a group, to time its collectives alone.
 
     Raises:
+        BudgetError: ``budget_ends_at``, a Unix time, came before the launch was over.
         HostError: a host was lost.
         LaunchError: a rank failed, died or stalled.
         OutputError: the run's folder cannot be written.
@@ -133,6 +140,7 @@ def launch_sweep(
         observer,
         make_job=partial(SweepJob, group=planned.group, interface=interface),
         conclude=PreparedLaunch.conclude_sweep,
+        budget_ends_at=budget_ends_at,
     )
     return _launch_with_free_port(launch, config, planned, directory, observer)
 

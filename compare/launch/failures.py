@@ -98,7 +98,10 @@ class Cause(NamedTuple):
 def find_cause(evidence: list[Evidence]) -> Cause | None:
     """Find the root cause; None where no rank failed by itself."""
     open_cases = [rank for rank in evidence if not rank.has_result]
-    if killed := [rank for rank in open_cases if rank.killed]:
+    # Launchers notice a killed witness at once. Beside a stall, a missing one was killed afterwards. As
+    # horovodrun ends, srun kills the step with a stopped rank in it.
+    stall = any(rank.stalled for rank in open_cases)
+    if killed := [rank for rank in open_cases if rank.killed and (rank.exit or not stall)]:
         return _died(min(killed, key=_exited_at))
     failed = [rank for rank in open_cases if (rank.failure or rank.exit) and not rank.ended]
     causes = [_raised(e, e.failure) if e.failure else _died(e) for e in failed if not e.stalled]

@@ -153,7 +153,7 @@ def headline(run: CollectivesRun) -> str:
 def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
     """List wrong results, refusals, and what did not run."""
     if not run.complete:
-        yield "INCOMPLETE: it was stopped before every group had run."
+        yield "INCOMPLETE: it was stopped before its last launch."
     for exchange, its in by_exchange(run, rows):
         for group in run.config.groups:
             of_group = [row for row in its if row.group == group]

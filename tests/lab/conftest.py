@@ -10,7 +10,13 @@ from tests.lab import failure_table
 from tests.lab.failure_table import FailureTable
 from tests.lab.hosts import Lab, why_not
 
-TABLE = pytest.StashKey[FailureTable]()
+SLURM_COLUMNS = {
+    "turns": "torchrun and horovodrun in turns",
+    "ddp": "torchrun",
+    "horovod": "horovodrun, Gloo",
+    "mpi": "mpirun",
+}
+TABLE, SLURM_TABLE = pytest.StashKey[FailureTable](), pytest.StashKey[FailureTable]()
 
 
 def pytest_addoption(parser):
@@ -20,26 +26,45 @@ def pytest_addoption(parser):
         metavar="FILE",
         help="write the measured table of failures between its marks in FILE",
     )
+    parser.addoption(
+        "--slurm-table", type=Path, metavar="FILE", help="the same for failures in jobs of Slurm"
+    )
 
 
 def pytest_configure(config):
     config.stash[TABLE] = FailureTable()
+    config.stash[SLURM_TABLE] = FailureTable(SLURM_COLUMNS)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    """Write the table if all of it was measured within its bounds."""
-    file = session.config.getoption("--failure-table")
-    if file and exitstatus == 0:
-        from tests.lab.test_failures import FAILURES
+    """Write each table if all of it was measured within its bounds."""
+    from tests.lab import test_failures, test_slurm
 
-        failure_table.write(session.config.stash[TABLE].markdown(list(FAILURES.values())), file)
+    if exitstatus == 0:
+        for option, key, rows, name in (
+            ("--failure-table", TABLE, test_failures.FAILURES, "failures"),
+            ("--slurm-table", SLURM_TABLE, test_slurm.FAILURES, "slurm"),
+        ):
+            if file := session.config.getoption(option):
+                failure_table.write(session.config.stash[key].markdown(list(rows.values())), file, name)
 
 
 @pytest.fixture
 def record(pytestconfig):
     """Record in the table how long a failure took."""
     return pytestconfig.stash[TABLE].record
+
+
+@pytest.fixture
+def record_in_a_job(pytestconfig):
+    """Print and record how long a failure in a job took."""
+
+    def record(row, column, seconds):
+        print(f"{row.what}, {column}: {seconds:.1f} s")
+        pytestconfig.stash[SLURM_TABLE].record(row, column, seconds)
+
+    return record
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,13 @@
-"""Write docs/hosts.md's table of failures with the times that tests measured."""
+"""Write tables of failures with the times that tests measured."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-BEGIN, END = "<!-- failures: begin -->", "<!-- failures: end -->"
 LAUNCHERS = {
     "torchrun": "torchrun",
     "horovodrun-gloo": "horovodrun, Gloo",
@@ -27,24 +27,29 @@ class Failure(NamedTuple):
 
 
 class Times:
-    """The measured times, one a cell of a row and a launcher."""
+    """The measured times, one a cell of a row and a column.
 
-    def __init__(self) -> None:
+    Args:
+        columns: the heads of columns, by the names that ``record`` takes.
+    """
+
+    def __init__(self, columns: Mapping[str, str] = LAUNCHERS) -> None:
+        self.columns = columns
         self._cells: dict[NamedTuple, dict[str, float]] = {}
 
-    def record(self, row: NamedTuple, launcher: str, seconds: float) -> None:
+    def record(self, row: NamedTuple, column: str, seconds: float) -> None:
         """Record the time from failure to exit; the longest counts."""
         cells = self._cells.setdefault(row, {})
-        cells[launcher] = max(seconds, cells.get(launcher, 0.0))
+        cells[column] = max(seconds, cells.get(column, 0.0))
 
     def seconds(self, row: NamedTuple) -> list[str]:
         """Render the cells of a row."""
         cells = self._cells[row]
-        return [f"{cells[name]:.1f} s" if name in cells else "–" for name in LAUNCHERS]
+        return [f"{cells[name]:.1f} s" if name in cells else "–" for name in self.columns]
 
 
 class FailureTable(Times):
-    """The table in docs/hosts.md."""
+    """The table of a page, with a bound for every row."""
 
     def markdown(self, order: list[Failure]) -> str:
         """Render all rows.
@@ -54,8 +59,8 @@ class FailureTable(Times):
         """
         if missing := [failure.what for failure in order if failure not in self._cells]:
             raise ValueError(f"not measured: {', '.join(missing)}")
-        heads = ["what fails", "exit code", "what is named", "bound", *LAUNCHERS.values()]
-        lines = [line(heads), line(["---", "---", "---", *["---:"] * 5])]
+        heads = ["what fails", "exit code", "what is named", "bound", *self.columns.values()]
+        lines = [line(heads), line(["---", "---", "---", "---:", *["---:"] * len(self.columns)])]
         return "\n".join([*lines, *(self._row(failure) for failure in order)])
 
     def _row(self, failure: Failure) -> str:
@@ -63,17 +68,18 @@ class FailureTable(Times):
         return line([failure.what, str(failure.code), failure.named, bound, *self.seconds(failure)])
 
 
-def write(table: str, file: Path) -> None:
-    """Write the table between its two marks in a file.
+def write(table: str, file: Path, name: str = "failures") -> None:
+    """Write the table between two marks in a file.
 
     Raises:
         ValueError: the marks are missing or in the wrong order.
     """
-    before, begin, rest = file.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    first, last = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = file.read_text().partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{file} has no place for the table: {BEGIN} … {END}")
-    file.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+        raise ValueError(f"{file} has no place for the table: {first} … {last}")
+    file.write_text(f"{before}{first}\n{table}\n{last}{after}")
 
 
 def line(cells: list[str]) -> str:

@@ -270,9 +270,10 @@ def is_horovodrun(process):
     return any(word.endswith("/horovodrun") for word in process.cmdline()[:2])
 
 
-def turns_begin(lab):
-    """Return whether all launches of a cohort have warmed up."""
-    files = list((lab.folder / "run").glob("launches/*/rank-0.progress"))
+def turns_begin(lab, round_=1):
+    """Return whether both launches of a cohort have warmed up."""
+    numbers = (2 * round_ - 1, 2 * round_)
+    files = [f for n in numbers for f in (lab.folder / "run").glob(f"launches/{n:02d}-*/rank-0.progress")]
     return len(files) == 2 and all('"turn"' in file.read_text() for file in files)
 
 

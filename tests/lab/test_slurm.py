@@ -7,11 +7,21 @@ import time
 
 import pytest
 
+from compare.schema.scale import folder_of
 from compare.schema.store import read_run
 from tests.faults.started import a_fault
 from tests.lab.comparing import ARMS, RUN, compare, left
+from tests.lab.failure_table import Failure
 from tests.lab.slurm import Slurm, why_no_slurm
-from tests.lab.test_failures import BOUND_SECONDS, GONE_SECONDS, StartedRun, gone_from, parent_of
+from tests.lab.test_failures import (
+    BOUND_SECONDS,
+    GONE_SECONDS,
+    StartedRun,
+    gone_from,
+    parent_of,
+    stopped_ranks,
+    turns_begin,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
@@ -85,6 +95,21 @@ def test_submitted_run_without_environment_shows_its_result(make_slurm, mnist_di
 
 
 @pytest.mark.rest
+def test_submitted_scale_has_every_count(make_slurm, mnist_dir):
+    lab = make_slurm(2)
+    words = ["scale", "-np", "1,2", "--backend", "ddp", "--repeats", 1, "--steps", 30, "--warmup", 5]
+    words += ["--no-control", "--data-dir", mnist_dir, "--output", RUN]
+    done = lab.login.run(
+        [*COMPARE, "submit", "--wait", "--", *words],
+        cwd="/run/lab",
+        timeout_seconds=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for count in (1, 2):
+        require_one_model(read_run(folder_of(lab.folder / "run", count)), [1] * count)
+
+
+@pytest.mark.rest
 def test_run_in_a_step_takes_the_hosts_of_its_job(make_slurm, mnist_dir, every_backend):
     lab = make_slurm(2)
     within = [*salloc("-N2", "-n3"), "srun", "-N1", "-n1"]
@@ -94,7 +119,7 @@ def test_run_in_a_step_takes_the_hosts_of_its_job(make_slurm, mnist_dir, every_b
 
 
 REFUSED = {
-    "several tasks": (2, [*salloc("-N2"), "srun", "-n2"], "srun starts 2 times"),
+    "several tasks": (2, [*salloc("-N2"), "srun", "-n2"], "srun starts compare 2 times"),
     "too little time": (11, salloc("-N2", "-t1"), "ends before every arm can run once"),
 }
 
@@ -106,6 +131,10 @@ def test_run_that_cannot_work_is_refused_before_its_start(make_slurm, mnist_dir)
         assert done.returncode == code, done.stderr
         assert says in done.stderr
         assert list((lab.folder / "run").glob("launches/*")) == []
+    words = ["scale", "-np", "1,2", "--backend", "ddp", "--data-dir", mnist_dir, "--output", "/run/lab/scale"]
+    done = lab.login.run([*salloc("-N2", "-t1"), *COMPARE, *words])
+    assert done.returncode == 11, done.stderr
+    assert not (lab.folder / "scale").exists()
     done = lab.login.run([*salloc("-N2"), *COMPARE, "doctor", "--quick"])
     assert done.returncode == 0, done.stdout
     assert "Examining 2 hosts of Slurm job" in done.stderr
@@ -135,39 +164,97 @@ def interrupt(run):
     os.kill(parent_of(run), signal.SIGINT)
 
 
-ENDINGS = {
-    "scancel": (scancel, 13, "Slurm job 1 was cancelled.", KILL_WAIT_SECONDS),
-    "preemption": (preempt, 13, "Slurm job 1 was preempted.", KILL_WAIT_SECONDS),
-    "time limit": (reach_the_limit, 13, "Slurm job 1 reached its time limit.", 2 * KILL_WAIT_SECONDS),
-    "link": (lose_the_link, 9, "Host n2 (Slurm job 1)", BOUND_SECONDS),
-    "node": (lose_the_node, 9, "Host n2 (Slurm job 1)", BOUND_SECONDS),
-    "Ctrl-C": (interrupt, 130, "Interrupted.", BOUND_SECONDS),
+def kill_a_rank(run):
+    """Kill a rank that is stopped until its next turn."""
+    stopped_ranks(run.lab.hosts[1])[-1].kill()
+
+
+def kill_the_parent(run):
+    os.kill(parent_of(run), signal.SIGKILL)
+
+
+FAILURES = {
+    "kill": Failure("a rank is killed", 6, "rank, host", BOUND_SECONDS),
+    "raise": Failure("a rank raises", 6, "rank, host, error, file:line", BOUND_SECONDS),
+    "stop": Failure("a rank is stopped (`--stall 12`)", 7, "rank, host", BOUND_SECONDS),
+    "silent": Failure("a node is silent from the start", 9, "host", BOUND_SECONDS),
+    "link": Failure("a node's link goes down", 9, "host", BOUND_SECONDS),
+    "node": Failure("a node goes down", 9, "host", BOUND_SECONDS),
+    "scancel": Failure("`scancel`", 13, "that Slurm cancelled the job", KILL_WAIT_SECONDS),
+    "preemption": Failure("preemption", 13, "that Slurm preempted the job", KILL_WAIT_SECONDS),
+    "time limit": Failure("the time limit", 13, "the limit", 2 * KILL_WAIT_SECONDS),
+    "Ctrl-C": Failure("Ctrl-C", 130, "what was finished", BOUND_SECONDS),
+    "parent": Failure("`compare` is killed (-9)", "–", "–", BOUND_SECONDS),
 }
-QUICK = {("ddp", "scancel"), ("mpi", "preemption"), ("horovod", "link")}
+"""Every row of the table of Slurm in docs/failures.md, in its order."""
+IN_A_RANK = {
+    "kill": "rank 1 on n2 died. It was killed by SIGKILL",
+    "raise": "rank 1 on n2 failed. RuntimeError: injected by the test",
+    "stop": "rank 1 on n2 made no progress for 12 s.",
+}
+FROM_OUTSIDE = {
+    "kill": (kill_a_rank, "horovod, round 1: rank 1 on n2 died"),
+    "link": (lose_the_link, "Host n2 (Slurm job 1)"),
+    "node": (lose_the_node, "Host n2 (Slurm job 1)"),
+    "scancel": (scancel, "Slurm job 1 was cancelled."),
+    "preemption": (preempt, "Slurm job 1 was preempted."),
+    "time limit": (reach_the_limit, "Slurm job 1 reached its time limit."),
+    "Ctrl-C": (interrupt, "Interrupted."),
+}
+IN_A_JOB = salloc("-N2", "-t30")
+# It submits the words of a run: they follow those of the interpreter.
+SUBMIT = 'python=$1; shift 4; cd /run/lab; exec "$python" -m compare submit --wait -- run "$@"'
+ARM = {"turns": "ddp,horovod", "ddp": "ddp", "horovod": "horovod", "mpi": "mpi"}
+QUICK = {("turns", "scancel"), ("mpi", "preemption"), ("horovod", "link")}
+
+
+@pytest.fixture
+def start_in_a_job(make_slurm, mnist_dir, every_backend):
+    """Start a run in a job: one arm, or two in turns."""
+
+    def start(column, *, within=IN_A_JOB, **options):
+        turns = ("--interleave", "blocks", "--repeats", 20) if column == "turns" else ()
+        own = {"hosts": None, "within": within, "steps": 50 if turns else 28_000} | options
+        return StartedRun(make_slurm(2), mnist_dir, ARM[column], *turns, **own)
+
+    return start
+
+
+def wait_for_measurement(run, column, round_=1):
+    """Wait for training; in turns, for a rank that is stopped."""
+    if column != "turns":
+        run.wait_for_training()
+        return
+    stopped = lambda: turns_begin(run.lab, round_) and stopped_ranks(run.lab.hosts[1])  # noqa: E731
+    wait_until(lambda: stopped() or run.process.poll() is not None, 150)
+    assert run.process.poll() is None, run.process.communicate()
 
 
 @pytest.mark.parametrize(
-    ("arm", "kind"),
+    ("column", "kind"),
     [
-        pytest.param(arm, kind, marks=[] if (arm, kind) in QUICK else pytest.mark.faults)
-        for arm in ("ddp", "mpi", "horovod")
-        for kind in ENDINGS
+        pytest.param(column, kind, marks=[] if (column, kind) in QUICK else pytest.mark.faults)
+        for column in ARM
+        for kind in FROM_OUTSIDE
+        if kind != "kill" or column == "turns"
     ],
 )
-def test_run_that_ends_early_names_the_reason(make_slurm, mnist_dir, every_backend, arm, kind):
-    break_it, code, says, bound = ENDINGS[kind]
-    lab = make_slurm(2)
-    run = StartedRun(lab, mnist_dir, arm, hosts=None, within=salloc("-N2", "-t30"))
-    run.wait_for_training()
+def test_run_that_ends_early_names_the_reason(start_in_a_job, record_in_a_job, column, kind):
+    break_it, says = FROM_OUTSIDE[kind]
+    run = start_in_a_job(column)
+    lab = run.lab
+    finished = 1 if column == "turns" and kind == "link" else 0
+    wait_for_measurement(run, column, finished + 1)
     began = time.monotonic()
     break_it(run)
     printed = run.wait()
     took = time.monotonic() - began
-    print(f"{arm}, {kind}: {took:.1f} s")
-    assert run.process.returncode == code, printed
+    assert run.process.returncode == FAILURES[kind].code, printed
     assert says in printed
     assert "The finished part is kept" in printed
-    assert took < bound
+    assert len(read_run(lab.folder / "run").launches) >= 2 * finished
+    assert took < FAILURES[kind].bound_seconds
+    record_in_a_job(FAILURES[kind], column, took)
     alive = [lab.login, lab.hosts[0]] if kind in {"link", "node"} else lab.running()
     gone_from(lab, alive, 10)
     if kind == "link":  # Slurm's own step daemon stays, until it can report
@@ -175,34 +262,65 @@ def test_run_that_ends_early_names_the_reason(make_slurm, mnist_dir, every_backe
 
 
 @pytest.mark.parametrize(
-    "arm", ["ddp", *(pytest.param(a, marks=pytest.mark.faults) for a in ("horovod", "mpi"))]
+    "column", [pytest.param(one, marks=[] if one == "ddp" else pytest.mark.faults) for one in ARM]
 )
-def test_parent_killed_in_a_job_leaves_nothing_on_any_node(make_slurm, mnist_dir, every_backend, arm):
-    lab = make_slurm(2)
-    run = StartedRun(lab, mnist_dir, arm, hosts=None, within=salloc("-N2"))
-    run.wait_for_training()
+def test_parent_killed_in_a_job_leaves_nothing_on_any_node(start_in_a_job, record_in_a_job, column):
+    run = start_in_a_job(column)
+    wait_for_measurement(run, column)
+    began = time.monotonic()
     os.kill(parent_of(run), signal.SIGKILL)
     run.process.communicate(timeout=60)
-    gone_from(lab, lab.running(), BOUND_SECONDS)
+    gone_from(run.lab, run.lab.running(), BOUND_SECONDS)
+    record_in_a_job(FAILURES["parent"], column, time.monotonic() - began)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    ("kind", "code", "says"),
-    [
-        ("kill", 6, "rank 1 on n2 died"),
-        ("raise", 6, "rank 1 on n2 failed"),
-        ("hang", 7, "rank 1 on n2 made no progress for 12 s"),
-    ],
-)
-@pytest.mark.parametrize("arm", ["ddp", "horovod", "mpi"])
-def test_rank_that_fails_in_a_job_is_named(make_slurm, mnist_dir, every_backend, arm, kind, code, says):
-    lab = make_slurm(2)
-    run = StartedRun(lab, mnist_dir, arm, fault=a_fault(kind), hosts=None, within=salloc("-N2"))
+@pytest.mark.parametrize("kind", IN_A_RANK)
+@pytest.mark.parametrize("column", ARM)
+def test_rank_that_fails_in_a_job_is_named(start_in_a_job, record_in_a_job, column, kind):
+    run = start_in_a_job(column, fault=a_fault(kind))
     printed = run.wait()
     took = run.seconds_since_the_fault()
-    print(f"{arm}, {kind}: {took:.1f} s")
-    assert run.process.returncode == code, printed
-    assert says in printed
+    assert run.process.returncode == FAILURES[kind].code, printed
+    assert IN_A_RANK[kind] in printed
     assert took < BOUND_SECONDS
-    gone_from(lab, lab.running(), 10)
+    record_in_a_job(FAILURES[kind], column, took)
+    gone_from(run.lab, run.lab.running(), 10)
+
+
+@pytest.mark.faults
+def test_node_silent_from_the_start_is_named(start_in_a_job, record_in_a_job):
+    until = ["sh", "-c", 'until [ -e /run/lab/go ]; do sleep 0.1; done; exec "$@"', "sh"]
+    run = start_in_a_job("turns", within=[*IN_A_JOB, *until])
+    lab = run.lab
+    wait_until(lambda: lab.login.run(["squeue", "-h", "-o", "%t"]).stdout == "R\n", 20)
+    lab.hosts[1].drop_packets()
+    (lab.folder / "go").touch()
+    began = time.monotonic()
+    printed = run.wait()
+    took = time.monotonic() - began
+    assert run.process.returncode == FAILURES["silent"].code, printed
+    assert "Host n2 (Slurm job 1)" in printed
+    assert took < BOUND_SECONDS
+    assert not (lab.folder / "run").exists()
+    record_in_a_job(FAILURES["silent"], "turns", took)
+    gone_from(lab, [lab.login, lab.hosts[0]], 10)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["scancel", "time limit"])
+def test_submitted_run_that_slurm_ends_names_the_reason(start_in_a_job, kind):
+    """It runs within the batch step, and keeps its first round."""
+    break_it, says = FROM_OUTSIDE[kind]
+    run = start_in_a_job("turns", within=["sh", "-ec", SUBMIT, "sh"])
+    wait_for_measurement(run, "turns", 2)
+    began = time.monotonic()
+    break_it(run)
+    printed, errors = run.process.communicate(timeout=150)
+    assert run.process.returncode == 13, printed + errors
+    printed = " ".join(printed.split())
+    assert says in printed
+    assert "The finished part is kept" in printed
+    assert len(read_run(run.lab.folder / "run").launches) >= 2
+    assert time.monotonic() - began < FAILURES[kind].bound_seconds + 5
+    gone_from(run.lab, run.lab.running(), 10)

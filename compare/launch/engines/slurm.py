@@ -69,10 +69,11 @@ _TROUBLES = (
     (("not found in", "Invalid node name"), "is no node of {job}", "Name nodes of the job."),
     (("CANCELLED AT",), "lost its step in {job}", "Was it cancelled by hand, as with scancel JOB.STEP?"),
 )
-_ENDINGS = (
+ENDINGS = (
     ("DUE TO TIME LIMIT", "reached its time limit"),
     ("DUE TO PREEMPTION", "was preempted"),
 )
+"""What Slurm prints as it ends a job, and what that means."""
 ENDED = "was ended by Slurm"
 _OWN_LINES = ("srun:", "slurmstepd")
 _OF_THE_COMMAND = "task "
@@ -114,7 +115,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
         lines = answer.stderr.decode(errors="replace").splitlines()
         own = [line for line in lines if line.startswith(_OWN_LINES)]
         printed, job = "\n".join(own), f"Slurm job {self.job}"
-        for mark, what in _ENDINGS:
+        for mark, what in ENDINGS:
             if mark in printed:
                 return job_ended(job, what, found=answer.last_lines)
         name, by_hand = named(answer.host), self.by_hand(answer.host)

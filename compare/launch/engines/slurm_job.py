@@ -6,15 +6,17 @@ The environment names the nodes and their tasks. The controller knows the rest, 
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError, system_reason
-from compare.launch.engines.slurm import ENDED, job_ended
+from compare.launch.engines.slurm import ENDED, ENDINGS, job_ended
 from compare.schema.hostfile import parse_hosts
 from compare.schema.hosts import Host
 from compare.text import counted
@@ -34,6 +36,7 @@ _STATES = {
 }
 _REASONS = {"TimeLimit": "reached its time limit", "Preempted": "was preempted"}
 """Of a job that is still completing."""
+_TAIL_BYTES = 1 << 16
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _NODES = re.compile(r"Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
@@ -65,14 +68,14 @@ class SlurmJob(msgspec.Struct, frozen=True):
             HostError: it sees less, which would slow down every arm.
         """
         for kind, sees, has, option in (
-            ("CPU", cpus, self.cpus.get(host.name, 0), "--cpus-per-task"),
+            ("CPU", cpus, self.cpus.get(host.name, 0), "--cpu-bind=none --cpus-per-task"),
             ("GPU", gpus, self.gpus.get(host.name, 0), "--gpus-per-task"),
         ):
             if sees < has:
                 raise HostError(
                     f"Host {host.name}: Ringside sees {counted(sees, kind)} of the {has} that "
                     f"{self.name} has there.",
-                    found="It runs in a step of its own, whose srun gave it fewer.",
+                    found="It runs in a step of its own, whose srun gave it fewer, or bound it to some.",
                     remedy=f"Start it in the job itself, or give its step all: srun -n1 {option}={has}",
                 )
 
@@ -88,13 +91,13 @@ class SlurmJob(msgspec.Struct, frozen=True):
                 fields = dict(_FIELD.findall(_scontrol(self.number)))
             except UnavailableError:
                 return None
-            state = fields.get("JobState", "")
-            if state != "COMPLETING" or time.monotonic() > deadline:
-                # A job that this program is the script of completes only when it exits.
-                ended = _REASONS.get(fields.get("Reason", ""), ENDED) if state == "COMPLETING" else ""
-                what = ended or _STATES.get(state)
-                return job_ended(self.name, what) if what else None
+            what = _ending_of(self.number, fields)
+            if fields.get("JobState") != "COMPLETING" or what or time.monotonic() > deadline:
+                break
             time.sleep(_POLL_SECONDS)
+        # A job that this program is the script of completes only when it exits.
+        what = what or (ENDED if fields.get("JobState") == "COMPLETING" else "")
+        return job_ended(self.name, what) if what else None
 
 
 def read_job(environ: Mapping[str, str]) -> SlurmJob:
@@ -134,7 +137,7 @@ def require_one_task(environ: Mapping[str, str]) -> None:
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_STEP_ID" in environ else 1
     if tasks > 1:
         raise UsageError(
-            f"srun starts {tasks} times what starts all ranks itself.",
+            f"srun starts compare {tasks} times, and each would start all ranks.",
             found=f"Step {environ['SLURM_STEP_ID']} of this job has {tasks} tasks.",
             remedy="Call compare without srun in the job, or with one task: srun -n1 compare run",
         )
@@ -199,6 +202,30 @@ def _seconds_left(fields: Mapping[str, str]) -> float:
 def _seconds(duration: re.Match[str]) -> float:
     days, hours, minutes, seconds = (int(part or 0) for part in duration.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _ending_of(number: str, fields: Mapping[str, str]) -> str:
+    """Return how Slurm ended a job; empty if it did not."""
+    state = fields.get("JobState", "")
+    if state == "RUNNING":
+        # The controller ends it some seconds later, and starts no further step before.
+        return _STATES["TIMEOUT"] if _seconds_left(fields) <= 0 else ""
+    if state == "COMPLETING":
+        return _REASONS.get(fields.get("Reason", "")) or _printed_ending(number, fields.get("StdErr", ""))
+    return _STATES.get(state, "")
+
+
+def _printed_ending(number: str, output: str) -> str:
+    """Return how a job ended by what Slurm wrote into its output."""
+    try:
+        with Path(output).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    own = [line for line in lines if f"*** JOB {number} ON " in line and " CANCELLED AT " in line]
+    found = (what for line in own for mark, what in ENDINGS if mark in line)
+    return next(found, "was cancelled" if own else "")
 
 
 def _scontrol(number: str) -> str:

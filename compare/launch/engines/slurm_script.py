@@ -15,7 +15,7 @@ from compare.errors import AllocationError, OutputError, UnavailableError, Usage
 from compare.schema.environment import import_path, masked
 from compare.schema.files import write_text
 
-COMMANDS = ("run", "aa", "verify", "collectives")
+COMMANDS = ("run", "aa", "verify", "scale", "collectives")
 """The commands that launch ranks."""
 
 _LOOK_SECONDS = 2.0

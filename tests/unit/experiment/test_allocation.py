@@ -78,7 +78,7 @@ def test_engine_may_be_named():
         ({}, {"engine": "ray"}, "cannot be 'ray'"),
         ({}, {"engine": "local", "named": "n1"}, "contradict each other"),
         (OF_SLURM, {"engine": "slurm", "named": "n9"}, "n9 is no node of Slurm job 17"),
-        (OF_SLURM | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, "srun starts 2 times"),
+        (OF_SLURM | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, "srun starts compare 2 times"),
     ],
 )
 def test_engine_that_cannot_reach_the_hosts_is_refused(environ, options, says):
@@ -105,6 +105,7 @@ def test_scheduler_that_ended_the_job_is_named(error):
 
 
 def test_job_too_short_for_a_round_is_refused_before_it():
-    require_time(AnEndedJob(), 2, least_seconds=10.0, now=80.0)
+    require_time(AnEndedJob(), "arm", least_seconds=10.0, now=80.0)
+    require_time(None, "arm", least_seconds=math.inf, now=80.0)
     with pytest.raises(BudgetError, match="Slurm job 17 ends before every arm can run once"):
-        require_time(AnEndedJob(), 2, least_seconds=30.0, now=80.0)
+        require_time(AnEndedJob(), "arm", least_seconds=30.0, now=80.0)

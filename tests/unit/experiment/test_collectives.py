@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from backends import GROUPS
-from compare.errors import LaunchError, UnavailableError
+from compare.errors import BudgetError, LaunchError, UnavailableError
 from compare.experiment import collectives
 from compare.experiment.collectives import plan_sweeps, refusal_of, settle_sweep, sweep_groups
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
@@ -67,6 +71,9 @@ def test_settle_named_group_that_cannot_run_is_refused(monkeypatch):
         settle_sweep(a_request("gloo", "nccl"), a_cluster())
 
 
+HERE = SimpleNamespace(job=None)
+
+
 class _Silent:
     def __getattr__(self, name):
         return lambda *event: None
@@ -75,14 +82,46 @@ class _Silent:
 def test_sweep_group_that_fails_stops_no_other(tmp_path, monkeypatch):
     config = a_sweep_config("gloo", "mpi", rounds=2)
 
-    def launch(config, planned, *_):
+    def launch(config, planned, *_, budget_ends_at):
+        assert budget_ends_at == math.inf
         if planned.group == "gloo":
             raise LaunchError("gloo, round 1: rank 0 died.")
         return a_sweep_launch(config, planned.group, planned.number)
 
     monkeypatch.setattr(collectives, "launch_sweep", launch)
-    run = sweep_groups(a_collectives_run(config, [], complete=False), tmp_path, None, _Silent())
+    run = sweep_groups(a_collectives_run(config, [], complete=False), tmp_path, HERE, _Silent())
     assert [launch.group for launch in run.launches] == ["mpi", "mpi"]
     assert [failure.arm for failure in run.failures] == ["gloo"], "it is not launched again"
     assert run.complete
     assert read_json(tmp_path / COLLECTIVES_FILE, CollectivesRun) == run
+
+
+def in_a_job(folder, monkeypatch, *, seconds_left=60, launches):
+    """Sweep two groups in a job that ends after so many launches."""
+    config = a_sweep_config("gloo", "mpi", rounds=2)
+
+    def launch(config, planned, *_, budget_ends_at):
+        assert budget_ends_at < math.inf
+        if planned.number > launches:
+            raise BudgetError("The budget is over.")
+        return a_sweep_launch(config, planned.group, planned.number)
+
+    monkeypatch.setattr(collectives, "launch_sweep", launch)
+    job = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + seconds_left)
+    run = a_collectives_run(config, [], complete=False)
+    return sweep_groups(run, folder, SimpleNamespace(job=job), _Silent())
+
+
+def test_sweep_in_a_job_ends_with_its_time(tmp_path, monkeypatch):
+    run = in_a_job(tmp_path, monkeypatch, launches=3)
+    assert [launch.group for launch in run.launches] == ["gloo", "mpi", "mpi"]
+    assert not run.complete
+    assert read_json(tmp_path / COLLECTIVES_FILE, CollectivesRun) == run
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "says"), [(60, "The time of Slurm job 17 ended"), (5, "Slurm job 17 ends before")]
+)
+def test_sweep_in_a_job_too_short_for_every_group_fails(tmp_path, monkeypatch, seconds_left, says):
+    with pytest.raises(BudgetError, match=says):
+        in_a_job(tmp_path, monkeypatch, seconds_left=seconds_left, launches=1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from compare.errors import LaunchError, OutputError
+from compare.errors import BudgetError, LaunchError, OutputError
 from compare.experiment.verify import VERIFICATION_FILE, verify
 from compare.report.verification import renderable
 from compare.schema.files import read_json
@@ -99,8 +101,9 @@ class Silent:
 def pretend(monkeypatch, outcomes):
     """Launch arms in no time: each ends as ``outcomes`` has it."""
 
-    def launch_arm(run, planned, directory, affinity, observer, *, proof):
+    def launch_arm(run, planned, directory, affinity, observer, *, proof, budget_ends_at):
         assert proof == "whole"
+        assert budget_ends_at == (affinity.job.ends_at if affinity.job else math.inf)
         outcome = outcomes[planned.arm.label]
         if isinstance(outcome, Exception):
             raise outcome
@@ -146,3 +149,23 @@ def test_what_would_fail_every_arm_ends_it_and_keeps_what_is_finished(tmp_path, 
     assert [arm.arm for arm in kept.arms] == ["ddp"]
     assert not kept.run.complete
     assert "INCOMPLETE" in shown(an_arm(), complete=False)
+
+
+def a_job(seconds_left):
+    return SimpleNamespace(job=SimpleNamespace(name="Slurm job 17", ends_at=time.time() + seconds_left))
+
+
+def test_verify_in_a_job_that_ends_too_early_keeps_what_is_finished(tmp_path, monkeypatch):
+    pretend(monkeypatch, {"ddp": [right(0)], "manual": BudgetError("The budget is over.")})
+    run = a_run({"ddp": [], "manual": []}, launches=[], complete=False)
+    with pytest.raises(BudgetError, match="The time of Slurm job 17 ended") as caught:
+        verify(run, tmp_path, a_job(60), Silent())
+    assert caught.value.found == "1 of 2 had."
+    assert [arm.arm for arm in read_json(tmp_path / VERIFICATION_FILE, Verification).arms] == ["ddp"]
+
+
+def test_verify_in_a_job_without_time_for_every_arm_launches_none(tmp_path):
+    observer = Silent()
+    with pytest.raises(BudgetError, match="Slurm job 17 ends before every arm can run once"):
+        verify(a_run({"ddp": [], "manual": []}, launches=[], complete=False), tmp_path, a_job(5), observer)
+    assert observer.events == []

@@ -180,6 +180,7 @@ CAUSES = {
     "ended, with its witness, beside a cause": (
         *([a_rank(0, stacks=stacks(ELSEWHERE)), raised(1, 104.0)], 1, "raised"),
     ),
+    "a stopped rank in a step that srun killed": ([dumped(0), a_rank(1)], 1, "stalled"),
     # Open MPI may kill it while the rank writes its stacks.
     "a stall with a killed witness": ([dumped(0, exit=None), dumped(1, 110.1, ELSEWHERE)], 1, "stalled"),
     "no process": ([unstarted(0), ended(1)],),

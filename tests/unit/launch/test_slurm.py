@@ -20,7 +20,7 @@ THERE = Host("n2", 1, source="Slurm job 17")
 SHOWN = (
     "JobId=17 JobName=x JobState={state} Reason={reason} RunTime=00:01:00 TimeLimit={limit} NodeList=n[1-2] "
     "NumNodes=2 NumCPUs=3 NumTasks={tasks} CPUs/Task=1 Nodes=n1 CPU_IDs=0-1 Mem=0 GRES={gres} "
-    "Nodes=n2 CPU_IDs=0 Mem=0 GRES={gres}\n"
+    "Nodes=n2 CPU_IDs=0 Mem=0 GRES={gres} StdErr={output}\n"
 )
 STOPPED = "slurmstepd: error: *** STEP 1.0 ON n2 CANCELLED AT 2026"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
@@ -30,8 +30,8 @@ JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NO
 def controller(programs):
     """Let a stand-in for ``scontrol`` describe the job."""
 
-    def write(*, state="RUNNING", reason="None", limit="01:00:00", tasks=2, gres=""):
-        shown = SHOWN.format(state=state, reason=reason, limit=limit, tasks=tasks, gres=gres)
+    def write(*, state="RUNNING", reason="None", limit="01:00:00", tasks=2, gres="", output=""):
+        shown = SHOWN.format(state=state, reason=reason, limit=limit, tasks=tasks, gres=gres, output=output)
         programs("scontrol", f"cat <<'END'\n{shown}END")
 
     return write
@@ -109,7 +109,7 @@ def test_job_has_tasks_cpus_and_time(controller):
     assert job.share(Host("n1", 2), 64) == 2
     with pytest.raises(HostError, match="sees 1 CPU of the 2") as caught:
         job.require_share(Host("n1", 2), 1, 0)
-    assert "srun -n1 --cpus-per-task=2" in caught.value.remedy
+    assert "srun -n1 --cpu-bind=none --cpus-per-task=2" in caught.value.remedy
 
 
 def test_job_without_tasks_has_a_rank_for_each_gpu(controller):
@@ -148,7 +148,7 @@ def test_job_whose_controller_is_silent_is_unavailable(programs):
 
 
 def test_srun_with_several_tasks_is_refused():
-    with pytest.raises(UsageError, match="srun starts 2 times"):
+    with pytest.raises(UsageError, match="srun starts compare 2 times"):
         require_one_task({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
     require_one_task({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"})
 
@@ -172,3 +172,29 @@ def test_job_tells_why_it_ended(controller, monkeypatch, state, reason, says):
     controller(state=state, reason=reason)
     ended = job.why_it_ended()
     assert ended is None if says is None else says in ended.what
+
+
+def test_job_over_its_limit_is_ended_before_slurm_says_so(controller):
+    controller()
+    job = read_job(JOB)
+    controller(limit="00:01:00")
+    assert "its time limit" in job.why_it_ended().what
+
+
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ("JOB 17 ON n1 CANCELLED AT 2026-11-25T16:51:00", "was cancelled"),
+        ("JOB 17 ON n1 CANCELLED AT 2026-11-25T16:51:00 DUE TO PREEMPTION", "was preempted"),
+        ("JOB 17 ON n1 CANCELLED AT 2026-11-25T16:51:00 DUE TO TIME LIMIT", "its time limit"),
+        ("JOB 18 ON n1 CANCELLED AT 2026-11-25T16:51:00", "was ended by Slurm"),
+    ],
+)
+def test_script_of_a_job_reads_the_ending_in_its_output(controller, monkeypatch, tmp_path, printed, says):
+    monkeypatch.setattr(slurm_job, "_COMPLETING_SECONDS", 0.0)
+    output = tmp_path / "out"
+    output.write_text(f"round 1\nslurmstepd: error: *** {printed} ***\n")
+    controller()
+    job = read_job(JOB)
+    controller(state="COMPLETING", output=output)
+    assert says in job.why_it_ended().what
