@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,6 +40,14 @@ _OF_BACKEND = {
     "own_horovod": ("own:OwnReplica.learn",),
     "own_mpi": ("own:OwnReplica.learn",),
 }
+_IS_BY_MODE = {
+    "shared_memory": "a sum in memory that all ranks of one host map",
+    "ring": "an all-reduce by hand: parts travel around a ring",
+    "reduce_broadcast": "an all-reduce by hand: a sum on rank 0, which sends it to all",
+    "reduce_scatter": "an all-reduce by hand: each rank sums a part, and all gather the parts",
+    "all_gather": "an all-reduce by hand: each rank gets all gradients, and sums them itself",
+}
+_FOR_TOOLS = re.compile(r" +# (?:noqa|type:).*")
 _CALLS_OF_GROUP = {"per_parameter": "all_reduce_", "flat": "all_reduce_", "overlap": "all_reduce_start_"}
 
 
@@ -54,13 +63,13 @@ class Quote(NamedTuple):
     text: str
 
 
-def summary_of(backend: str) -> str:
-    """Return what a backend is, in a few words.
+def summary_of(backend: str, options: Options) -> str:
+    """Return what an arm is, in a few words.
 
     Raises:
         KeyError: there is no such backend.
     """
-    return BACKENDS[backend].summary
+    return _IS_BY_MODE.get(str(options.get("mode"))) or BACKENDS[backend].summary
 
 
 def code_of(backend: str, options: Options) -> list[Quote]:
@@ -92,6 +101,6 @@ def quote(name: str) -> Quote:
         found = next(node for node in ast.iter_child_nodes(found) if getattr(node, "name", "") == part)
     assert isinstance(found, ast.FunctionDef)  # noqa: S101 -- only functions are quoted
     first = (found.body[0].end_lineno or 0) + 1 if ast.get_docstring(found) else found.body[0].lineno
-    lines = source.splitlines()[first - 1 : found.end_lineno]
+    lines = [_FOR_TOOLS.sub("", line) for line in source.splitlines()[first - 1 : found.end_lineno]]
     file = f"{module.replace('.', '/')}.py"
     return Quote(file, first, function, textwrap.dedent("\n".join(lines)).strip("\n"))

@@ -44,6 +44,11 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     """Most that the library fuses into a message, or 0."""
 
     @property
+    def in_shared_memory(self) -> bool:
+        """Return whether ranks send nothing, and sum in memory that they map."""
+        return self.arm.options.get("mode") == "shared_memory"
+
+    @property
     def compute_seconds(self) -> float | None:
         """Return the time of a step in the same processes, without synchronisation."""
         reference = self.figures.detail.reference_seconds

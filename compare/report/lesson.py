@@ -27,9 +27,10 @@ WIDTH = 80
 _LABEL = 11
 _CODE = "    "
 _FIXED_SPACE = "\N{NO-BREAK SPACE}"
-_UNIT = re.compile(r"(?<=\d) (?=(?:ms|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b)")
+_UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b)")
 _SLOW = 0.1
 """Below so many GB/s, a rate is in MB/s."""
+_SHORT_SECONDS = 50e-6
 _SAME = 1.05
 """Times within this factor of each other are called the same."""
 _FORMS = {
@@ -146,9 +147,17 @@ def _needs(run: Run, found: Sequence[Lesson], computing: float | None) -> Iterat
 
 
 def _of_arm(analysis: Analysis, lesson: Lesson, computing: float | None) -> Iterator[Part]:
-    yield Part("Is", f"{summary_of(lesson.arm.backend)}.")
+    yield Part("Is", f"{summary_of(lesson.arm.backend, lesson.arm.options)}.")
     if lesson.ranks == 1:
         yield Part("Sends", "There is one rank, so it sends nothing.")
+    elif lesson.in_shared_memory:
+        size = _bytes(lesson.figures.detail.gradient_bytes)
+        yield Part(
+            "Sends",
+            f"Nothing. Ranks write their shares of {size} into memory that all of them map. Each adds up its "
+            "own part there.",
+        )
+        yield Part("Takes", _takes(lesson))
     else:
         yield Part("Sends", _sends(lesson))
         yield Part("Each rank", _each_rank(lesson))
@@ -179,11 +188,6 @@ def _sends(lesson: Lesson) -> str:
 
 
 def _each_rank(lesson: Lesson) -> str:
-    if lesson.figures.transport == "shared memory" and not lesson.form:
-        return (
-            "No message is sent. Ranks write their shares into memory that all of them map, and each adds up "
-            "its own part there."
-        )
     if lesson.sent_bytes is None:
         return "How its messages travel is not known, and no bytes were counted."
     total = sum(lesson.figures.detail.message_bytes)
@@ -239,7 +243,8 @@ def _added(lesson: Lesson, compute: float, alone: float, step: float) -> Iterato
             "slower computing."
         )
     elif step >= both / _SAME:
-        yield f"A step takes {_ms(step)}: as long as both, so next to nothing overlaps."
+        hidden = "" if lesson.schedule == "after" else ", so next to nothing overlaps"
+        yield f"A step takes {_ms(step)}, as long as both{hidden}."
     elif lesson.schedule == "after":
         yield f"A step takes {_ms(step)}, less than both: alone, the calls took longer than in the step."
     else:
@@ -250,7 +255,7 @@ def _added(lesson: Lesson, compute: float, alone: float, step: float) -> Iterato
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
+    return f"{seconds * 1e6:.0f} µs" if seconds < _SHORT_SECONDS else f"{seconds * 1e3:.2f} ms"
 
 
 def _rate(bandwidth: float) -> str:
