@@ -18,7 +18,7 @@ from compare.report.html.png import png_of
 from compare.report.html.sheets import of_collectives, of_predictions, of_scale
 from compare.report.predictions import page_of as prediction_page
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
-from tests.unit.pages import Page, text_of
+from tests.unit.pages import Page, opened, text_of
 from tests.unit.predictions import a_measured_run
 from tests.unit.runs import EVIL, RUNS
 from tests.unit.scales import BENDING, a_scale
@@ -97,6 +97,11 @@ def test_one_page_of_several_has_a_list_and_unique_names():
     links = [value for name, value in Page(text).attributes if name == "href"]
     assert links == ["data:,", "#r1", "#r2", "#r3", "#r4", "#r5"]
     assert {"1-time-1", "4-time", "5-time"} <= set(pictures_of(items))
+
+
+def test_page_of_several_opens_in_a_browser_without_an_error(tmp_path):
+    text = page_of([*ITEMS.values()])
+    assert text_of(opened(text, tmp_path)) == text_of(text)
 
 
 def test_hostile_names_on_these_pages_are_harmless():
