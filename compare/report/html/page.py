@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from compare.schema.collectives import CollectivesRun
 from compare.schema.results import Run
 from compare.schema.scale import Series
 from compare.text import printable
 
+_FLAG = re.compile(r"(?<![\w-])(--?[a-z][\w-]{0,40})")
 _LONGEST_FACT = 400
 _DEEPEST_FACT = 3
 
@@ -57,7 +59,7 @@ def pictures_of(items: Sequence[Item]) -> dict[str, str]:
 
 @cache
 def _templates() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("compare.report.html"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -65,11 +67,18 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["flags"] = _keep_flags
+    return environment
 
 
 def _harmless(value: Any) -> Any:
     """Escape control characters of names; Jinja escapes markup."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
+
+
+def _keep_flags(text: str) -> Markup:
+    """Keep each flag in one line: browsers break lines after its dashes."""
+    return Markup(_FLAG.sub(r'<span class="flag">\1</span>', str(escape(printable(text)))))  # noqa: S704 -- escaped
 
 
 # ---- what all pages state ----
