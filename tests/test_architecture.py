@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "workload": (),
     "launch": ("schema", "data", "backends", "backends.launchers", "errors", "text"),
     "analysis": ("schema", "backends", "errors"),
-    "report": ("analysis", "schema", "backends.launchers.request", "errors", "text"),
+    "report": ("analysis", "schema", "backends.launchers.request", "backends.code", "errors", "text"),
     "doctor": (
         "launch",
         "schema",

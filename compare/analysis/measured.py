@@ -116,7 +116,7 @@ def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
         yield f"mode={replica['mode']} is not modelled"
     if len(rank.sweep) < 2:  # noqa: PLR2004 -- a curve takes two
         yield "its run has no sweep of message sizes"
-    if not _form_of(rank):
+    if not form_of(rank):
         yield f"the form of {group.get('library', 'its library')} is not known"
 
 
@@ -127,25 +127,28 @@ def _bound_by_latency(rank: RankResult) -> bool:
     return sum(call.latency for call in calls) > sum(call.wire for call in calls)
 
 
-def _library(rank: RankResult) -> str:
+def library_of(rank: RankResult) -> str:
+    """Return the name of the group's library, without its version."""
     attested = str(rank.attestation["group"].get("library", ""))
     return next((name for name in (*_FORMS, "Horovod") if attested.startswith(name)), attested)
 
 
-def _form_of(rank: RankResult) -> str:
-    library = _library(rank)
+def form_of(rank: RankResult) -> str:
+    """Return the form of the library's large all-reduces; empty if not known."""
+    library = library_of(rank)
     if library == "Horovod":
         return "Rabenseifner" if rank.attestation["group"].get("controller") == "mpi" else "ring"
     return _FORMS.get(library, "")
 
 
-def _schedule(rank: RankResult) -> Schedule:
+def schedule_of(rank: RankResult) -> Schedule:
+    """Return when the calls of a step run."""
     replica = rank.attestation.get("replica", {})
     if replica.get("mode") == "optimizer":
         return "fused"
     # MPI only moves on when it is called, so nothing overlaps.
     overlaps = "bucket_bytes" in replica or replica.get("mode") == "overlap"
-    return "overlap" if overlaps and _library(rank) != "Open MPI" else "after"
+    return "overlap" if overlaps and library_of(rank) != "Open MPI" else "after"
 
 
 def _measure(run: Run, launch: Launch) -> Measured:
@@ -155,9 +158,9 @@ def _measure(run: Run, launch: Launch) -> Measured:
     return Measured(
         arm=launch.arm,
         ranks=len(launch.ranks),
-        library=_library(first),
-        form=_form_of(first),
-        schedule=_schedule(first),
+        library=library_of(first),
+        form=form_of(first),
+        schedule=schedule_of(first),
         step_seconds=step_seconds(launch),
         forward_seconds=alone * shares["forward"],
         backward_seconds=alone * shares["backward"],

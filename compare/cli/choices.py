@@ -23,6 +23,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class LessonFormat(StrEnum):
+    """Formats of ``compare explain``."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+
+
 class Interleave(StrEnum):
     """How the arms of a round run."""
 

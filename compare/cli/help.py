@@ -37,7 +37,11 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "report": (
         "compare report last --detail",
-        "compare report runs/first --format html --output first.html",
+        "compare report runs/first runs/second --format html --output both.html",
+    ),
+    "explain": (
+        "compare explain last",
+        "compare explain runs/first --arm ddp --format markdown",
     ),
     "predict": (
         "compare predict last --hosts 2,4,8 --link 10gbit",

@@ -18,6 +18,7 @@ from compare.cli import (
     collectives,
     data,
     doctor,
+    explain,
     install,
     predict,
     rehearse,
@@ -156,6 +157,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "predict": predict.predict,
     "submit": submit.submit,
     "report": report.report,
+    "explain": explain.explain,
     "backends": backends.backends,
     "doctor": doctor.doctor,
 }

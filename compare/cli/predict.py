@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compare.cli.console import make_console
 from compare.cli.options import arms_flag, hosts_flag, output_flag
 from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from compare.report.predictions import Page
 
 
 def predict(
@@ -43,7 +46,7 @@ def predict(
     against: Annotated[
         Path | None, output_flag(help="Print predictions beside the measurements of this other run.")
     ] = None,
-    form: Annotated[str, output_flag("--format", help="table, markdown, csv or json.")] = "table",
+    form: Annotated[str, output_flag("--format", help="table, markdown, csv, json or html.")] = "table",
 ) -> None:
     """Predict step times with other hosts, links and bucket sizes."""
     from compare.analysis.against import compare_with
@@ -52,10 +55,9 @@ def predict(
     from compare.schema.link import parse_link
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
-    if form not in PREDICTION_RENDERERS:
-        raise UsageError(
-            f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(PREDICTION_RENDERERS)}."
-        )
+    forms = {**PREDICTION_RENDERERS, "html": _render_page}
+    if form not in forms:
+        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(forms)}.")
     run = read_run(find_run(run_directory, [RESULTS_FILE]))
     if measured_link:
         run = with_measured_link(run, parse_link(measured_link))
@@ -70,7 +72,14 @@ def predict(
     if form == "table":
         make_console().print(PredictionTable(page))
     else:
-        typer.echo(PREDICTION_RENDERERS[form](page))
+        typer.echo(forms[form](page))
+
+
+def _render_page(page: Page) -> str:
+    from compare.report.html import page_of
+    from compare.report.html.sheets import of_predictions
+
+    return page_of([of_predictions(page)])
 
 
 def _require_no_target(hosts: str | None, bucket_cap: str | None) -> None:

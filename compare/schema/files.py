@@ -26,7 +26,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OutputError: the folder is missing, read-only or full.
     """
-    _replace(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
 
 
 def temporary_root() -> Path:
@@ -51,10 +51,15 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OutputError: the folder is missing, read-only or full.
     """
-    _replace(path, text.encode())
+    write_bytes(path, text.encode())
 
 
-def _replace(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write bytes, whole or not at all.
+
+    Raises:
+        OutputError: the folder is missing, read-only or full.
+    """
     if path == STANDARD_OUTPUT:
         sys.stdout.write(data.decode().removesuffix("\n") + "\n")
         return

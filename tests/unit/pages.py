@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
+
+import pytest
 
 NOT_SHOWN = {"head", "title", "desc", "style"}
 LINES = {"tr", "p", "li", "text", "h1", "h2", "h3", "dd", "figcaption", "summary"}
@@ -38,3 +42,28 @@ def text_of(page):
     """Return the text of a page, a line for each row."""
     lines = "".join(Page(page).shown).splitlines()
     return "\n".join(re.sub(r"[ \t]+$", "", line) for line in lines if line.strip())
+
+
+def opened(page, folder):
+    """Open a page in headless Chromium, and return its elements.
+
+    Without a browser the test is skipped. An error on its console fails the test.
+    """
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if not browser:
+        pytest.skip("no Chromium is installed here")
+    file = folder / "page.html"
+    file.write_text(page)
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
+            *(f"--user-data-dir={folder / 'profile'}", "--dump-dom", file.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr
+    return done.stdout

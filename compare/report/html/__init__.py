@@ -1,58 +1,35 @@
 """Render a run as one page, without scripts and without a network.
 
-``pictures.py`` computes where the marks of a picture lie; the templates write them as SVG.
+``pictures.py`` and ``charts.py`` compute where the marks of a picture lie; the templates write them as SVG.
+``sheets.py`` makes pages of what is no run.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from compare.analysis import Analysis
 from compare.report.causes import causes, differences, main_cause
 from compare.report.columns import Column, against_baseline, arm_column, cost_columns, speed_columns
 from compare.report.headline import headline, short_headline, too_noisy
+from compare.report.html.page import Item, attested, facts_of, page_of, pictures_of
 from compare.report.html.pictures import draw
 from compare.report.notes import noisy_rounds, notes, warnings
 from compare.report.sentences import conclusion, marks, proof, why_marked
 from compare.schema.results import Run
-from compare.text import printable
 
-_LONGEST_FACT = 400
-_DEEPEST_FACT = 3
+__all__ = ["Item", "of_run", "page_of", "pictures_of", "render"]
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     """Render the page, always with every detail."""
     del detail
-    page: str = _templates().get_template("page.html").render(_content(run, analysis))
-    return page.rstrip()
+    return page_of([of_run(run, analysis)])
 
 
-def pictures(run: Run, analysis: Analysis) -> dict[str, str]:
-    """Render every picture as an SVG file, by its name."""
-    template = _templates().get_template("picture.svg")
-    return {picture.key: template.render(picture=picture).strip() for picture in draw(run, analysis)}
-
-
-@cache
-def _templates() -> Environment:
-    return Environment(
-        loader=PackageLoader("compare.report.html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_harmless,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _harmless(value: Any) -> Any:
-    """Escape control characters of names; Jinja escapes markup."""
-    return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
+def of_run(run: Run, analysis: Analysis) -> Item:
+    """Make a run's part of a page."""
+    return Item(short_headline(run, analysis.summary), "run.html", _content(run, analysis))
 
 
 def _content(run: Run, analysis: Analysis) -> dict[str, Any]:
@@ -81,7 +58,11 @@ def _content(run: Run, analysis: Analysis) -> dict[str, Any]:
         "condition_headings": heading,
         "differing": differing,
         "same": [condition.item for condition in analysis.conditions if condition.kind == "same"],
-        "attested": _attested(run),
+        "attested": [
+            attested(arm.label, launches[-1].launcher, launches[-1].ranks[0].attestation)
+            for arm in run.config.arms
+            if (launches := run.of(arm))
+        ],
         "facts": _facts(run),
     }
 
@@ -115,31 +96,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     """Return where and how the run was made."""
     hosts = ", ".join(f"{host.name} ({host.slots})" for host in run.hosts)
     return [
-        ("command", " ".join(run.command)),
-        ("started", run.started_at),
-        ("Ringside", run.ringside_version),
+        *facts_of(run),
         ("hosts (ranks)", hosts),
         ("cores per host", str(run.cores)),
         ("network", run.network.interface or "loopback"),
     ]
-
-
-# ---- what the first rank of each arm attests ----
-
-
-def _attested(run: Run) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Return what the first rank of each arm attests."""
-    return [
-        (arm.label, launches[-1].launcher, list(_flat(launches[-1].ranks[0].attestation)))
-        for arm in run.config.arms
-        if (launches := run.of(arm))
-    ]
-
-
-def _flat(value: Any, name: str = "", depth: int = 0) -> list[tuple[str, str]]:
-    """Spread nested facts over lines; what lies deeper is one text."""
-    if isinstance(value, dict) and value and depth < _DEEPEST_FACT:
-        inner = (_flat(own, f"{name}.{key}" if name else str(key), depth + 1) for key, own in value.items())
-        return [line for lines in inner for line in lines]
-    text = str(value)
-    return [(name, text if len(text) <= _LONGEST_FACT else f"{text[:_LONGEST_FACT]}…")]

@@ -14,14 +14,8 @@ from compare.analysis.summary import ArmSummary
 from compare.analysis.verdict import MARGIN, Verdict
 from compare.report.columns import against_baseline
 from compare.report.html.canvas import LEFT, RIGHT, Picture
-from compare.report.html.scales import (
-    Scale,
-    around,
-    byte_ticks,
-    from_zero,
-    linear_ticks,
-    log_ticks,
-)
+from compare.report.html.charts import BYTES, SECONDS, Point, draw_lines
+from compare.report.html.scales import Scale, around, from_zero, linear_ticks, log_ticks
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 
@@ -36,8 +30,6 @@ _PARTS = (
 _MOST_ROUND_LABELS = 10
 _FEW_ROUNDS = 8
 _LONGEST_LINE = 70
-_SERIES = 8
-"""Number of colours and of markers for lines."""
 
 
 def draw(run: Run, analysis: Analysis) -> list[Picture]:
@@ -283,48 +275,13 @@ def _sizes(run: Run) -> Picture | None:
         "Time of one all-reduce, by message size",
         "The group's all-reduce alone, without training. Both axes are logarithmic.",
     )
-    picture.legend(
-        [
-            ("line" if n < _SERIES else "hollow line", f"series s{n % _SERIES}", label)
-            for n, label in enumerate(lines)
-        ]
-    )
-    height, top, left = 230.0, picture.height + 6, 62
-    points = [point for line in lines.values() for point in line]
-    across = around((size for size, _ in points), left, RIGHT)
-    up = around((seconds for _, seconds in points), top + height, top)
-    for tick in log_ticks(up.low, up.high):
-        y = up.at(tick)
-        picture.path("grid", f"M{left} {y:g}H{RIGHT}")
-        picture.write("tick end", left - 6, y + 4, _time_words(tick))
-    for number, (label, line) in enumerate(lines.items()):
-        places = [(across.at(size), up.at(seconds)) for size, seconds in line]
-        style = f"series s{number % _SERIES}"
-        picture.path(f"{style} line", "M" + "L".join(f"{x:g} {y:g}" for x, y in places), label)
-        picture.dots(style, places, label)
-        if number >= _SERIES:  # colours repeat, and hollow dots tell them apart
-            picture.dots("hole", places)
-    picture.height = top + height
-    picture.axis(across, byte_ticks(across.low, across.high), _bytes_words, top=top)
-    picture.description = "; ".join(
-        f"{label}: {_bytes_words(line[0][0])} {_time_words(line[0][1])}, "
-        f"{_bytes_words(line[-1][0])} {_time_words(line[-1][1])}"
-        for label, line in lines.items()
+    draw_lines(
+        picture,
+        {label: [Point(size, seconds) for size, seconds in line] for label, line in lines.items()},
+        BYTES,
+        SECONDS,
     )
     return picture
-
-
-def _time_words(seconds: float) -> str:
-    if seconds < 1e-3:  # noqa: PLR2004
-        return f"{seconds * 1e6:.3g} µs"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _bytes_words(size: float) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size:g} B"
 
 
 # ---- memory ----

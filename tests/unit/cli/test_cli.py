@@ -298,6 +298,27 @@ def test_report_writes_each_picture_into_a_folder(compare):
     assert all(text.startswith("<svg xmlns=") and "<style>" in text for text in drawn.values())
 
 
+def test_report_puts_several_runs_on_one_page(compare):
+    for name, milliseconds in (("one", 5.0), ("two", 7.0)):
+        Path(name).mkdir()
+        write_json(Path(name, RESULTS_FILE), a_run({"none": [4.0] * 3, "ddp": [milliseconds] * 3}))
+    flags = ["--format", "html", "--output", "both.html", "--pictures", "svg"]
+    assert compare("report", "one", "two", *flags).code == 0
+    assert Path("both.html").read_text().count("<article") == 2
+    assert {"1-time.svg", "2-time.svg"} <= {path.name for path in Path("svg").iterdir()}
+    assert compare("report", "one", "two").parts[0] == "--format table shows one run."
+    assert compare("report", "one", "--png").parts[0] == "--png writes pictures into a folder."
+
+
+def test_explain_prints_a_lesson_of_the_arms(compare):
+    write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 3, "ddp": [6.0] * 3, "mpi": [5.0] * 3}))
+    lesson = compare("explain", ".").out
+    assert "backends/strategies/ddp.py:" in lesson
+    assert "backends/groups/mpi_group.py:" in lesson
+    assert "```python" in compare("explain", ".", "--arm", "mpi", "--format", "markdown").out
+    assert compare("explain", ".", "--arm", "zero").parts[1] == "Use one of: ddp, mpi."
+
+
 def test_report_sorts_the_arms(compare):
     write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 3, "mpi": [9.0] * 3, "ddp": [6.0] * 3}))
 
@@ -638,7 +659,7 @@ def test_report_shows_collectives_in_every_format(compare, form):
     compare("report", saved / COLLECTIVES_FILE, "--format", form, "--output", "written")
     assert Path("written").read_text().split() == shown.out.split()
     assert compare("report", saved, "--output", saved / COLLECTIVES_FILE).code == USAGE
-    assert compare("report", saved, "--format", "html").parts[0] == "Collectives cannot be shown as html."
+    assert compare("report", saved, "--format", "html").out.startswith("<!doctype html>")
 
 
 def test_backends_lists_options_and_why_one_is_missing(compare):

@@ -1,0 +1,40 @@
+"""Explain a run as a lesson: ``compare explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compare.cli.choices import LessonFormat
+from compare.cli.options import output_flag
+from compare.errors import UsageError
+
+
+def explain(
+    run_directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a run, or its results.json; or `last`, the newest in runs/."
+        ),
+    ],
+    *,
+    arm: Annotated[list[str] | None, output_flag("--arm", help="Explain this arm alone; repeatable.")] = None,
+    form: Annotated[LessonFormat, output_flag("--format", help="What to write.")] = LessonFormat.TEXT,
+) -> None:
+    """Explain a run's figures as a lesson, with the code that synchronises."""
+    from compare.analysis import analyse
+    from compare.report import arrange
+    from compare.report.lesson import RENDERERS
+    from compare.schema.store import RESULTS_FILE, find_run, read_run
+
+    run = read_run(find_run(run_directory, [RESULTS_FILE]))
+    labels = [own.label for own in run.config.arms if own.communicates]
+    for name in arm or ():
+        if name not in labels:
+            raise UsageError(
+                f"{run_directory} has no arm {name} that communicates.",
+                remedy=f"Use one of: {', '.join(labels)}.",
+            )
+    typer.echo(RENDERERS[form](run, arrange(analyse(run), None), arm or ()))

@@ -1,0 +1,87 @@
+"""Test the lesson that ``compare explain`` prints."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from compare.analysis import analyse
+from compare.report.lesson import RENDERERS
+from tests.unit.factories import a_launch, a_rank, a_run
+from tests.unit.predictions import a_measured_run
+from tests.unit.runs import EVIL, RUNS, measured
+
+every_form = pytest.mark.parametrize("form", RENDERERS)
+
+
+def lesson_of(run, form="text", arms=()):
+    return RENDERERS[form](run, analyse(run), arms)
+
+
+def words_of(run):
+    return " ".join(lesson_of(run).split())
+
+
+@every_form
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_lesson_of_every_run_ends_with_its_conclusion(run, form):
+    text = lesson_of(run, form)
+    assert "nan" not in text
+    if form == "text":
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_lesson_states_bytes_times_and_the_sum():
+    run = a_measured_run(ranks=2, arm="manual:mode=flat")
+    words = words_of(run)
+    for expected in (
+        "1 call of 1.05 MB in each step, by TCP over eth0 (torch.distributed gloo)",
+        "Among 2 ranks, each sends 1 × 1.05 MB = 1.05 MB, in 2 messages",
+        "no bytes were counted",
+        "After backward, one call after the other",
+        "backends/strategies/averaging.py:",
+        "self.group.all_reduce_(bucket.flat)",
+        "dist.all_reduce(tensor)",
+    ):
+        assert expected in words
+
+
+def test_lesson_of_four_ranks_counts_a_ring_of_four():
+    words = words_of(a_measured_run(ranks=4))
+    assert "Among 4 ranks, each sends 1.5 × 1.05 MB = 1.57 MB, in 6 messages" in words
+
+
+def test_lesson_states_what_was_not_measured():
+    words = words_of(a_measured_run())
+    assert "The control none has no finished launch, so computing alone was not measured" in words
+    rank = a_rank(message_bytes=[], collective_ns=[])
+    words = words_of(a_run({"ddp": []}, launches=[a_launch("ddp", ranks=[rank, rank])]))
+    assert "The sizes of its messages were not recorded" in words
+    assert "their time alone was not measured" in words
+
+
+def test_small_messages_have_no_known_algorithm():
+    run = a_measured_run()
+    launches = [
+        msgspec.structs.replace(
+            launch, ranks=[msgspec.structs.replace(rank, message_bytes=[1024]) for rank in launch.ranks]
+        )
+        for launch in run.launches
+    ]
+    assert "How its messages travel is not known" in words_of(msgspec.structs.replace(run, launches=launches))
+
+
+def test_lesson_of_named_arms_has_no_other():
+    text = lesson_of(measured(), arms=["mpi"])
+    assert "\nmpi\n" in text
+    assert "\nddp\n" not in text
+
+
+@every_form
+def test_hostile_names_are_harmless_in_a_lesson(form):
+    rank = a_rank(attestation={"group": {"transport": EVIL, "library": EVIL}})
+    run = a_run({"ddp": []}, launches=[a_launch("ddp", ranks=[rank, rank])], left_out={EVIL: EVIL})
+    text = lesson_of(run, form)
+    assert not {"\x1b", "\x00", "\u202e"} & set(text)
+    if form == "markdown":
+        assert "<script" not in text

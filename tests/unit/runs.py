@@ -1,0 +1,55 @@
+"""Build runs of every kind that a report may meet."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from compare.schema.results import Interleaved, Sweep
+from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
+
+EVIL = "<script>alert(1)</script>\x1b[31m\x00\u202e" + "x" * 10_000
+"""A name that could steer a browser or a terminal."""
+SWEEP = [Sweep(message_bytes=1 << power, ns=[1_000 + (1 << power) // 4] * 5) for power in (10, 15, 20)]
+STEPS = {"none": 4.0, "ddp": 6.0, "manual": 5.9, "mpi": 5.0, "localsgd": 4.4}
+
+
+def measured(steps=STEPS, *, rounds=5, ranks=2, turns=1, reference=4.1, **changes):
+    """Return a run with references, sweeps and turns."""
+    launches = []
+    for round_ in range(1, rounds + 1):
+        for number, (arm, step) in enumerate(steps.items()):
+            blocks = [
+                msgspec.structs.replace(
+                    a_block(step * math.exp(0.01 * math.sin(7 * number + 3 * round_ + turn))), turn=turn
+                )
+                for turn in range(1, turns + 1)
+            ]
+            if arm != "none":
+                blocks += [
+                    msgspec.structs.replace(a_block(reference, mode="reference"), turn=turn)
+                    for turn in range(1, turns + 1)
+                ]
+            sweep = [] if arm == "none" else SWEEP
+            own = [a_rank(rank, blocks=blocks, sweep=sweep, host=f"n{rank // 8}") for rank in range(ranks)]
+            launches.append(a_launch(arm, round_, number=len(launches) + 1, ranks=own))
+    changes = {"interleaved": Interleaved(mode="blocks")} | changes
+    return a_run({arm: [] for arm in steps}, launches=launches, **changes)
+
+
+RUNS = {
+    "quiet": measured(turns=4),
+    "noisy": noisy(measured(), 2),
+    "one round": measured(rounds=1),
+    "one arm": measured({"ddp": 5.0}),
+    "no launch": a_run({"none": [], "ddp": []}, complete=False),
+    "too noisy": a_run(
+        {
+            "none": [1.0, 2.5, 1.2, 2.0, 0.9],
+            "ddp": [2.0, 1.0, 2.4, 0.9, 1.8],
+            "mpi": [1.5, 2.2, 0.8, 2.6, 1.0],
+        }
+    ),
+    "oversubscribed": measured(cores=1),
+}
