@@ -95,7 +95,7 @@ def simulate_aa(
 
 
 def follow(
-    log_ratios: NDArray, looks: Sequence[Look], alpha: float, margin: float
+    log_ratios: NDArray, looks: Sequence[Look], alpha: float, margin: float, *, one_sided: bool = False
 ) -> tuple[Settled, NDArray]:
     """Follow experiments through all looks; return what they settle, and their rounds.
 
@@ -110,7 +110,7 @@ def follow(
         if level:
             running = ~settled.all
             sample = Sample.over_rounds(log_ratios[:, : look.rounds])
-            settled = decide(sample, level, math.log1p(margin), settled).settled
+            settled = decide(sample, level, math.log1p(margin), settled, one_sided=one_sided).settled
             rounds[running & settled.all] = look.rounds
     return settled, rounds
 

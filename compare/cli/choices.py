@@ -23,6 +23,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ChangeFormat(StrEnum):
+    """Formats of ``compare diff``."""
+
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
 class Interleave(StrEnum):
     """How the arms of a round run."""
 

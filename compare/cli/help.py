@@ -39,6 +39,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "compare report last --detail",
         "compare report runs/first --format html --output first.html",
     ),
+    "diff": (
+        "compare diff runs/before last",
+        "compare diff runs/before runs/after --fail-if-slower 5% --export-junit diff.xml",
+    ),
     "predict": (
         "compare predict last --hosts 2,4,8 --link 10gbit",
         "compare predict last --bucket-cap 1,25 --format markdown",

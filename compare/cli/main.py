@@ -17,6 +17,7 @@ from compare.cli import (
     backends,
     collectives,
     data,
+    diff,
     doctor,
     install,
     predict,
@@ -56,6 +57,8 @@ EXIT_CODES = {
     11: "the budget was too small",
     12: "arms that cannot take turns",
     13: "the scheduler ended the job",
+    14: "slower than a gate allows",
+    15: "too noisy to tell whether it is slower",
     130: "interrupted",
 }
 
@@ -156,6 +159,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "predict": predict.predict,
     "submit": submit.submit,
     "report": report.report,
+    "diff": diff.diff,
     "backends": backends.backends,
     "doctor": doctor.doctor,
 }
