@@ -54,8 +54,9 @@ def diff(
             remedy="Add --fail-if-slower 5%.",
         )
     limit = read_percent(fail_if_slower) if fail_if_slower else SLOWER_LIMIT
-    paths = [find_run(path, (RESULTS_FILE,)) for path in (old, new)]
-    changes = compare_runs(*map(read_run, paths), (str(paths[0]), str(paths[1])), limit=limit, force=force)
+    first, second = (find_run(path, (RESULTS_FILE,)) for path in (old, new))
+    runs, names = (read_run(first), read_run(second)), (str(first), str(second))
+    changes = compare_runs(*runs, names, limit=limit, force=force)
     if export_markdown:
         write_text(export_markdown, markdown(changes) + "\n")
     write_junit(changes, export_junit)

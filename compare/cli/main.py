@@ -19,6 +19,7 @@ from compare.cli import (
     data,
     diff,
     doctor,
+    gate,
     install,
     predict,
     rehearse,
@@ -160,6 +161,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "submit": submit.submit,
     "report": report.report,
     "diff": diff.diff,
+    "gate": gate.gate,
     "backends": backends.backends,
     "doctor": doctor.doctor,
 }
