@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from compare.analysis.estimate import Estimate
-from compare.analysis.verdict import ALPHA, FIRST_LOOK, Look, Sample, Settled, Verdict, decide, judge
+from compare.analysis.verdict import ALPHA, FIRST_LOOK, Sample, Settled, Verdict, decide
 
 SLOWER_LIMIT = 0.05
 """Largest slowdown that a gate allows."""
@@ -88,14 +88,6 @@ def outcome_of(changes: Sequence[Change]) -> Outcome:
     return "passed" if changes and all(change.passed for change in changes) else "too noisy"
 
 
-def judge_paired(
-    log_ratios: Mapping[str, Sequence[float]], looks: Sequence[Look], *, limit: float
-) -> dict[str, Change]:
-    """Judge changes within one run, from ln(old / new) of each round."""
-    found = judge(log_ratios, looks, margin=limit, fewest=FIRST_LOOK, one_sided=True)
-    return {arm: _from_verdict(arm, verdict) for arm, verdict in found.items()}
-
-
 def judge_between(
     old: Mapping[str, Sequence[float]],
     new: Mapping[str, Sequence[float]],
@@ -134,8 +126,8 @@ def judge_between(
     return changes
 
 
-def _from_verdict(arm: str, verdict: Verdict) -> Change:
-    """Turn a verdict on speed into one on time."""
+def from_verdict(arm: str, verdict: Verdict) -> Change:
+    """Turn a one-sided verdict on speed into one on time."""
     low, high = verdict.low, verdict.high
     return Change(
         arm=arm,

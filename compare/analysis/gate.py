@@ -12,11 +12,12 @@ import msgspec
 
 from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed, looks, rounds_done
-from compare.analysis.change import Changes, Differing, judge_paired, outcome_of
+from compare.analysis.change import Changes, Differing, from_verdict, outcome_of
 from compare.analysis.estimate import Estimate
 from compare.analysis.ranking import log_ratios
 from compare.analysis.step_times import is_noisy, step_seconds
-from compare.analysis.verdict import FIRST_LOOK
+from compare.analysis.uneven import withhold
+from compare.analysis.verdict import FIRST_LOOK, Verdict, judge
 from compare.errors import ConditionsError
 from compare.schema.arms import Arm
 from compare.schema.interpreter import Interpreter
@@ -36,10 +37,13 @@ def judge_gate(run: Run) -> Changes | None:
         return None
     pairs = [(new, old) for new, old in _pairs(run.config.arms) if log_ratios(run, new, old)]
     ratios = {new.label: log_ratios(run, new, old) for new, old in pairs}
-    found = judge_paired(ratios, looks(run), limit=limit) if ratios else {}
+    found = judge(ratios, looks(run), margin=limit, fewest=FIRST_LOOK, one_sided=True) if ratios else {}
+    uneven: list[Verdict] = []
     changes = []
     for new, old in pairs:
-        change = found[new.label]
+        verdict = withhold(run, old.label, {new.label: found[new.label]})[new.label]
+        uneven += [verdict] if verdict.uneven_load else []
+        change = from_verdict(new.label, verdict)
         changes.append(
             msgspec.structs.replace(
                 change,
@@ -57,7 +61,7 @@ def judge_gate(run: Run) -> Changes | None:
         changes=changes,
         outcome=outcome_of(changes) if len(changes) == len(run.config.arms) // 2 else "too noisy",
         changed=list(_changed(run, pairs)),
-        notes=list(_notes(run)),
+        notes=list(_notes(run, uneven=bool(uneven))),
     )
 
 
@@ -112,7 +116,9 @@ def _changed(run: Run, pairs: Sequence[tuple[Arm, Arm]]) -> Iterator[Differing]:
             yield Differing(f"transport of {new.label}", transport_of(before), transport_of(after))
 
 
-def _notes(run: Run) -> Iterator[str]:
+def _notes(run: Run, *, uneven: bool) -> Iterator[str]:
+    if uneven:
+        yield "Other programs ran beside one side more than beside the other, which may explain a difference."
     noisy = {launch.round for launch in run.launches if is_noisy(launch)}
     if noisy:
         yield f"Other programs ran in {len(noisy)} of {rounds_done(run)} rounds."

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from compare.analysis.change import Change, judge_between, judge_paired, outcome_of
+from compare.analysis.change import Change, from_verdict, judge_between, outcome_of
 from compare.analysis.diff import diff
-from compare.analysis.verdict import Look, Sample
+from compare.analysis.verdict import Sample, judge
 from compare.errors import ConditionsError, OutputError
 from tests.unit.factories import a_run
 
@@ -50,7 +50,9 @@ def test_change_is_judged_by_its_upper_end(shift, spread, kind):
     base = [-spread, spread, 0.0, -spread / 2, spread / 2, 0.0]
     (change,) = judge_between({"a": base}, {"a": [value + shift for value in base]}, limit=0.05).values()
     assert change.kind == kind
-    (paired,) = judge_paired({"a": [value - shift for value in base]}, [Look(6, 6)], limit=0.05).values()
+    paired = from_verdict(
+        "a", judge({"a": [value - shift for value in base]}, margin=0.05, one_sided=True)["a"]
+    )
     assert paired.kind == kind
     assert paired.ratio == pytest.approx(math.exp(shift))
 
