@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 
 from compare.analysis.history import History, RunEntry, Trend
 from compare.report.brief import cut_in_the_middle
@@ -14,19 +14,21 @@ _BARS = "▁▂▃▄▅▆▇█"
 _NEWEST = 24
 """Maximum number of bars of a trend."""
 _NAME_CELLS = 34
+"""Maximum width of a name."""
 _ARM_CELLS = 26
 
 
 def table(history: History) -> str:
     """Render a history, within 80 columns unless a run has many arms."""
-    lines = [*map(_line, history.runs), *_trends(history.trends)]
+    room = min(_NAME_CELLS, max((cell_len(_one_line(entry.name)) for entry in history.runs), default=0))
+    lines = [*(_line(entry, room) for entry in history.runs), *_trends(history.trends)]
     lines += [f"{_one_line(name)}: not read. {why}" for name, why in history.unread.items()]
     return "\n".join(printable(line).rstrip() for line in lines)
 
 
-def _line(entry: RunEntry) -> str:
+def _line(entry: RunEntry, room: int) -> str:
     """Write one run, with the step of each arm."""
-    name = set_cell_size(cut_in_the_middle(_one_line(entry.name), _NAME_CELLS), _NAME_CELLS)
+    name = set_cell_size(cut_in_the_middle(_one_line(entry.name), room), room)
     state = "" if entry.state == "complete" else f", {entry.state}"
     times = ", ".join(f"{arm} {seconds * 1e3:.2f}" for arm, seconds in entry.step_seconds.items())
     started = entry.started_at[:16].replace("T", " ")

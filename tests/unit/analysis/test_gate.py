@@ -31,7 +31,7 @@ def attesting(torch, **changes):
 
 def a_gate(new, old, **changes):
     arms = doubled([parse_arm("ddp")], OTHER)
-    config = a_config("ddp", arms=arms, baseline=arms[1].label, slower_limit=0.05)
+    config = msgspec.structs.replace(a_config("ddp"), arms=arms, baseline=arms[1].label, slower_limit=0.05)
     launches = [
         a_launch(
             arm.label,
