@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu lint bench false-differences docs clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu lint bench false-differences false-alarms schema docs clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -74,6 +74,18 @@ bench: setup ## measure Ringside itself (BENCH_ARGS="...")
 
 false-differences: setup ## compare an arm with itself, and add that to a record (BENCH_ARGS="--arm mpi --more 10")
 	$(PY) -m tests.bench.false_differences $(BENCH_ARGS)
+
+false-alarms: setup ## gate this environment against itself, and add that to a record (BENCH_ARGS="--more 10")
+	$(PY) -m tests.bench.false_alarms $(BENCH_ARGS)
+
+schema: setup ## write the JSON Schema of results.json into docs/
+	$(VENV)/bin/compare schema --output docs/results.schema.json
+
+false-alarms: setup ## gate this environment against itself, and add that to a record (BENCH_ARGS="--more 10")
+	$(PY) -m tests.bench.false_alarms $(BENCH_ARGS)
+
+schema: setup ## write the JSON Schema of results.json into docs/
+	$(VENV)/bin/compare schema --output docs/results.schema.json
 
 docs: setup ## build the documentation's web pages into build/web
 	$(VENV)/bin/zensical build --strict -f zensical.toml

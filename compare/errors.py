@@ -102,6 +102,18 @@ class InterleaveError(RingsideError):
     exit_code = 12
 
 
+class SlowerError(RingsideError):
+    """An arm is slower than a gate allows."""
+
+    exit_code = 14
+
+
+class TooNoisyError(RingsideError):
+    """Noise leaves open whether an arm is slower than allowed."""
+
+    exit_code = 15
+
+
 def system_reason(error: OSError) -> str:
     """Return the system's reason, without the error number and the path."""
     return error.strerror or str(error) or type(error).__name__

@@ -47,19 +47,22 @@ def environment_bin() -> Path:
     return Path(sys.executable).parent
 
 
-def where_it_is_not(launcher: str) -> str:
+def where_it_is_not(launcher: str, python: Path = Path(sys.executable)) -> str:
     """State where ``find_launcher`` looked for a launcher without success."""
     if launcher == hydra.EXECUTABLE:
         return f"{launcher} is not in {hydra.prefix() / 'bin'}"
-    return f"{launcher} is neither beside {sys.executable} nor on PATH"
+    return f"{launcher} is neither beside {python} nor on PATH"
 
 
-def find_launcher(name: str) -> Path | None:
-    """Find a launcher beside this interpreter or on PATH.
+def find_launcher(name: str, python: Path = Path(sys.executable)) -> Path | None:
+    """Find a launcher beside an interpreter or on PATH.
 
-    The one beside the interpreter matches its libraries. MPICH's is in its prefix alone.
+    The one beside the interpreter matches its libraries. MPICH's is in its prefix alone. torchrun is a module
+    of another interpreter: the script beside it may start the interpreter that it was copied from.
     """
-    folders = [str(environment_bin()), os.environ.get("PATH", "")]
+    if name == torchrun.EXECUTABLE and python != Path(sys.executable):
+        return python
+    folders = [str(python.parent), os.environ.get("PATH", "")]
     if name == hydra.EXECUTABLE:
         folders = [str(hydra.prefix() / "bin")]
     found = shutil.which(LAUNCHERS[name].EXECUTABLE, path=os.pathsep.join(folders))

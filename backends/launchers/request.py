@@ -36,7 +36,10 @@ class Request:
     """One launch of one arm: ranks of one program on these hosts."""
 
     executable: Path
-    """Full path of the launcher: a bare name fails on other hosts."""
+    """Full path of the launcher: a bare name fails on other hosts.
+
+    For a launcher that is a module, it is the interpreter.
+    """
     python: Path
     """The interpreter that every rank runs."""
     hosts: tuple[Host, ...]

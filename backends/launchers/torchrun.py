@@ -21,8 +21,10 @@ def commands(request: Request) -> list[Command]:
 
 
 def _command(request: Request, number: int, host: Host) -> Command:
+    is_module = request.executable == request.python
     argv = (
         str(request.executable),
+        *(("-m", "torch.distributed.run") if is_module else ()),
         f"--nnodes={len(request.hosts)}",
         f"--nproc_per_node={host.slots}",
         f"--node_rank={number}",

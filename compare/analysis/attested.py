@@ -54,6 +54,8 @@ class Item(NamedTuple):
     """A step of the user's own does not show it."""
     by_training: bool = False
     """An arm that declares another training differs in it by declaration."""
+    by_interpreter: bool = False
+    """An arm under another interpreter differs in it by declaration."""
     from_shell: bool = False
     """Set in the user's shell; reported even if no arm reads it."""
 
@@ -135,6 +137,7 @@ def _held(rank: RankResult) -> Any:
 
 BY_ONE_PROCESS = "by declaration: one process has all threads and the global batch"
 BY_OWN_STEP = "by declaration: its step is the user's own"
+BY_ANOTHER_INTERPRETER = "by declaration: another interpreter"
 BY_LAYERS = "by declaration: its ranks hold different layers and share each batch"
 BY_ANOTHER_TRAINING = "by declaration: another training"
 BY_HOST = "a rank that is alone on its host cannot use shared memory"
@@ -182,8 +185,8 @@ _ITEMS = (
         ("compression", "comm_hook"),
         in_control=False,
     ),
-    Item("python", "controlled", _attested("python")),
-    Item("torch", "controlled", _attested("torch")),
+    Item("python", "controlled", _attested("python"), by_interpreter=True),
+    Item("torch", "controlled", _attested("torch"), by_interpreter=True),
     Item(
         *("transport", "confounder", transport_of),
         "comes with the backend: it may explain part of a difference in speed",
@@ -252,6 +255,7 @@ def _versions(run: Run) -> list[Item]:
             _attested("group", "versions", name),
             in_control=False,
             optional=True,
+            by_interpreter=True,
         )
         for name in sorted(names)
     ]

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from compare.analysis.attested import (
+    BY_ANOTHER_INTERPRETER,
     BY_ANOTHER_TRAINING,
     BY_HOST,
     BY_LAYERS,
@@ -67,6 +68,8 @@ def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
     values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
     hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
     exempt = {arm.label: by for arm in asked if (by := _exempt_by(arm, item))}
+    if item.by_interpreter and _is_one_value(seen):
+        exempt = {}
     kind, why = _classify([arm for arm in asked if arm.label not in exempt], seen, hosts, item)
     if kind == "same" and exempt:
         kind, why = "declared", "; ".join(f"{label} differs {by}" for label, by in exempt.items())
@@ -74,8 +77,14 @@ def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
     return Condition(item=item.name, role=item.role, kind=kind, values=values, why=why, by_library=own)
 
 
+def _is_one_value(seen: dict[str, list[list[str]]]) -> bool:
+    return len({value for rounds in seen.values() for ranks in rounds for value in ranks}) == 1
+
+
 def _exempt_by(arm: Arm, item: Item) -> str:
     """Return by which declaration an arm may differ, or nothing."""
+    if item.by_interpreter and arm.against:
+        return BY_ANOTHER_INTERPRETER
     if item.by_process and arm.one_process:
         return BY_ONE_PROCESS
     if item.by_layers and arm.in_layers:

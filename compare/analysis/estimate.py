@@ -34,8 +34,7 @@ class Estimate(msgspec.Struct, frozen=True):
         A ratio and its inverse agree. The quotient of two means is the mean of the quotients. No end of the
         interval is negative.
         """
-        logs = cls.of(map(math.log, values))
-        return cls(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, logs.method)
+        return cls.of(map(math.log, values)).exponential()
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
@@ -52,6 +51,10 @@ class Estimate(msgspec.Struct, frozen=True):
         """Estimate from the values that are there; None without any."""
         there = [value for value in values if value is not None]
         return cls.of(there) if there else None
+
+    def exponential(self) -> Self:
+        """Return the geometric mean, given that of the logarithms."""
+        return type(self)(math.exp(self.mean), math.exp(self.low), math.exp(self.high), self.n, self.method)
 
     def rest(self) -> Self:
         """Return one minus this share, with its interval."""

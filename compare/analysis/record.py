@@ -6,7 +6,9 @@ import msgspec
 
 from compare.analysis.aa import AAResult, assess
 from compare.analysis.causes import Cause, find_causes
+from compare.analysis.change import Changes
 from compare.analysis.conditions import Condition, compare_conditions
+from compare.analysis.gate import judge_gate
 from compare.analysis.load import LoadDependence, find_load_dependence
 from compare.analysis.summary import Summary, summarise
 from compare.analysis.turns import TurnsSummary, summarise_turns
@@ -27,6 +29,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """Ratios that change with the load of the machine."""
     aa: AAResult | None
     """None except for an A/A test."""
+    gate: Changes | None
+    """None except for ``compare gate``."""
 
     @property
     def different(self) -> list[Condition]:
@@ -44,4 +48,5 @@ def analyse(run: Run) -> Analysis:
         turns=summarise_turns(run),
         load_dependence=find_load_dependence(run),
         aa=assess(run),
+        gate=judge_gate(run),
     )

@@ -94,6 +94,68 @@ def simulate_aa(
     )
 
 
+class SimulatedGates(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcomes of gates on one arm with a known slowdown."""
+
+    experiments: int
+    slower: int
+    """Gates that called it slower: false alarms without a slowdown."""
+    passed: int
+    rate: float
+    """Of ``slower``."""
+    low: float
+    """Lower end of the rate's 95 % interval (Clopper & Pearson)."""
+    high: float
+    mean_rounds: float
+
+
+def simulate_gates(
+    recorded: Sequence[Sequence[float]],
+    looks: Sequence[Look],
+    *,
+    limit: float,
+    slowdown: float = 0.0,
+    experiments: int = 10_000,
+    seed: int = 0,
+) -> SimulatedGates:
+    """Compare one arm with itself as `compare gate` does, on recorded launches.
+
+    Args:
+        recorded: as for `simulate_aa`.
+        looks: likewise.
+        limit: largest slowdown that passes, as a fraction.
+        slowdown: every new step takes longer by this fraction.
+        experiments: number of gates.
+        seed: the same seed gives the same result.
+
+    Raises:
+        ValueError: as `simulate_aa`.
+    """
+    import numpy as np
+
+    log_ratios = _draw_log_ratios(recorded, looks, 1, experiments, seed) - math.log1p(slowdown)
+    settled, slower = Settled.none((experiments, 1)), np.zeros((experiments, 1), bool)
+    rounds = np.full(experiments, looks[-1].rounds)
+    for look, level in zip(looks, levels(looks), strict=True):
+        if level:
+            running, before = ~settled.all, settled.different
+            sample = Sample.over_rounds(log_ratios[:, : look.rounds])
+            settled = decide(sample, level, math.log1p(limit), settled, one_sided=True).settled
+            slower |= settled.different & ~before & (sample.mean < 0)
+            rounds[running & settled.all] = look.rounds
+    found = int(slower.sum())
+    low, high = binomial_interval(found, experiments)
+    return SimulatedGates(
+        experiments=experiments,
+        slower=found,
+        passed=int(settled.all.sum()) - found,
+        rate=found / experiments,
+        low=low,
+        high=high,
+        mean_rounds=float(rounds.mean()),
+    )
+
+
 def follow(
     log_ratios: NDArray, looks: Sequence[Look], alpha: float, margin: float
 ) -> tuple[Settled, NDArray]:

@@ -102,6 +102,7 @@ def judge(
     alpha: float = ALPHA,
     margin: float = MARGIN,
     fewest: int = 2,
+    one_sided: bool = False,
 ) -> dict[str, Verdict]:
     """Judge every arm against the baseline.
 
@@ -115,6 +116,7 @@ def judge(
         margin: largest relative difference that does not matter. It is symmetric in the logarithm: 0.03
             allows a speed ratio between 1 / 1.03 and 1.03.
         fewest: rounds below which nothing is settled, see `FIRST_LOOK`.
+        one_sided: see `decide`.
 
     Raises:
         ValueError: a value is no logarithm of a finite ratio, or a setting is out of range.
@@ -129,7 +131,7 @@ def judge(
         if not level:  # the plan has grown, and the look's share is already spent
             continue
         sample = Sample.of([log_ratios[arm][: look.rounds] for arm in arms])
-        decision = decide(sample, level, math.log1p(margin), settled)
+        decision = decide(sample, level, math.log1p(margin), settled, one_sided=one_sided)
         if look.rounds < fewest:
             decision = decision._replace(settled=settled)
         for index, arm in enumerate(arms):
@@ -189,6 +191,25 @@ class Sample(NamedTuple):
         error = values.std(1, ddof=1) / n**0.5 if n >= _TWO_ROUNDS else np.full_like(mean, np.nan)
         return cls(mean, error, np.full_like(mean, n, dtype=int))
 
+    @classmethod
+    def between(cls, old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> Sample:
+        """Take the difference, old minus new, of independent runs.
+
+        Their spreads may differ: B. L. Welch, "The generalization of 'Student's' problem when several
+        different population variances are involved", Biometrika 34 (1947). Let a and b be s^2 / n of
+        the two runs. The error of the difference is sqrt(a + b). The degrees of freedom are
+        (a + b)^2 / (a^2 / (n - 1) + b^2 / (n - 1)). ``n`` is one more than these.
+        """
+        import numpy as np
+
+        first, second = cls.of(old), cls.of(new)
+        a, b = first.error**2, second.error**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            freedom = (a + b) ** 2 / (a**2 / (first.n - 1) + b**2 / (second.n - 1))
+        pooled = first.n + second.n - 2  # without any spread
+        freedom = np.where(a + b > 0, freedom, pooled)
+        return cls(first.mean - second.mean, np.sqrt(a + b), 1 + freedom)
+
 
 class Settled(NamedTuple):
     """Arms that need no further round."""
@@ -220,8 +241,12 @@ class Decision(NamedTuple):
     half_width: NDArray
 
 
-def decide(sample: Sample, alpha: float, margin: float, before: Settled) -> Decision:
+def decide(
+    sample: Sample, alpha: float, margin: float, before: Settled, *, one_sided: bool = False
+) -> Decision:
     """Decide on all arms at one look; ``margin`` is logarithmic.
+
+    With ``one_sided``, an arm is equivalent if its interval shows that it is not slower by the margin.
 
     Holm and the intervals agree:
 
@@ -251,7 +276,8 @@ def decide(sample: Sample, alpha: float, margin: float, before: Settled) -> Deci
     left = np.maximum(arms - different.sum(-1, keepdims=True), 1)
     own = np.where(different, alpha / divisors[back], alpha / left)
     half_width = _quantile(sample.n, own) * sample.error
-    within = np.abs(sample.mean) + half_width <= margin  # NaN is never within
+    away = -sample.mean if one_sided else np.abs(sample.mean)
+    within = away + half_width <= margin  # NaN is never within
     equivalent = before.equivalent | (within & ~different & ~settled_before)
     adjusted = np.take_along_axis(adjusted, back, -1)
     return Decision(Settled(different, equivalent), p, adjusted, own, half_width)

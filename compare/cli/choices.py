@@ -30,6 +30,14 @@ class LessonFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
+class ChangeFormat(StrEnum):
+    """Formats of ``compare diff``."""
+
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
 class Interleave(StrEnum):
     """How the arms of a round run."""
 

@@ -43,6 +43,26 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "compare explain last",
         "compare explain runs/first --arm ddp --format markdown",
     ),
+    "diff": (
+        "compare diff runs/before last",
+        "compare diff runs/before runs/after --fail-if-slower 5% --export-junit diff.xml",
+    ),
+    "gate": (
+        "compare gate --against ../before/.venv/bin/python",
+        "compare gate --against old/bin/python --fail-if-slower 10% --budget 240 --export-junit gate.xml",
+    ),
+    "history": (
+        "compare history",
+        "compare history runs --json",
+    ),
+    "clean": (
+        "compare clean",
+        "compare clean runs --keep 20 --yes",
+    ),
+    "schema": (
+        "compare schema",
+        "compare schema --output results.schema.json",
+    ),
     "predict": (
         "compare predict last --hosts 2,4,8 --link 10gbit",
         "compare predict last --bucket-cap 1,25 --format markdown",

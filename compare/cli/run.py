@@ -81,7 +81,14 @@ def run(
 
 
 def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
-    """Carry out a run, export it and print it.
+    """Carry out a run, export it and print it."""
+    run, directory, analysis = carry_out_and_export(request, flags)
+    _print(run, directory, analysis, flags)
+    return analysis
+
+
+def carry_out_and_export(request: UserRequest, flags: RunFlags) -> tuple[Run, Path, Analysis]:
+    """Carry out a run, and export it.
 
     What is kept of a run that is stopped or fails is exported as well.
     """
@@ -98,8 +105,7 @@ def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
     )
     analysis = analyse(run)
     _export(run, analysis, flags)
-    _print(run, directory, analysis, flags)
-    return analysis
+    return run, directory, analysis
 
 
 def _export(run: Run, analysis: Analysis, flags: RunFlags) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 
 from compare.analysis.budget import seconds_left
+from compare.analysis.gate import check_interpreter
 from compare.analysis.parity import check_launch
 from compare.analysis.step_times import other_cpu_load
 from compare.errors import InterleaveError
@@ -78,6 +80,7 @@ class Launches:
             self._observer,
             budget_ends_at=self._ends_at(),
         )
+        check_interpreter(self.run, one.arm, launch.ranks, here=sys.prefix)
         check_launch(one.arm, launch.ranks)
         discarded_before = len(self.run.discarded)
         self._keep([launch])
@@ -146,6 +149,7 @@ class Cohorts(Launches):
             raise
         for one, launch in zip(planned, launches, strict=True):
             self.failed = one
+            check_interpreter(self.run, one.arm, launch.ranks, here=sys.prefix)
             check_launch(one.arm, launch.ranks)
         self.failed = None
         self._keep(launches)

@@ -159,7 +159,7 @@ def begin(
         DataError: the data is damaged, or cannot be had.
         OutputError: the folder cannot be written, or is not empty.
     """
-    purpose = purpose or ("-aa" if config.comparisons else "")
+    purpose = purpose or ("-aa" if config.comparisons else "-gate" if config.slower_limit else "")
     source = find_data(request, say)
     directory = create_directory(request.output or default_output(config, purpose=purpose))
     cluster.stage(source, say)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from compare.analysis.budget import has_time_left, is_oversubscribed, rounds_done
+from compare.analysis.gate import judge_gate
 from compare.analysis.ranking import verdicts
 from compare.analysis.step_times import is_noisy
 from compare.analysis.verdict import FIRST_LOOK
@@ -91,7 +92,7 @@ def turn_seconds(run: Run) -> dict[str, float]:
     """
     config = run.config
     seconds = {arm.label: TURN_SECONDS for arm in config.arms}
-    if rounds_done(run) < FIRST_LOOK or is_oversubscribed(run):
+    if rounds_done(run) < FIRST_LOOK or is_oversubscribed(run) or config.slower_limit is not None:
         return seconds
     found = verdicts(run, config.baseline)
     settled = [arm for arm, verdict in found.items() if verdict.kind != "unresolved"]
@@ -136,6 +137,8 @@ def is_settled(run: Run) -> bool:
     """Return whether every verdict is final, or none will be shown."""
     if is_oversubscribed(run):
         return True
+    if gate := judge_gate(run):
+        return gate.outcome != "too noisy"
     found = verdicts(run, run.config.baseline).values()
     return all(verdict.kind != "unresolved" for verdict in found)
 

@@ -15,6 +15,7 @@ import msgspec
 from backends import BACKENDS
 from compare import data
 from compare.analysis.aa import twins
+from compare.analysis.gate import doubled
 from compare.data import DatasetChoice, DatasetSource
 from compare.doctor import availability
 from compare.doctor.availability import Survey
@@ -25,10 +26,12 @@ from compare.schema.arms import CONTROL, Arm, parse_arm
 from compare.schema.config import MOST_ROUNDS, OPTIMIZERS, RunConfig
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
 from compare.schema.hosts import Host, is_local, local_host, place
+from compare.schema.interpreter import Interpreter
 from compare.text import counted
 
 SETTLE_SECONDS = 300.0
 """Time for rounds if the user gives no length."""
+_OTHER_INTERPRETER = "The other interpreter was asked on this machine alone"
 OWN_STEPS = 200
 """Training steps of an own workload if the user gives none."""
 DEFAULT_RANKS = 2
@@ -59,6 +62,8 @@ class UserRequest(LaunchRequest):
     """Empty for all that can run."""
     baseline: str | None = None
     control: bool = False
+    against: Interpreter | None = None
+    """The other interpreter of a gate."""
     dataset: DatasetChoice
     data_dir: Path | None
     own: DatasetSource | None = None
@@ -86,13 +91,17 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, survey))
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
+    if request.against:
+        arms = doubled(arms, request.against)
     if not cluster.is_this_machine:
         require_other_hosts(arms)
     cluster.require_launchers({arm.runtime.launcher for arm in arms})
     if draft.compile:
         cluster.require_compilers()
     baseline = choose_baseline(request.baseline, arms)
-    if draft.comparisons is None:
+    if request.against:
+        baseline = arms[1].label
+    elif draft.comparisons is None:
         arms = with_control(arms, control=request.control)
     else:
         arms = _twins(arms[0])
@@ -254,7 +263,7 @@ def require_other_hosts(arms: Sequence[Arm]) -> None:
         UnavailableError: names the first of them, with the reason.
     """
     for arm in arms:
-        if reason := arm.runtime.only_here_because:
+        if reason := arm.runtime.only_here_because or (_OTHER_INTERPRETER if arm.against else ""):
             raise UnavailableError(
                 f"{arm.label} runs on this machine only.",
                 found=f"{reason}.",

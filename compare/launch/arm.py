@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from backends.launchers import LAUNCHERS, environment_bin, find_launcher, where_it_is_not
+from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from backends.launchers.request import Command, Request
+from compare import PACKAGE_ROOT
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
@@ -170,22 +171,27 @@ def commands_for(
         UnavailableError: the arm's launcher is not installed.
     """
     name = arm.runtime.launcher
-    executable = find_launcher(name)
+    other = arm.against
+    python = Path(other.executable if other else sys.executable)
+    executable = find_launcher(name, python)
     if executable is None:
         raise UnavailableError(
             f"{arm.label} needs {name}, which is not installed.",
-            found=f"{where_it_is_not(name)}.",
+            found=f"{where_it_is_not(name, python)}.",
             remedy=LAUNCHERS[name].REMEDY,
         )
     network, hosts = place.cluster.network, place.cluster.hosts
     config = config.as_run_by(arm, hosts[0].slots)
     of_all_arms = settings(
-        threads=config.threads_per_rank, interface=network.interface, executables=environment_bin()
+        threads=config.threads_per_rank,
+        interface=network.interface,
+        executables=python.parent,
+        sources=Path(other.sources) if other else PACKAGE_ROOT,
     )
-    mpirun = find_launcher("mpirun")
+    mpirun = find_launcher("mpirun", python)
     request = Request(
         executable=executable,
-        python=Path(sys.executable),
+        python=python,
         hosts=(msgspec.structs.replace(hosts[0], slots=1),) if arm.one_process else hosts,
         module="compare.worker",
         arguments=(name, str(place.job_file)),

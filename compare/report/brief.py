@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
@@ -106,7 +107,7 @@ def _name(run: Run, arm: Arm) -> str:
     shared = shared_options(run)
     given = {name: value for name, value in arm.given.items() if not shared or name not in shared.given}
     mark = f" {MARK}" if why_marked(arm) else ""
-    return printable(Arm(arm.backend, given, arm.twin).label) + mark
+    return printable(msgspec.structs.replace(arm, given=given).label) + mark
 
 
 def _short(baseline: str) -> str:

@@ -22,6 +22,7 @@ import msgspec
 from backends import BACKENDS, Backend, Option, Runtime
 from compare.errors import UsageError
 from compare.schema.environment import refusal_of
+from compare.schema.interpreter import Interpreter
 
 OptionValue: TypeAlias = bool | float | str
 
@@ -50,6 +51,8 @@ class Arm(msgspec.Struct, frozen=True):
     given: dict[str, OptionValue] = {}
     twin: int = 0
     """1 or 2 for the equal arms of `compare aa`, otherwise 0."""
+    against: Interpreter | None = None
+    """The other interpreter of `compare gate`, if its ranks run there."""
 
     def __post_init__(self) -> None:
         """Refuse an unknown backend, which the results of another version may name.
@@ -64,7 +67,8 @@ class Arm(msgspec.Struct, frozen=True):
     def label(self) -> str:
         """Return the arm as a user writes it: its name everywhere."""
         given = (f"{name}={_spell(value)}" for name, value in self.given.items())
-        return ":".join([self.backend, *given]) + (f"#{self.twin}" if self.twin else "")
+        twin = f"#{self.twin}" if self.twin else "@against" if self.against else ""
+        return ":".join([self.backend, *given]) + twin
 
     @property
     def options(self) -> dict[str, OptionValue]:

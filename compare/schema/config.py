@@ -103,6 +103,8 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     """Time in which rounds beyond the fifth begin; it ends no launch."""
     comparisons: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Number of comparisons of `compare aa`, which share the rounds equally."""
+    slower_limit: float | None = None
+    """Largest slowdown that `compare gate` allows, as a fraction; None for other runs."""
     max_reruns: int = 3
     """Maximum number of noisy rounds to repeat."""
     seed: int = 0
@@ -270,7 +272,12 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def control(self) -> Arm | None:
-        """Return the arm without communication, if there is one."""
+        """Return the arm without communication, if there is one.
+
+        A gate has none: its environments may compute at different speeds.
+        """
+        if self.slower_limit is not None:
+            return None
         return next((arm for arm in self.arms if arm.backend == CONTROL), None)
 
     @property

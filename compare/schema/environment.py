@@ -94,11 +94,14 @@ def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()
     }
 
 
-def settings(*, threads: int, interface: str, executables: Path) -> dict[str, str]:
+def settings(
+    *, threads: int, interface: str, executables: Path, sources: Path = PACKAGE_ROOT
+) -> dict[str, str]:
     """Return the variables that Ringside sets for every rank of every arm.
 
     The launchers' defaults differ. torchrun sets one OpenMP thread; horovodrun allows one per core.
-    ``executables`` is the folder of the launchers: horovodrun looks for mpirun on PATH.
+    ``executables`` is the folder of the launchers: horovodrun looks for mpirun on PATH. ``sources`` has the
+    worker's code.
     """
     return {
         "PATH": os.pathsep.join([str(executables), os.environ.get("PATH", os.defpath)]),
@@ -109,17 +112,16 @@ def settings(*, threads: int, interface: str, executables: Path) -> dict[str, st
         "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        "PYTHONPATH": import_path(os.environ),
+        "PYTHONPATH": import_path(os.environ, sources),
         # The working folder may hold another package called `backends`.
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def import_path(environ: Mapping[str, str]) -> str:
+def import_path(environ: Mapping[str, str], sources: Path = PACKAGE_ROOT) -> str:
     """Return a PYTHONPATH with this package first, then the user's own."""
-    root = str(PACKAGE_ROOT)
-    return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))
+    return os.pathsep.join(filter(None, [str(sources), environ.get("PYTHONPATH", "")]))
 
 
 # Short flags can be joined, -vx NAME=VALUE or -vxNAME=VALUE, and a long one cut: --en NAME=VALUE.

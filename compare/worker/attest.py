@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 
 import torch
 
 from backends.base import Facts, Group, Replica
+from compare import PACKAGE_ROOT, __version__
 from compare.schema.environment import library_settings
 from compare.schema.job import Job, LaunchJob
 from compare.worker.task import Batches
@@ -23,6 +25,9 @@ def attest_group(group: Group, job: LaunchJob) -> Facts:
         "torch": str(torch.__version__),
         "affinity": sorted(os.sched_getaffinity(0)),
         "python": platform.python_version(),
+        "prefix": sys.prefix,
+        "ringside": __version__,
+        "sources": str(PACKAGE_ROOT),
         "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "group": group.attest(),
         "environment": library_settings(os.environ, masked=job.exported),

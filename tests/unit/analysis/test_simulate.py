@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 
 import numpy as np
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from compare.analysis import simulate, verdict
-from compare.analysis.simulate import binomial_interval, simulate_aa
+from compare.analysis.simulate import binomial_interval, simulate_aa, simulate_gates
 from compare.analysis.verdict import ALPHA, FIRST_LOOK, MARGIN, Look, judge, levels
+from tests.comparing import ROOT
 
 FIXED = [Look(5, 5)]
 SEQUENTIAL = [Look(n, 12) for n in range(FIRST_LOOK, 13)]
@@ -161,6 +163,28 @@ def test_simulate_same_seed_gives_the_same_result():
 def test_simulate_short_record_fails(record, arms):
     with pytest.raises(ValueError, match=r"too few|above 0"):
         simulate_aa(record, FIXED, arms=arms, experiments=10)
+
+
+# ---- gates ----
+
+RECORD = ROOT / "docs" / "false-differences.jsonl"
+
+
+@pytest.mark.parametrize("looks", [FIXED, [Look(n, 20) for n in range(FIRST_LOOK, 21)]])
+def test_gates_drawn_from_recorded_turns_raise_few_false_alarms(looks):
+    entries = [json.loads(line) for line in RECORD.read_text().splitlines()]
+    turns = [pair for entry in entries for pair in entry["step_seconds"] if entry["mode"] == "blocks"]
+    equal = simulate_gates(turns, looks, limit=0.05)
+    assert equal.rate <= 0.055
+    assert simulate_gates(turns, looks, limit=0.05, slowdown=0.2).rate > 0.8
+    # What is slower by twice the limit hardly ever passes.
+    assert simulate_gates(turns, looks, limit=0.05, slowdown=0.1).passed < 0.055 * EXPERIMENTS
+
+
+@pytest.mark.parametrize("shape", ["normal", "small normal", "heavy tails"])
+def test_gate_without_a_limit_keeps_its_level(shape):
+    """Nearly all that is significant exceeds a limit of a thousandth."""
+    assert simulate_gates(recorded(shape, 2), FIXED, limit=0.001).rate < LIMIT
 
 
 # ---- rates ----

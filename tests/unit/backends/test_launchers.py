@@ -279,7 +279,7 @@ def test_settings_hold_threads_and_interface_for_every_library():
 @pytest.fixture
 def launchers(monkeypatch):
     """Pretend that every launcher is installed."""
-    monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
+    monkeypatch.setattr(launching, "find_launcher", lambda name, _python: Path("/opt/env/bin") / name)
 
 
 ARMS = "none,ddp,manual,manual:mode=overlap,horovod,horovod:controller=mpi,mpi,mpi:library=mpich"
@@ -336,7 +336,7 @@ def test_commands_of_one_process_start_it_with_all_threads(launchers):
 
 @pytest.mark.parametrize("arm", parse_arms([ARMS]), ids=lambda arm: arm.label)
 def test_commands_without_the_launcher_name_it(arm, monkeypatch):
-    monkeypatch.setattr(launching, "find_launcher", lambda _name: None)
+    monkeypatch.setattr(launching, "find_launcher", lambda *_: None)
     with pytest.raises(UnavailableError) as caught:
         commands_of(a_config(arm.label), arm)
     assert arm.runtime.launcher in caught.value.what

@@ -78,7 +78,7 @@ def compare(monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # what reads from a pipe is no terminal of some width
     monkeypatch.setattr(availability, "survey", lambda _wanted=(): SURVEY)
-    monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/opt/env/bin") / name)
+    monkeypatch.setattr(launching, "find_launcher", lambda name, _python: Path("/opt/env/bin") / name)
     monkeypatch.setattr(data, "resolve", lambda *_arguments, **_options: MNIST)
     terminate = signal.getsignal(signal.SIGTERM)
 

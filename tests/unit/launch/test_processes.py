@@ -355,7 +355,7 @@ def test_processes_of_other_launches_are_left_alone(launch):
 
 def test_launches_of_runs_with_folders_of_one_name_differ(tmp_path, monkeypatch):
     """Two people have a ``results`` each; neither may end the other's ranks."""
-    monkeypatch.setattr(launching, "find_launcher", lambda name: Path("/bin") / name)
+    monkeypatch.setattr(launching, "find_launcher", lambda name, _python: Path("/bin") / name)
     agent = AnAgent()
     for who in ("alice", "bob"):
         (tmp_path / who / "results").mkdir(parents=True)

@@ -172,6 +172,7 @@ def test_config_is_unchanged_by_json():
         budget_seconds=60.0,
         settle_seconds=90.0,
         comparisons=2,
+        slower_limit=0.1,
         max_reruns=7,
         interleave="blocks",
         seed=2**32 - 1,

@@ -91,7 +91,7 @@ def test_write_json_writes_plain_json(tmp_path):
     write_json(tmp_path / RESULTS_FILE, a_run({"ddp": [5.0]}))
     read = json.loads((tmp_path / RESULTS_FILE).read_text())
     assert read["schema_version"] == SCHEMA_VERSION == 3
-    assert read["config"]["arms"] == [{"backend": "ddp", "given": {}, "twin": 0}]
+    assert read["config"]["arms"] == [{"backend": "ddp", "given": {}, "twin": 0, "against": None}]
     assert read["launches"][0]["ranks"][0]["blocks"] == [
         {
             "mode": "training",

@@ -1,0 +1,192 @@
+"""Compare two runs by the ratios within each of them.
+
+Machines change between two runs, so milliseconds say little. The cost of an arm is its step time over that of
+the control in the same round: T_S / T_0. Without a control in both runs, the baseline takes its place. One
+round gives one value. The runs are independent, so `judge_between` compares their means.
+
+A slower computation slows the control as well. So ``diff`` cannot see it, and ``gate`` can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from compare.analysis.attested import transport_of
+from compare.analysis.budget import is_oversubscribed, rounds_done
+from compare.analysis.change import Change, Changes, Differing, judge_between, outcome_of
+from compare.analysis.estimate import Estimate
+from compare.analysis.ranking import log_ratios
+from compare.analysis.step_times import is_noisy
+from compare.analysis.verdict import FIRST_LOOK
+from compare.errors import ConditionsError, OutputError
+from compare.schema.arms import CONTROL, Arm
+from compare.schema.results import RankResult, Run
+
+_FREE = {
+    *("arms", "baseline", "rounds", "interleave", "budget_seconds", "settle_seconds", "comparisons"),
+    *("max_reruns", "seed", "launch_timeout_seconds", "stall_seconds", "against", "slower_limit"),
+}
+"""Settings that may differ: they decide no step time."""
+ABSENT = "–"
+
+
+def diff(old: Run, new: Run, names: tuple[str, str], *, limit: float, force: bool = False) -> Changes:
+    """Compare what synchronising costs in two runs.
+
+    Raises:
+        ConditionsError: the runs are unlike, and nothing forces the comparison.
+        OutputError: they have no arm in common.
+    """
+    reference, arms = _in_common(old, new)
+    unlike = [*_unlike(old, new), *_unlike_ranks(old, new, [reference, *arms])]
+    if unlike and not force:
+        raise ConditionsError(
+            "The two runs are unlike, so their difference would mean nothing.",
+            found="\n".join(
+                f"{one.what}: {one.old} in {names[0]}, {one.new} in {names[1]}" for one in unlike
+            ),
+            remedy="Repeat one of them with the settings of the other. --force compares all the same, and "
+            "every output states it.",
+        )
+    costs = [{arm.label: _costs(run, arm, reference) for arm in arms} for run in (old, new)]
+    found = judge_between(*costs, limit=limit)
+    ranked = not is_oversubscribed(old) and not is_oversubscribed(new)
+    changes = [
+        msgspec.structs.replace(
+            change if ranked else msgspec.structs.replace(change, kind="unresolved"),
+            old=Estimate.of(costs[0][arm]).exponential(),
+            new=Estimate.of(costs[1][arm]).exponential(),
+        )
+        for arm, change in found.items()
+    ]
+    return Changes(
+        command="diff",
+        old=names[0],
+        new=names[1],
+        limit=limit,
+        reference=reference.label,
+        changes=changes,
+        outcome=outcome_of(changes),
+        unlike=unlike,
+        changed=list(_changed(old, new, [reference, *arms])),
+        notes=list(_notes(old, new, names, changes)),
+    )
+
+
+def _costs(run: Run, arm: Arm, reference: Arm) -> list[float]:
+    """Return ln(T_S / T_0) of every round."""
+    return [-ratio for ratio in log_ratios(run, arm, reference)]
+
+
+def _in_common(old: Run, new: Run) -> tuple[Arm, list[Arm]]:
+    """Return the arm that divides, and the arms to compare."""
+    there = {arm.label: arm for arm in old.config.arms if old.of(arm) and new.of(arm)}
+    baseline = old.config.baseline if old.config.baseline == new.config.baseline else ""
+    reference = there.get(CONTROL) or there.get(baseline)
+    arms = [
+        arm
+        for arm in there.values()
+        if reference and arm != reference and arm.synchronises and _costs(new, arm, reference)
+    ]
+    arms = [arm for arm in arms if reference and _costs(old, arm, reference)]
+    if reference is None or not arms:
+        raise OutputError(
+            "The two runs have no arm in common that can be compared.",
+            found=f"{_labels(old)} in one, {_labels(new)} in the other.",
+            remedy="Run one arm in both, beside the control `none` or the same baseline.",
+        )
+    return reference, arms
+
+
+def _labels(run: Run) -> str:
+    return ", ".join(arm.label for arm in run.config.arms if run.of(arm)) or "no finished launch"
+
+
+# ---- what differs ----
+
+
+def _unlike(old: Run, new: Run) -> Iterator[Differing]:
+    """List the settings and the hosts that differ."""
+    for name in old.config.__struct_fields__:
+        if name not in _FREE:
+            yield from _compare(name, getattr(old.config, name), getattr(new.config, name))
+    yield from _compare("data set", old.dataset.name, new.dataset.name)
+    yield from _compare("ranks of each host", _slots(old), _slots(new))
+    yield from _compare("cores of each host", _cores(old), _cores(new))
+    yield from _compare("rehearsed link", old.network.rehearsed, new.network.rehearsed)
+    yield from _compare("interleaved", old.interleaved.mode, new.interleaved.mode)
+
+
+def _slots(run: Run) -> list[int]:
+    return [host.slots for host in run.hosts]
+
+
+def _cores(run: Run) -> list[int]:
+    return run.cores_by_host or [run.cores] * len(run.hosts)
+
+
+def _unlike_ranks(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing]:
+    """List the conditions of ranks that differ."""
+    for arm, before, after in _first_ranks(old, new, arms):
+        for name in ("device", "malloc", "environment"):
+            yield from _compare(
+                f"{name} of {arm.label}", before.attestation.get(name), after.attestation.get(name)
+            )
+
+
+def _changed(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing]:
+    """List versions and transports that differ, each once."""
+    yield from _compare("ringside", old.ringside_version, new.ringside_version)
+    yield from _compare("sources of the workload", old.dataset.sha256, new.dataset.sha256)
+    seen: set[Differing] = set()
+    for arm, before, after in _first_ranks(old, new, arms):
+        found = [
+            *_compare("python", before.attestation.get("python"), after.attestation.get("python")),
+            *_compare("torch", before.attestation.get("torch"), after.attestation.get("torch")),
+            *_compare(f"transport of {arm.label}", transport_of(before), transport_of(after)),
+        ]
+        versions = [rank.attestation.get("group", {}).get("versions") or {} for rank in (before, after)]
+        for name in sorted({*versions[0], *versions[1]} - {"torch"}):
+            found += _compare(name, versions[0].get(name), versions[1].get(name))
+        yield from (one for one in found if one not in seen)
+        seen.update(found)
+
+
+def _first_ranks(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[tuple[Arm, RankResult, RankResult]]:
+    for arm in arms:
+        yield arm, old.of(arm)[0].ranks[0], new.of(arm)[0].ranks[0]
+
+
+def _compare(what: str, old: Any, new: Any) -> Iterator[Differing]:
+    if old != new:
+        yield Differing(what, _spell(old), _spell(new))
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_spell(held)}" for name, held in sorted(value.items())) or ABSENT
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_spell, value)) or ABSENT
+    return ABSENT if value is None or value == "" else str(value)
+
+
+def _notes(old: Run, new: Run, names: tuple[str, str], changes: list[Change]) -> Iterator[str]:
+    """Warn of what weakens the comparison."""
+    for run, name in ((old, names[0]), (new, names[1])):
+        noisy = {launch.round for launch in run.launches if is_noisy(launch)}
+        if noisy:
+            yield f"{name}: other programs ran in {len(noisy)} of {rounds_done(run)} rounds."
+        if not run.complete:
+            yield f"{name}: the run was stopped, or failed."
+        if is_oversubscribed(run):
+            yield f"{name}: ranks and threads outnumber the cores, so nothing is judged."
+    few = [change.arm for change in changes if min(change.rounds) < FIRST_LOOK]
+    if few:
+        yield f"Nothing is judged before {FIRST_LOOK} rounds in both runs: {', '.join(few)}."
+    for run, other, name in ((old, new, names[0]), (new, old, names[1])):
+        only = [arm.label for arm in run.config.arms if run.of(arm) and not other.of(arm)]
+        if only:
+            yield f"Only in {name}: {', '.join(only)}."

@@ -1,0 +1,104 @@
+"""Compare two interpreters in one run: ``compare gate``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from compare.cli.choices import ChangeFormat
+from compare.cli.console import make_console, make_say
+from compare.cli.gating import ExportJUnit, print_changes, read_percent, require_passed, write_junit
+from compare.cli.options import (
+    MaxReruns,
+    RunFlags,
+    arms_flag,
+    length_flag,
+    output_flag,
+    output_option,
+    read_request,
+    training_flag,
+    with_run_flags,
+)
+from compare.cli.run import carry_out_and_export
+
+if TYPE_CHECKING:
+    from compare.experiment.settle import UserRequest
+
+
+@with_run_flags(
+    backend=Annotated[
+        list[str] | None,
+        arms_flag(show_default="ddp", help="Arms; `none` is the computation alone. Each runs twice."),
+    ],
+    output=Annotated[Path | None, output_option("-gate")],
+    export_markdown=Annotated[
+        Path | None, output_flag(help="Also write a Markdown summary of the gate here.")
+    ],
+)
+def gate(
+    flags: RunFlags,
+    *,
+    against: Annotated[
+        str,
+        arms_flag(metavar="PYTHON", help="Interpreter of the other environment: its state is the old one."),
+    ],
+    fail_if_slower: Annotated[
+        str, output_flag(metavar="PERCENT", help="Fail if an arm is slower by more.")
+    ] = "5%",
+    steps: Annotated[int, training_flag(help="Training steps of a launch.")] = 150,
+    repeats: Annotated[
+        int | None,
+        length_flag(
+            show_default="5, then until every arm is settled or 5 min are over",
+            help="Rounds; each launches every arm in both environments.",
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None, length_flag(help="Maximum time in seconds: add rounds until every arm is settled.")
+    ] = None,
+    max_reruns: MaxReruns = 3,
+    export_junit: ExportJUnit = None,
+) -> None:
+    """Compare this environment with another one, in turns of one run.
+
+    Two torch versions, commits or settings are alive side by side. It sees a slower
+    computation as well; `compare diff` sees only what synchronising costs.
+
+    The exit code is 14 if an arm is slower, and 15 if that is open.
+    """
+    from compare.experiment.settle import choose_length
+    from compare.launch.interpreter import find_interpreter
+    from compare.schema.store import require_writable
+
+    other = find_interpreter(against)
+    if export_junit:
+        require_writable(export_junit, to_be_made=flags.output)
+    request = read_request(
+        replace(flags, backend=flags.backend or ["ddp"]),
+        steps=steps,
+        warmup_steps=flags.warmup,
+        max_reruns=max_reruns,
+        interleave=flags.interleave.value,
+        slower_limit=read_percent(fail_if_slower),
+        **choose_length(repeats, budget),
+    )
+    _carry_out(replace(request, against=other), flags, export_junit)
+
+
+def _carry_out(request: UserRequest, flags: RunFlags, export_junit: Path | None) -> None:
+    """Carry out a gate, print it, and raise unless it passed."""
+    from compare.report.changes import markdown
+    from compare.schema.files import write_text
+
+    # The Markdown of this command is that of the gate, not that of the run.
+    _, directory, analysis = carry_out_and_export(request, replace(flags, export_markdown=None))
+    changes = analysis.gate
+    assert changes is not None  # noqa: S101 -- the run has a limit and twins
+    if flags.export_markdown:
+        write_text(flags.export_markdown, markdown(changes) + "\n")
+    write_junit(changes, export_junit)
+    to_stdout = flags.exports_to_stdout or export_junit == Path("-")
+    make_say(make_console(stderr=to_stdout))(f"Results: {directory}")
+    print_changes(changes, ChangeFormat.TABLE, stderr=to_stdout)
+    require_passed(changes)

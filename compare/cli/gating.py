@@ -1,0 +1,83 @@
+"""Print changes, export them, and turn their outcome into an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compare.cli.choices import ChangeFormat
+from compare.cli.console import make_console
+from compare.cli.options import output_flag
+from compare.errors import SlowerError, TooNoisyError, UsageError
+
+if TYPE_CHECKING:
+    from compare.analysis.change import Changes
+
+ExportJUnit = Annotated[
+    Path | None, output_flag("--export-junit", help="Also write JUnit XML here, one test for each arm.")
+]
+SlowerLimit = Annotated[
+    str | None,
+    output_flag("--fail-if-slower", metavar="PERCENT", help="Fail if an arm is slower by more: 5%."),
+]
+
+
+def read_percent(written: str) -> float:
+    """Read a percentage as a fraction: ``5%`` or ``5``.
+
+    Raises:
+        UsageError: it is no percentage above 0 and below 1000.
+    """
+    try:
+        value = float(written.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1000:  # noqa: PLR2004 -- ten times slower
+        raise UsageError(
+            f"--fail-if-slower cannot be {written}.", remedy="Use a percentage above 0, such as 5%."
+        )
+    return value / 100
+
+
+def print_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False) -> None:
+    """Print changes in one format."""
+    from compare.report.changes import CHANGE_RENDERERS, WIDTH, table
+
+    if form is ChangeFormat.TABLE:
+        console = make_console(stderr=stderr)
+        typer.echo(table(changes, max(WIDTH, console.width)), err=stderr)
+    else:
+        typer.echo(CHANGE_RENDERERS[form.value](changes), err=stderr)
+
+
+def write_junit(changes: Changes, path: Path | None) -> None:
+    """Write JUnit XML, if it is wanted."""
+    from compare.report.changes import junit
+    from compare.schema.files import write_text
+
+    if path:
+        write_text(path, junit(changes) + "\n")
+
+
+def require_passed(changes: Changes) -> None:
+    """Raise unless every arm passed.
+
+    Raises:
+        SlowerError: an arm is slower.
+        TooNoisyError: an arm is open.
+    """
+    from compare.report.changes import conclusion
+
+    again = "runs with more rounds" if changes.command == "diff" else "a longer --budget"
+    if changes.outcome == "slower":
+        raise SlowerError(
+            conclusion(changes),
+            remedy="Find the cause with `compare report`, or allow more with --fail-if-slower.",
+        )
+    if changes.outcome == "too noisy":
+        raise TooNoisyError(
+            conclusion(changes),
+            remedy=f"Stop other programs, or use {again}. A larger limit needs less time.",
+        )

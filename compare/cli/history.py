@@ -1,0 +1,39 @@
+"""List the runs of a folder with their trends: ``compare history``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compare.cli.options import AsJson
+from compare.errors import OutputError
+
+RunsFolder = Annotated[Path, typer.Argument(metavar="RUNS", help="Folder that holds the folders of runs.")]
+
+
+def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None:
+    """List the runs of a folder, and the trend of every arm.
+
+    Trends join only runs that trained alike.
+    """
+    from compare.analysis.history import enter, follow_runs
+    from compare.report.history import table
+    from compare.schema.files import STANDARD_OUTPUT, write_json
+    from compare.schema.folders import list_folders
+    from compare.schema.store import read_run
+
+    entries, unread = [], {}
+    for folder in list_folders(runs):
+        if not folder.is_run:
+            continue
+        try:
+            entries.append(enter(folder.path.name, read_run(folder.path)))
+        except OutputError as error:  # one of another version must not conceal the others
+            unread[folder.path.name] = error.found
+    found = follow_runs(entries, unread)
+    if as_json:
+        write_json(STANDARD_OUTPUT, found)
+    else:
+        typer.echo(table(found) or f"No folder in {runs} holds a run.")

@@ -1,0 +1,193 @@
+"""Render what ``compare diff`` and ``compare gate`` found.
+
+A comparison that was forced states it in every format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from textwrap import wrap
+from xml.etree import ElementTree as ET
+
+import msgspec
+from rich.cells import cell_len, set_cell_size
+
+from compare.analysis.change import Change, Changes, Differing
+from compare.analysis.estimate import Estimate
+from compare.report.brief import cut_in_the_middle
+from compare.report.rows import markdown_rows, markdown_text
+from compare.text import printable
+
+WIDTH = 80
+_SHORTEST_NAME = 12
+_GAP = "  "
+_HEADINGS = ("arm", "old", "new", "change", "interval", "verdict")
+_JUNIT_ELEMENT = {"slower": "failure", "unresolved": "error"}
+"""An open arm is an error: a skipped test would be green."""
+
+
+def table(changes: Changes, width: int = WIDTH) -> str:
+    """Render a table that fits the width, the conclusion last."""
+    rows = [_HEADINGS, *map(_row, _with_units(changes))]
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(1, len(_HEADINGS))]
+    room = max(_SHORTEST_NAME, min(max(cell_len(row[0]) for row in rows), width - 1 - _room(widths)))
+    lines = [*heading(changes), *_wrapped(_forced(changes), width), ""]
+    for name, *cells in rows:
+        *figures, verdict = cells
+        right = [cell.rjust(own) for cell, own in zip(figures, widths, strict=False)]
+        if name != _HEADINGS[0] and cell_len(name) > room:
+            lines.append(f" {name}")  # what tells two arms apart must not be cut
+            name = ""  # noqa: PLW2901 -- it stands on the line before
+        cut = set_cell_size(cut_in_the_middle(name, room), room)
+        lines.append((" " + _GAP.join([cut, *right, verdict])).rstrip())
+    lines += ["", *_wrapped([*_explained(changes), conclusion(changes)], width)]
+    return "\n".join(map(printable, lines))
+
+
+def markdown(changes: Changes) -> str:
+    """Render a summary for a merge request or a job."""
+    rows = [
+        _HEADINGS,
+        [":--", "--:", "--:", "--:", "--:", ":--"],
+        *map(_row, _with_units(changes)),
+    ]
+    lines = [f"**{conclusion(changes)}**", "", *(f"{line}  " for line in heading(changes)), ""]
+    lines += [f"**{line}**" for line in _forced(changes)] + ([""] if changes.unlike else [])
+    return markdown_text([*lines, *markdown_rows(rows), "", *(f"- {line}" for line in _explained(changes))])
+
+
+def as_json(changes: Changes) -> str:
+    """Render everything for programs; ``forced`` tells of ``--force``."""
+    fields = msgspec.to_builtins(changes) | {"forced": bool(changes.unlike)}
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1).decode()
+
+
+def junit(changes: Changes) -> str:
+    """Render JUnit XML, one test for each arm.
+
+    An arm that is slower is a failure, and one that is open an error.
+    """
+    kinds = [_JUNIT_ELEMENT.get(change.kind, "") for change in changes.changes]
+    suite = ET.Element(
+        "testsuite",
+        name=f"compare {changes.command}",
+        tests=str(len(kinds)),
+        failures=str(kinds.count("failure")),
+        errors=str(kinds.count("error")),
+        skipped="0",
+    )
+    properties = ET.SubElement(suite, "properties")
+    facts = {"old": changes.old, "new": changes.new, "limit": f"{changes.limit:g}"}
+    for name, value in {**facts, **dict.fromkeys(("forced",) * bool(changes.unlike), "true")}.items():
+        ET.SubElement(properties, "property", name=name, value=printable(value))
+    for change, kind in zip(_with_units(changes), kinds, strict=True):
+        name, *cells = map(printable, _row(change))
+        case = ET.SubElement(suite, "testcase", classname=f"ringside.{changes.command}", name=name)
+        told = ", ".join(f"{heading} {cell}" for heading, cell in zip(_HEADINGS[1:], cells, strict=True))
+        if kind:
+            ET.SubElement(case, kind, message=told, type=change.change.kind)
+        ET.SubElement(case, "system-out").text = printable("\n".join([told, *_forced(changes)]))
+    ET.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode")
+
+
+CHANGE_RENDERERS: dict[str, Callable[[Changes], str]] = {
+    "table": table,
+    "markdown": markdown,
+    "json": as_json,
+}
+"""The formats of ``compare diff --format``."""
+
+
+# ---- words ----
+
+
+def heading(changes: Changes) -> list[str]:
+    """Say what is compared, and in which unit."""
+    unit = "Time of a step in ms."
+    if changes.command == "diff":
+        unit = f"Cost of synchronising: step time over that of {changes.reference} in the same round."
+    return [unit, f"old: {changes.old}", f"new: {changes.new}"]
+
+
+def conclusion(changes: Changes) -> str:
+    """Conclude in one sentence."""
+    limit = f"{changes.limit * 100:g} %"
+    slower = [change.arm for change in changes.changes if change.kind == "slower"]
+    unsettled = [change.arm for change in changes.changes if change.kind == "unresolved"]
+    if changes.outcome == "slower":
+        return f"SLOWER by more than {limit}: {', '.join(slower)}."
+    if changes.outcome == "too noisy":
+        names = ", ".join(unsettled) or "no arm was compared"
+        return f"TOO NOISY to tell whether an arm is slower by {limit}: {names}."
+    return f"Passed: no arm is slower by {limit}."
+
+
+def differing(one: Differing) -> str:
+    """Write one fact with both of its values."""
+    return f"{one.what}: {one.old} → {one.new}"
+
+
+def _forced(changes: Changes) -> list[str]:
+    if not changes.unlike:
+        return []
+    return [f"FORCED: the runs are unlike ({'; '.join(map(differing, changes.unlike))})."]
+
+
+def _explained(changes: Changes) -> Iterator[str]:
+    if changes.changed:
+        yield f"Changed: {'; '.join(map(differing, changes.changed))}."
+    yield from changes.notes
+    if changes.command == "diff":
+        yield "A slower computation does not show here: `compare gate` measures that."
+
+
+def _wrapped(lines: Iterable[str], width: int) -> list[str]:
+    return [part for line in lines for part in wrap(line, width, break_long_words=False)]
+
+
+# ---- cells ----
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """A change with the factor and the unit of its figures."""
+
+    change: Change
+    factor: float
+    unit: str
+
+
+def _with_units(changes: Changes) -> list[_Shown]:
+    factor, unit = (1e3, "") if changes.command == "gate" else (1.0, "×")
+    return [_Shown(change, factor, unit) for change in changes.changes]
+
+
+def _row(shown: _Shown) -> Sequence[str]:
+    change = shown.change
+    return (
+        change.arm,
+        _figure(change.old, shown),
+        _figure(change.new, shown),
+        "–" if change.ratio is None else f"{_percent(change.ratio)} %",
+        _interval(change),
+        {"not slower": "passed", "unresolved": "open"}.get(change.kind, change.kind),
+    )
+
+
+def _figure(estimate: Estimate | None, shown: _Shown) -> str:
+    return "–" if estimate is None else f"{estimate.mean * shown.factor:.2f}{shown.unit}"
+
+
+def _interval(change: Change) -> str:
+    if change.low is None or change.high is None:
+        return "–"
+    return f"[{_percent(change.low)}, {_percent(change.high)}] %"
+
+
+def _percent(ratio: float) -> str:
+    percent = (ratio - 1) * 100
+    return f"{percent:+.1f}" if abs(percent) < 100 else f"{percent:+.0f}"  # noqa: PLR2004 -- digits enough
+
+
+def _room(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * len(widths)

@@ -1,0 +1,122 @@
+"""Count false alarms: gate an environment against itself again and again.
+
+``python -m tests.bench.false_alarms --more 10`` adds ten gates to a record, one line each. It can be ended at
+any time, and continued: a gate is recorded when it is finished. Without ``--more`` it prints what the record
+shows, and what 10,000 gates do that are drawn from its rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from compare.analysis.change import SLOWER_LIMIT
+from compare.analysis.gate import judge_gate
+from compare.analysis.simulate import binomial_interval, simulate_gates
+from compare.analysis.step_times import other_cpu_load, step_seconds
+from compare.analysis.verdict import FIRST_LOOK, Look
+from compare.errors import SlowerError, TooNoisyError
+from compare.schema.store import read_run
+from tests.comparing import ROOT, compare, find_mnist
+
+RECORD = ROOT / "docs" / "false-alarms.jsonl"
+SLOWDOWNS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
+_EXPECTED = {0, SlowerError.exit_code, TooNoisyError.exit_code}
+_LOOKS = 20
+
+
+def main():
+    given = _parse()
+    data_dir = find_mnist() or sys.exit("MNIST is missing: compare data fetch --data-dir data")
+    for _ in range(given.more):
+        entry = _gate_once(given, data_dir)
+        with given.record.open("a") as record:
+            record.write(json.dumps(entry) + "\n")
+        print(f"{entry['arm']}: {entry['outcome']}, {entry['ratio']:.3f}", flush=True)
+    for line in summary(given.record, given.also):
+        print(line)
+
+
+def summary(record, also=()):
+    """Return lines for the gates of every arm, real and drawn.
+
+    Rounds of ``also`` are drawn likewise: records of ``false_differences``.
+    """
+    entries = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    lines = []
+    for arm in sorted({entry["arm"] for entry in entries}):
+        own = [entry for entry in entries if entry["arm"] == arm]
+        alarms = sum(entry["outcome"] == "slower" for entry in own)
+        unsettled = sum(entry["outcome"] == "too noisy" for entry in own)
+        low, high = binomial_interval(alarms, len(own))
+        lines.append(f"{arm}: {alarms} of {len(own)} slower [{low:.1%}, {high:.1%}], {unsettled} open")
+        lines += _drawn(arm, [pair for entry in own for pair in entry["step_seconds"]])
+    for path in also:
+        others = [json.loads(line) for line in path.read_text().splitlines()]
+        lines += _drawn(path.name, [pair for entry in others for pair in entry["step_seconds"]])
+    return lines
+
+
+def _drawn(name, pairs):
+    """Return the rates of gates drawn from recorded rounds, by slowdown."""
+    designs = {"5 rounds": [Look(FIRST_LOOK, FIRST_LOOK)]}
+    designs["5 to 20 rounds"] = [Look(rounds, _LOOKS) for rounds in range(FIRST_LOOK, _LOOKS + 1)]
+    if len(pairs) < _LOOKS:
+        return [f"{name}: {len(pairs)} rounds are too few to draw from"]
+    lines = []
+    for design, looks in designs.items():
+        for slowdown in SLOWDOWNS:
+            rate = simulate_gates(pairs, looks, limit=SLOWER_LIMIT, slowdown=slowdown)
+            lines.append(
+                f"{name}, {design}, {slowdown:.0%} slower: {rate.rate:.1%} slower, "
+                f"{rate.passed / rate.experiments:.1%} passed, {rate.mean_rounds:.1f} rounds"
+            )
+    return lines
+
+
+def _gate_once(given, data_dir):
+    with tempfile.TemporaryDirectory(prefix="ringside-gate-") as folder:
+        output = Path(folder) / "run"
+        done = compare(
+            *("gate", "--against", sys.executable, "--backend", given.arm, "--budget", given.budget),
+            *("--seed", time.time_ns() % 2**32, "--data-dir", data_dir, "--output", output),
+            timeout=1200,
+        )
+        if done.returncode not in _EXPECTED:
+            sys.exit(done.stderr)
+        run = read_run(output)
+    gate = judge_gate(run)
+    (change,) = gate.changes
+    new, old = run.config.arms
+    return {
+        "at": run.started_at,
+        "arm": given.arm,
+        "outcome": gate.outcome,
+        "ratio": change.ratio,
+        "low": change.low,
+        "high": change.high,
+        "other_cpu_load": max(map(other_cpu_load, run.launches)),
+        "step_seconds": [
+            list(map(step_seconds, pair)) for pair in zip(run.of(new), run.of(old), strict=True)
+        ],
+    }
+
+
+def _parse():
+    parser = argparse.ArgumentParser(description="Count false alarms of a gate against itself.")
+    parser.add_argument("--arm", default="ddp", help="the arm that is compared with itself")
+    parser.add_argument("--budget", type=float, default=150.0, metavar="S", help="seconds of each gate")
+    parser.add_argument("--more", type=int, default=0, metavar="N", help="gates to add")
+    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="where they are added")
+    parser.add_argument(
+        "--also", type=Path, nargs="*", default=[], metavar="FILE", help="records to draw from"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

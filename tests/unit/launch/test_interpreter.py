@@ -1,0 +1,68 @@
+"""Test how another interpreter is asked, and how its ranks start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from compare import PACKAGE_ROOT
+from compare.errors import UnavailableError, UsageError
+from compare.launch import interpreter
+from compare.launch.arm import commands_for, launch_files
+from compare.launch.interpreter import find_interpreter
+from compare.schema.arms import parse_arm
+from compare.schema.job import Planned
+from tests.unit.factories import a_cluster, a_config
+
+
+def a_program(folder, text):
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_interpreter_describes_itself():
+    found = find_interpreter(sys.executable)
+    assert (found.executable, found.prefix) == (sys.executable, sys.prefix)
+    assert found.own_sources
+    assert Path(found.sources) == PACKAGE_ROOT
+
+
+def test_package_with_another_protocol_is_replaced_by_this_one(monkeypatch):
+    monkeypatch.setattr(interpreter, "PROTOCOL", 999)
+    found = find_interpreter(sys.executable)
+    assert (found.own_sources, Path(found.sources)) == (False, PACKAGE_ROOT)
+
+
+@pytest.mark.parametrize("text", ["echo hello", "exit 3", "echo '{\"prefix\"'", ":"])
+def test_program_that_is_no_interpreter_is_refused(tmp_path, text):
+    with pytest.raises(UnavailableError, match="does not answer"):
+        find_interpreter(a_program(tmp_path, text))
+
+
+def test_interpreter_without_torch_is_refused(tmp_path):
+    answer = '{"prefix": "/x", "python": "3.11.7", "versions": {"msgspec": "0.19"}}'
+    with pytest.raises(UnavailableError, match="lacks torch"):
+        find_interpreter(a_program(tmp_path, f"echo '{answer}'"))
+
+
+def test_file_that_is_missing_is_a_wrong_flag(tmp_path):
+    with pytest.raises(UsageError, match="--against"):
+        find_interpreter(str(tmp_path / "python"))
+
+
+def test_ranks_of_a_twin_start_under_its_interpreter(tmp_path):
+    other = msgspec.structs.replace(
+        find_interpreter(sys.executable), executable="/old/bin/python", sources="/old/lib"
+    )
+    arm = msgspec.structs.replace(parse_arm("ddp"), against=other)
+    cluster = a_cluster()
+    place = cluster.place(launch_files(tmp_path, Planned(1, 1, arm)))
+    (command,) = commands_for(a_config("ddp"), arm, place, {})
+    assert command.argv[:3] == ("/old/bin/python", "-m", "torch.distributed.run")
+    assert command.environment["PATH"].startswith("/old/bin:")
+    assert command.environment["PYTHONPATH"].split(":")[0] == "/old/lib"

@@ -1,0 +1,86 @@
+"""Test the formats of ``compare diff`` and ``compare gate``."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from compare.analysis.change import Change, Changes, Differing, outcome_of
+from compare.analysis.estimate import Estimate
+from compare.report.changes import CHANGE_RENDERERS, as_json, junit, markdown, table
+
+HOSTILE = "ddp:env.X=<script>\x1b[31m|&\x00"
+
+
+def a_change(arm, kind="not slower", ratio=1.01):
+    figure = Estimate(4.321, 4.2, 4.4, 5, "t")
+    return Change(
+        arm=arm,
+        kind=kind,
+        ratio=ratio,
+        low=ratio / 1.02,
+        high=ratio * 1.02,
+        level=0.95,
+        rounds=(5, 5),
+        old=figure,
+        new=figure.scaled(ratio),
+    )
+
+
+def changes_of(*changes, **given):
+    fields = {"command": "diff", "old": "runs/a", "new": "runs/b", "limit": 0.05, "reference": "none"}
+    fields |= {"changes": list(changes), "outcome": outcome_of(changes)}
+    return Changes(**fields | given)
+
+
+def test_table_fits_80_columns_and_ends_with_the_conclusion():
+    long = "horovod:controller=mpi:fusion_mb=128:cycle_ms=1:compression=fp16"
+    shown = table(changes_of(a_change("ddp", "slower", 1.1), a_change(long, "unresolved", 1.5)))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.splitlines()[-1] == "SLOWER by more than 5 %: ddp."
+    assert long in shown
+
+
+def test_formats_state_that_a_comparison_was_forced():
+    forced = changes_of(a_change("ddp"), unlike=[Differing("model", "mlp", "wide")])
+    for render in CHANGE_RENDERERS.values():
+        assert "forced" in render(forced).lower()
+    assert "FORCED: the runs are unlike (model: mlp → wide)" in junit(forced)
+    assert json.loads(as_json(forced))["forced"] is True
+    assert not any("forced" in render(changes_of(a_change("ddp"))) for render in (table, markdown, junit))
+
+
+def test_junit_has_a_failure_for_slower_and_an_error_for_open():
+    suite = ET.fromstring(
+        junit(changes_of(a_change("a", "slower"), a_change("b", "unresolved"), a_change("c")))
+    )
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "3",
+        "failures": "1",
+        "errors": "1",
+    }
+    found = {case.get("name"): [part.tag for part in case] for case in suite.iter("testcase")}
+    assert found == {
+        "a": ["failure", "system-out"],
+        "b": ["error", "system-out"],
+        "c": ["system-out"],
+    }
+
+
+def test_hostile_names_are_harmless_in_every_format():
+    hostile = changes_of(a_change(HOSTILE, "slower"), old=HOSTILE, notes=[HOSTILE])
+    for text in (table(hostile), markdown(hostile), junit(hostile)):
+        assert "\x1b" not in text
+        assert "\x00" not in text
+    assert "<script>" not in markdown(hostile)
+    ET.fromstring(junit(hostile))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated"),
+    [("slower", "SLOWER"), ("unresolved", "TOO NOISY"), ("not slower", "Passed")],
+)
+def test_conclusion_tells_slower_from_open(kind, stated):
+    assert table(changes_of(a_change("ddp", kind))).splitlines()[-1].startswith(stated)

@@ -1,0 +1,122 @@
+"""Test which folders ``compare clean`` and ``compare history`` see."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from compare.cli.main import app
+from compare.errors import OutputError
+from compare.schema.files import write_json
+from compare.schema.folders import list_folders, old_folders, remove
+from tests.unit.factories import a_run
+
+DAY = 24 * 60 * 60
+
+
+def a_folder(root, name, *, age=0.0, **changes):
+    folder = root / name
+    folder.mkdir(parents=True)
+    file = folder / "results.json"
+    write_json(file, msgspec.structs.replace(a_run(), **changes))
+    os.utime(file, (time.time() - age,) * 2)
+    return folder
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for number in range(4):
+        a_folder(tmp_path / "runs", f"run-{number}", age=100 - number)
+    return tmp_path / "runs"
+
+
+def names(folders):
+    return [folder.path.name for folder in folders]
+
+
+def test_clean_only_lists_without_yes(runs):
+    done = call("clean", runs, "--keep", 2)
+    assert done.exit_code == 0
+    assert done.output.count("would remove") == 2
+    assert len(list_folders(runs)) == 4
+    call("clean", runs, "--keep", 2, "--yes")
+    assert names(list_folders(runs)) == ["run-2", "run-3"]
+
+
+def test_folder_without_a_results_file_is_never_removed(runs, tmp_path):
+    (runs / "source").mkdir()
+    (runs / "source" / "main.py").write_text("x")
+    (runs / "other").mkdir()
+    (runs / "other" / "results.json").write_text('{"results": []}')
+    (runs / "broken").mkdir()
+    (runs / "broken" / "results.json").write_text("{")
+    (runs / "directory" / "results.json").mkdir(parents=True)
+    kept = tmp_path / "elsewhere"
+    a_folder(tmp_path, "elsewhere")
+    (runs / "linked").symlink_to(kept)
+    (runs / "link-in").mkdir()
+    (runs / "link-in" / "results.json").symlink_to(kept / "results.json")
+    call("clean", runs, "--keep", 0, "--yes")
+    assert {path.name for path in runs.iterdir()} == {
+        *("source", "other", "broken", "directory", "linked", "link-in")
+    }
+    assert (kept / "results.json").exists()
+
+
+def test_link_inside_a_run_is_removed_and_not_followed(runs, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    (runs / "run-0" / "link").symlink_to(precious)
+    call("clean", runs, "--keep", 3, "--yes")
+    assert not (runs / "run-0").exists()
+    assert (precious / "file").exists()
+
+
+def test_run_that_may_go_on_is_kept(runs):
+    a_folder(runs, "going-on", age=3600, complete=False)
+    a_folder(runs, "left-behind", age=3 * DAY, complete=False)
+    assert names(old_folders(runs, keep=4)) == ["left-behind"]
+
+
+def test_folder_that_changed_since_it_was_listed_is_kept(runs):
+    first = list_folders(runs)[0]
+    a_new = msgspec.structs.replace(a_run(), started_at="2026-12-01T00:00:00+00:00")
+    write_json(first.file, a_new)
+    with pytest.raises(OutputError, match="has changed"):
+        remove(first)
+    assert first.path.exists()
+
+
+def test_hostile_names_reach_no_terminal(tmp_path):
+    a_folder(tmp_path / "runs", "a\x1b[31m\nwould remove /home")
+    for command in (("clean", "--keep", 0), ("history",)):
+        done = call(command[0], tmp_path / "runs", *command[1:])
+        assert "\x1b" not in done.output
+        assert not any(line.startswith("would remove /home") for line in done.output.splitlines())
+
+
+def test_folder_that_is_missing_is_an_output_error(tmp_path):
+    with pytest.raises(OutputError, match="holds no runs"):
+        list_folders(tmp_path / "runs")
+
+
+def test_history_has_a_line_for_each_run_and_a_trend(runs):
+    a_folder(runs, "stopped", complete=False)
+    (runs / "old").mkdir()
+    (runs / "old" / "results.json").write_text('{"ringside_version": "0.0.1", "schema_version": 1}')
+    shown = call("history", runs).output
+    assert sum("2026-11-21 09:00" in line for line in shown.splitlines()) == 5
+    assert "stopped" in shown
+    assert "old: not read." in shown
+    assert any(line.split()[:2] == ["ddp", "▁▁▁▁▁"] for line in shown.splitlines())
+    found = msgspec.json.decode(call("history", runs, "--json").output)
+    assert {trend["arm"] for trend in found["trends"]} == {"none", "ddp"}
