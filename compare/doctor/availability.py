@@ -6,6 +6,8 @@ Each library is loaded once, and each launcher looked for.
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -111,7 +113,13 @@ def _explained(name: str, library: Library) -> Library:
     if not (library.missing or library.problem):
         return library
     problem = "is not installed" if library.missing else f"does not load: {library.problem}"
-    return Library(problem=f"{name} {problem}")
+    return Library(problem=f"{name} {problem}", missing=library.missing)
+
+
+def _remedy_of_torch(torch: Library) -> str:
+    if torch.missing:
+        return "pip install torch"
+    return f"{shlex.join([sys.executable, '-c', 'import torch'])}, which shows the whole error"
 
 
 def load(names: Iterable[str], seconds: float = _PROBE_SECONDS) -> dict[str, Library]:
@@ -134,7 +142,11 @@ def _judge(arm: str, backend: Backend, runtime: Runtime, libraries: Mapping[str,
     needed = ("torch", *runtime.libraries)
     facts = libraries[needed[-1]].facts
     problem = next((libraries[name].problem for name in needed if libraries[name].problem), "")
-    remedy = runtime.install or "pip install torch" if problem else ""
+    remedy = ""
+    if libraries["torch"].problem:
+        remedy = _remedy_of_torch(libraries["torch"])
+    elif problem:
+        remedy = runtime.install
     if not problem and find_launcher(runtime.launcher) is None:
         problem = where_it_is_not(runtime.launcher)
         remedy = LAUNCHERS[runtime.launcher].REMEDY

@@ -13,6 +13,7 @@ from rich.text import Text
 from backends import BACKENDS, Backend, Option
 from compare.doctor.availability import Availability, Survey
 from compare.schema.arms import Arm
+from compare.text import printable
 
 DEFAULT, SAME, OTHER = (
     "Arms of a plain compare run",
@@ -47,7 +48,7 @@ class _Row(NamedTuple):
     def cells(self) -> tuple[Text, ...]:
         """Return its name, whether it is here, and two lines about it."""
         facts = (self.found.launcher, self.found.version, self.found.transport, _claim(self.backend))
-        first = Text(self.problem or self.summary)
+        first = Text(printable(self.problem or self.summary))
         return (
             Text(self.arm),
             Text("no" if self.problem else "yes"),
@@ -115,7 +116,7 @@ def _rows(survey: Survey) -> Iterator[_Row]:
 
 
 def _row(arm: str, backend: Backend, found: Availability, summary: str, gpus: int) -> _Row:
-    remedy = f"; install it with: {found.remedy}" if found.remedy else ""
+    remedy = f"; run: {found.remedy}" if found.remedy else ""
     lacks_gpus = backend.not_on_cpus if gpus < _FEWEST_GPUS else ""
     problem = f"{found.problem}{remedy}" if found.problem else lacks_gpus
     return _Row(arm, backend, found, summary, problem)

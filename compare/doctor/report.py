@@ -15,7 +15,7 @@ from rich.text import Text
 from compare.doctor.facts import LEVELS, Examination, ExaminedHost, Facts, Finding, Level, Topic
 from compare.doctor.rules.machine import usable_cores
 from compare.doctor.rules.software import mpi_flavour
-from compare.text import counted, listed
+from compare.text import counted, listed, printable
 
 _STYLES: dict[Level, str] = {"problem": "red", "warning": "yellow", "note": "dim"}
 
@@ -78,14 +78,15 @@ def _cells(columns: Sequence[_Column], each: ExaminedHost, findings: list[Findin
 
 def _coloured(text: str, findings: list[Finding]) -> Text:
     worst = next((level for level in LEVELS[:2] if any(f.level == level for f in findings)), None)
-    return Text(text, style=_STYLES[worst] if worst else "")
+    return Text(printable(text), style=_STYLES[worst] if worst else "")
 
 
 def _findings(examination: Examination) -> Iterator[Text]:
     for finding, hosts in _grouped(examination):
-        yield Text(f"{finding.level}: {listed(hosts)}: {finding.what}", style=_STYLES[finding.level])
+        first = f"{finding.level}: {listed(hosts)}: {finding.what}"
+        yield Text(printable(first), style=_STYLES[finding.level])
         for part in filter(None, (finding.found, finding.fix)):
-            yield Text("  " + part.replace("\n", "\n  "))
+            yield Text("  " + printable(part).replace("\n", "\n  "))
 
 
 def _grouped(examination: Examination) -> list[tuple[Finding, list[str]]]:

@@ -27,6 +27,12 @@ from compare.schema.job import Planned
 from compare.schema.results import Interleaved, Launch, Run
 from compare.schema.store import RESULTS_FILE
 
+_SAVING_SHARE = 0.01
+"""Largest part of the time that saving takes.
+
+The file grows with the run. So a long run is saved less often, not with every launch.
+"""
+
 
 def choose_interleaving(config: RunConfig) -> Interleaved:
     """Choose turns for several arms, if the user left it open."""
@@ -42,7 +48,7 @@ def choose_interleaving(config: RunConfig) -> Interleaved:
 class Launches:
     """Carries out one launch after another.
 
-    ``run`` is the record so far. It is saved after every launch.
+    ``run`` is the record so far. It is saved after every launch, in a long run after some of them.
     """
 
     def __init__(self, run: Run, directory: Path, cluster: Cluster, observer: Observer) -> None:
@@ -53,6 +59,7 @@ class Launches:
         """Unix time of the first launch."""
         self._directory = directory
         self._observer = observer
+        self._save_at = -math.inf
         self._clusters = [cluster]
         self._job_ends_at = cluster.job.ends_at if cluster.job else math.inf
 
@@ -94,7 +101,11 @@ class Launches:
     def _keep(self, launches: list[Launch]) -> None:
         # Keep it now: an interrupt may come before it is saved.
         self.run = discard_noisy(msgspec.structs.replace(self.run, launches=[*self.run.launches, *launches]))
-        write_json(self._directory / RESULTS_FILE, self.run)
+        began = time.monotonic()
+        if began >= self._save_at:
+            write_json(self._directory / RESULTS_FILE, self.run)
+            ended = time.monotonic()
+            self._save_at = ended + (ended - began) / _SAVING_SHARE
 
     def _ends_at(self) -> float:
         now = time.time()

@@ -90,7 +90,7 @@ def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
     """
     with open_hosts(request, say) as cluster:
         config, _ = settle(request, cluster)
-        directory = (request.output or default_output(config)).resolve()
+        directory = Path(os.path.realpath(request.output or default_output(config)))
         sections: Plan = []
         for number, arm in enumerate(order_of(config, 1), start=1):
             sections += _plan_launch(config, Planned(number, 1, arm), directory, cluster)

@@ -214,7 +214,7 @@ def choose_arms(
         if name == CONTROL or backend.only_named:
             continue
         if found.problem:
-            left_out[name] = f"{found.problem}; install it with: {found.remedy}"
+            left_out[name] = f"{found.problem}; run: {found.remedy}"
         elif device == "cuda" and not backend.cuda:
             left_out[name] = "it averages in host memory; run it with --device cpu"
         else:

@@ -23,6 +23,7 @@ _WATCHDOG_SECONDS = 5.0
 _TEARDOWN_SECONDS = 10.0
 """Maximum time for a launcher to exit after its ranks."""
 _LITTLE_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 20
 _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
 """The stacks of some threads, of a hundred frames each."""
 
@@ -241,8 +242,14 @@ class Monitor:
 
 
 def tail(path: Path, lines: int = 8) -> str:
-    """Return the last lines of a file, or nothing if unreadable."""
+    """Return the last lines of a file, or nothing if unreadable.
+
+    A rank may have written gigabytes, so only the end is read.
+    """
     try:
-        return "\n".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            end = file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
+    return "\n".join(end.strip().splitlines()[-lines:])

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from compare.analysis.parity import AT_PERIOD_1
 from compare.report.headline import headline
+from compare.report.rows import printable_line
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
@@ -23,13 +23,13 @@ def renderable(verification: Verification) -> RenderableType:
     for heading in ("arm", "ranks", *_FIGURES, "verdict"):
         table.add_column(heading, justify="right" if heading in _FIGURES else "left", overflow="fold")
     for arm in verification.arms:
-        table.add_row(*map(Text, _row(arm)), style=None if arm.proven else "red")
+        table.add_row(*map(printable_line, _row(arm)), style=None if arm.proven else "red")
     return Group(
-        Text(headline(verification.run), style="bold"),
+        printable_line(headline(verification.run), style="bold"),
         table,
-        *(Text(line, style="bold yellow") for line in _warnings(verification)),
-        *(Text(line, style="red") for line in _failures(verification)),
-        *(Text(line, style="dim") for line in _notes(verification)),
+        *(printable_line(line, style="bold yellow") for line in _warnings(verification)),
+        *(printable_line(line, style="red") for line in _failures(verification)),
+        *(printable_line(line, style="dim") for line in _notes(verification)),
     )
 
 

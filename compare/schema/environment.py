@@ -36,7 +36,10 @@ _OF_ONE_LAUNCH = (
     *("HOROVOD_SIZE", "OMPI_MCA_btl_vader_backing_directory", "LC_"),
 )
 # Some secrets have the prefix of a setting: NVIDIA_API_KEY, SLURM_JWT.
-_SECRET = re.compile("API_?KEY|CREDENTIAL|JWT|PASSW|SECRET|TOKEN")
+_SECRET = re.compile(
+    r"API_?KEY|(^|_)KEYS?(_|$)|AUTH|COOKIE|CREDENTIAL|JWT|PASS(W|PHRASE|_|$)|PRIVATE|SECRET|TOKEN",
+    re.IGNORECASE,
+)
 # The arm or the run decides these. Values from the user's shell would contradict it; some crash Horovod.
 _DECIDED_BY_ARM = {
     *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -120,8 +123,19 @@ def settings(
 
 
 def import_path(environ: Mapping[str, str], sources: Path = PACKAGE_ROOT) -> str:
-    """Return a PYTHONPATH with this package first, then the user's own."""
-    return os.pathsep.join(filter(None, [str(sources), environ.get("PYTHONPATH", "")]))
+    """Return a PYTHONPATH with this package first, then the user's own.
+
+    Raises:
+        UsageError: the folder of the package cannot stand in it.
+    """
+    root = str(sources)
+    if os.pathsep in root:
+        raise UsageError(
+            f"Ringside cannot run from {root}.",
+            found=f"PYTHONPATH cannot hold a path with {os.pathsep!r}.",
+            remedy="Move it to a folder of another name.",
+        )
+    return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))
 
 
 # Short flags can be joined, -vx NAME=VALUE or -vxNAME=VALUE, and a long one cut: --en NAME=VALUE.

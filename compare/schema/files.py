@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,6 +17,8 @@ import msgspec
 from compare.errors import OutputError, UsageError, system_reason
 
 T = TypeVar("T")
+_PIPE_SECONDS = 10.0
+"""Maximum time for a program to write to a pipe."""
 STANDARD_OUTPUT = Path("-")
 """Standard output, as a user writes it in place of a file."""
 
@@ -68,7 +73,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             # For example /dev/stdout: a file renamed over it would replace it for the whole machine.
             path.write_bytes(data)
             return
-        target = path.resolve()
+        target = Path(os.path.realpath(path))  # ``Path.resolve`` raises a RuntimeError in a loop of links
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -93,6 +98,26 @@ def _permissions() -> int:
     return 0o666 & ~umask
 
 
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Read a file, or a pipe that a program writes.
+
+    ``most`` limits the number of bytes.
+
+    Raises:
+        OSError: it cannot be read, is a device, or nothing writes to the pipe.
+    """
+    # Without O_NONBLOCK, a named pipe without a writer would wait for ever.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISFIFO(mode):
+            if not select.select([file], [], [], _PIPE_SECONDS)[0]:
+                raise TimeoutError(errno.ETIMEDOUT, "Nothing was written to this pipe", str(path))
+            os.set_blocking(file.fileno(), True)
+        elif not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "It is neither a file nor a pipe", str(path))
+        return file.read(-1 if most is None else most)
+
+
 def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None = None) -> T:
     """Read a value that ``write_json`` wrote.
 
@@ -103,15 +128,15 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
     """
     try:
         if adapt:
-            return msgspec.convert(adapt(msgspec.json.decode(path.read_bytes())), type=kind)
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+            return msgspec.convert(adapt(msgspec.json.decode(read_bytes(path))), type=kind)
+        return msgspec.json.decode(read_bytes(path), type=kind)
     except OSError as error:
         raise OutputError(
             f"{path} could not be read.",
             found=system_reason(error),
             remedy="Name a run's folder or its results.json, and check its permissions.",
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, UsageError, RecursionError, OverflowError) as error:
         raise OutputError(
             f"{path} is not a file of this version of Ringside.",
             found=str(error),

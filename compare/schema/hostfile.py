@@ -26,6 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from compare.errors import UsageError, system_reason
+from compare.schema.files import read_bytes
 from compare.schema.hosts import MAX_SLOTS, NAME, Host, HostFaultError, listed, shown
 
 MAX_HOSTS = 16_384
@@ -60,8 +61,7 @@ def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
     """
     remedy = "Give --hostfile a text file with one 'host slots=N' a line."
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_bytes(Path(path), MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             found = f"more than {MAX_FILE_BYTES:,} bytes"
             raise UsageError(f"{path}: this is not a hostfile", found=found, remedy=remedy)

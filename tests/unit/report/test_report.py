@@ -111,7 +111,7 @@ def test_render_unknown_format_is_an_error():
 
 QUIET = a_run(MEASURED)
 FAILED = Failure(arm="mpi", round=2, kind="LaunchError", message="mpi, round 2: rank 1 on a failed.\nits log")
-HOROVOD = {"horovod": "horovod is not installed; install it with: compare install horovod"}
+HOROVOD = {"horovod": "horovod is not installed; run: compare install horovod"}
 CONVNET = {"model": "convnet", "optimizer": "adam", "learning_rate": 0.001, "steps": 77}
 EPOCHS = {"steps": None, "epochs": 2, "threads_per_rank": 3}
 LOSSY = "ddp:comm_hook=fp16"

@@ -1,0 +1,34 @@
+"""The distribution: its name, its files and the hints to install it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from tests.comparing import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Somebody else owns `ringside` on the registry, and ours is not published. A hint with either name may
+# install a stranger's code.
+_OUR_NAMES = re.compile(r"pip install[^\n`]*?\b(gradient-)?ringside\b(?!/)")
+
+
+def test_distribution_has_a_name_of_its_own_and_both_commands():
+    assert PROJECT["project"]["name"] == "gradient-ringside"
+    assert set(PROJECT["project"]["scripts"]) == {"compare", "ringside"}
+
+
+@pytest.mark.parametrize("folder", ["backends", "compare", "docs", "examples"])
+def test_hints_install_nothing_by_the_name_of_a_distribution(folder):
+    paths = [path for kind in ("py", "md") for path in (ROOT / folder).rglob(f"*.{kind}")]
+    texts = {path: path.read_text() for path in paths}
+    assert {str(path): found[0] for path, text in texts.items() if (found := _OUR_NAMES.search(text))} == {}
+    assert texts
+
+
+def test_types_and_licence_are_shipped():
+    for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        assert (ROOT / package / "py.typed").is_file()
+    assert [(ROOT / name).is_file() for name in PROJECT["project"]["license-files"]] == [True]
