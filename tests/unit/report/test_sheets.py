@@ -137,4 +137,4 @@ def test_png_without_its_library_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     with pytest.raises(UnavailableError) as caught:
         png_of([])
-    assert "ringside[png]" in caught.value.remedy
+    assert "resvg-py" in caught.value.remedy
