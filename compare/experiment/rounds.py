@@ -32,6 +32,8 @@ _SAVING_SHARE = 0.01
 
 The file grows with the run. So a long run is saved less often, not with every launch.
 """
+_QUICK_SECONDS = 0.1
+"""A file that is saved in this time is saved after every launch."""
 
 
 def choose_interleaving(config: RunConfig) -> Interleaved:
@@ -104,8 +106,8 @@ class Launches:
         began = time.monotonic()
         if began >= self._save_at:
             write_json(self._directory / RESULTS_FILE, self.run)
-            ended = time.monotonic()
-            self._save_at = ended + (ended - began) / _SAVING_SHARE
+            took = time.monotonic() - began
+            self._save_at = began + took / _SAVING_SHARE if took > _QUICK_SECONDS else began
 
     def _ends_at(self) -> float:
         now = time.time()
