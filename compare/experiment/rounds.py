@@ -33,7 +33,7 @@ _SAVING_SHARE = 0.01
 The file grows with the run. So a long run is saved less often, not with every launch.
 """
 _QUICK_SECONDS = 0.1
-"""A file that is saved in this time is saved after every launch."""
+"""Time to save, in which every launch is saved at once."""
 
 
 def choose_interleaving(config: RunConfig) -> Interleaved:

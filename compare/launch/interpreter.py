@@ -58,7 +58,7 @@ def find_interpreter(written: str) -> Interpreter:
         raise UnavailableError(
             f"{path} lacks {' and '.join(missing)}.",
             found=f"It is Python {found['python']} in {found['prefix']}.",
-            remedy=f"Install them there: {path} -m pip install ringside",
+            remedy=f"Install them there: {path} -m pip install {' '.join(missing)}",
         )
     own = found.get("protocol") == PROTOCOL
     return Interpreter(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 from rich.console import Console
@@ -52,10 +54,9 @@ def test_removed_working_folder_is_named(monkeypatch, tmp_path):
         typer.main.get_command(cli.app).main(["backends"], standalone_mode=False)
 
 
-def test_checkout_with_a_colon_in_its_path_is_refused(monkeypatch):
-    monkeypatch.setattr(environment, "PACKAGE_ROOT", "/home/a:b")
+def test_checkout_with_a_colon_in_its_path_is_refused():
     with pytest.raises(UsageError, match="/home/a:b"):
-        environment.import_path({})
+        environment.import_path({}, Path("/home/a:b"))
 
 
 @pytest.mark.parametrize(("missing", "remedy"), [(True, "pip install torch"), (False, "import torch")])

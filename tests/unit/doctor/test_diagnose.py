@@ -108,7 +108,7 @@ def test_diagnose_healthy_hosts_finds_nothing(count):
 DEFECTS = {
     "no ringside": (
         {"ringside": "", "libraries": {}},
-        *("problem ringside", "not installed", "pip install ringside==1.0"),
+        *("problem ringside", "not installed", "Install the wheel of Ringside 1.0"),
     ),
     "other ringside": ({"ringside": "0.9"}, "problem ringside", "0.9 in /opt, 1.0 here", "same version"),
     "other sources": ({"ringside_sources": "xyz"}, "problem ringside", "xyz", "same commit"),
