@@ -81,12 +81,6 @@ false-alarms: setup ## gate this environment against itself, and add that to a r
 schema: setup ## write the JSON Schema of results.json into docs/
 	$(VENV)/bin/compare schema --output docs/results.schema.json
 
-false-alarms: setup ## gate this environment against itself, and add that to a record (BENCH_ARGS="--more 10")
-	$(PY) -m tests.bench.false_alarms $(BENCH_ARGS)
-
-schema: setup ## write the JSON Schema of results.json into docs/
-	$(VENV)/bin/compare schema --output docs/results.schema.json
-
 docs: setup ## build the documentation's web pages into build/web
 	$(VENV)/bin/zensical build --strict -f zensical.toml
 
