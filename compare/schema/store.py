@@ -118,7 +118,7 @@ def _fields(file: Path, content: Any) -> dict[str, Any]:
         raise _verification(file)
     fields = content["run"] if exported else content
     version = fields.get("schema_version")
-    if version not in _RENAMED:
+    if not isinstance(version, int) or version not in _RENAMED:
         raise OutputError(
             f"{file} has schema version {version or 0}.",
             found=f"This version of Ringside reads schema versions {' and '.join(map(str, _RENAMED))}.",
