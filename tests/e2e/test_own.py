@@ -85,7 +85,8 @@ def test_the_example_of_the_docs_runs_and_is_named(tmp_path):
         *("--steps", 20, "--warmup", 5, "--repeats", 1, "--wide", "--output", tmp_path / "results"),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[1].startswith("train.py:make · 2 ranks")
+    # A noisy run states that before its headline.
+    assert any(line.startswith("train.py:make · 2 ranks") for line in done.stdout.splitlines())
     assert "test loss" in done.stdout
     run = read_run(tmp_path / "results")
     assert run.dataset.workload == "train.py:make"
