@@ -135,7 +135,7 @@ def read_progress(files: LaunchFiles, rank: int) -> Progress | None:
         return None
     # The text after the last newline is still being written. A full disk may cut a line short.
     for line in reversed(lines[:-1]):
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
             return msgspec.json.decode(line, type=Progress)
     return None
 
