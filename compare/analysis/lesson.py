@@ -104,8 +104,8 @@ def _form(rank: RankResult, replica: dict[str, Any], ranks: int) -> tuple[str, f
     known = form_of(rank)
     # Horovod fuses its requests, so that messages are as large as they are together.
     fuses = library_of(rank) == "Horovod"
-    smallest = sum(rank.message_bytes) if fuses else min(rank.message_bytes)
-    if not known or mode in _OTHERS or smallest < FORM_FROM_BYTES:
+    least = sum(rank.message_bytes) if fuses else min(rank.message_bytes)
+    if not known or mode in _OTHERS or least < FORM_FROM_BYTES:
         return "", None, None
     form = next(form for form in FORMS["all_reduce"] if form.name == known)
     return known, form.sent(ranks), form.rounds(ranks)

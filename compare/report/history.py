@@ -49,7 +49,7 @@ def _trends(trends: Sequence[Trend]) -> Iterator[str]:
 
 
 def bars_of(values: Sequence[float]) -> str:
-    """Draw values as bars between their smallest and largest."""
+    """Draw values as bars between their minimum and maximum."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
