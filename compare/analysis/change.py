@@ -14,12 +14,11 @@ from typing import Literal
 import msgspec
 
 from compare.analysis.estimate import Estimate
-from compare.analysis.verdict import ALPHA, FIRST_LOOK, Sample, Settled, Verdict, decide
+from compare.analysis.verdict import ALPHA, FIRST_LOOK, Sample, Settled, Verdict, decide, ratio_of
 
 SLOWER_LIMIT = 0.05
 """Largest slowdown that a gate allows."""
 Outcome = Literal["slower", "too noisy", "passed"]
-_LARGEST_LOG = 700.0
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,11 +112,11 @@ def judge_between(
             kind = "slower" if mean > 0 else "faster"
         elif min(rounds) >= FIRST_LOOK and decision.settled.equivalent[index]:
             kind = "not slower"
-        low, high = _exp(mean - half_width), _exp(mean + half_width)
+        low, high = ratio_of(mean - half_width), ratio_of(mean + half_width)
         changes[arm] = Change(
             arm=arm,
             kind=kind,
-            ratio=_exp(mean),
+            ratio=ratio_of(mean),
             low=low if high is not None else None,
             high=high if low is not None else None,
             level=1 - float(decision.alpha[index]),
@@ -138,8 +137,3 @@ def from_verdict(arm: str, verdict: Verdict) -> Change:
         level=verdict.level,
         rounds=(verdict.n, verdict.n),
     )
-
-
-def _exp(value: float) -> float | None:
-    """Return the ratio; None if unknown or beyond JSON."""
-    return math.exp(value) if abs(value) < _LARGEST_LOG else None  # false for NaN too

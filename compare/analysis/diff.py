@@ -19,7 +19,7 @@ from compare.analysis.budget import is_oversubscribed, rounds_done
 from compare.analysis.change import Change, Changes, Differing, judge_between, outcome_of
 from compare.analysis.estimate import Estimate
 from compare.analysis.ranking import log_ratios
-from compare.analysis.step_times import is_noisy
+from compare.analysis.step_times import noisy_rounds
 from compare.analysis.verdict import FIRST_LOOK
 from compare.errors import ConditionsError, OutputError
 from compare.schema.arms import CONTROL, Arm
@@ -176,7 +176,7 @@ def _spell(value: Any) -> str:
 def _notes(old: Run, new: Run, names: tuple[str, str], changes: list[Change]) -> Iterator[str]:
     """Warn of what weakens the comparison."""
     for run, name in ((old, names[0]), (new, names[1])):
-        noisy = {launch.round for launch in run.launches if is_noisy(launch)}
+        noisy = noisy_rounds(run)
         if noisy:
             yield f"{name}: other programs ran in {len(noisy)} of {rounds_done(run)} rounds."
         if not run.complete:

@@ -15,7 +15,7 @@ from compare.analysis.budget import is_oversubscribed, looks, rounds_done
 from compare.analysis.change import Changes, Differing, from_verdict, outcome_of
 from compare.analysis.estimate import Estimate
 from compare.analysis.ranking import log_ratios
-from compare.analysis.step_times import is_noisy, step_seconds
+from compare.analysis.step_times import noisy_rounds, step_seconds
 from compare.analysis.uneven import withhold
 from compare.analysis.verdict import FIRST_LOOK, Verdict, judge
 from compare.errors import ConditionsError
@@ -119,7 +119,7 @@ def _changed(run: Run, pairs: Sequence[tuple[Arm, Arm]]) -> Iterator[Differing]:
 def _notes(run: Run, *, uneven: bool) -> Iterator[str]:
     if uneven:
         yield "Other programs ran beside one side more than beside the other, which may explain a difference."
-    noisy = {launch.round for launch in run.launches if is_noisy(launch)}
+    noisy = noisy_rounds(run)
     if noisy:
         yield f"Other programs ran in {len(noisy)} of {rounds_done(run)} rounds."
     if is_oversubscribed(run):

@@ -12,7 +12,7 @@ import msgspec
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.causes import FEWEST_ROUNDS, Cause, find_causes
 from compare.analysis.estimate import Estimate
-from compare.analysis.step_times import is_noisy, step_seconds
+from compare.analysis.step_times import noisy_rounds, step_seconds
 from compare.analysis.summary import summarise
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
@@ -78,10 +78,7 @@ def summarise_scale(scale: Scale) -> ScaleFigures:
         if point.arm in {CONTROL, *unsettled, *(bend.arm for bend in bends)} or point.ranks == first:
             continue
         (holds if point.efficiency.low >= HOLDS else unsettled)[point.arm] = point.ranks
-    noisy = {
-        count: sorted({launch.round for launch in run.launches if is_noisy(launch)})
-        for count, run in scale.runs.items()
-    }
+    noisy = {count: noisy_rounds(run) for count, run in scale.runs.items()}
     return ScaleFigures(
         reference_ranks=first,
         points=points,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from compare.schema.results import Block, Launch, Mode, RankResult
+from compare.schema.results import Block, Launch, Mode, RankResult, Run
 
 OTHER_LOAD_LIMIT = 0.10
 """Largest share of CPUs that others may use in a quiet launch."""
@@ -149,3 +149,8 @@ def other_cpu_load(launch: Launch) -> float:
 def is_noisy(launch: Launch) -> bool:
     """Return whether other processes used too much of the CPUs."""
     return other_cpu_load(launch) > OTHER_LOAD_LIMIT
+
+
+def noisy_rounds(run: Run) -> list[int]:
+    """Return the rounds that count, although a launch of them is noisy."""
+    return sorted({launch.round for launch in run.launches if is_noisy(launch)})

@@ -24,8 +24,8 @@ On a quiet machine it is less: the kernel counts busy time in ticks.
 SLOWDOWN = 2.0
 """Step times that one busy core adds at most.
 
-All ranks wait for the one that shares its core. An arm of two spinning ranks
-on two cores took 2.3 times as long.
+All ranks wait for the one that shares its core. An arm of two spinning ranks on two
+cores took 2.3 times as long.
 """
 
 

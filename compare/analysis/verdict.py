@@ -330,7 +330,7 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
         kind = "faster" if mean > 0 else "slower"
     elif decision.settled.equivalent[index]:
         kind = "equivalent"
-    low, high = _exp(mean - half_width), _exp(mean + half_width)
+    low, high = ratio_of(mean - half_width), ratio_of(mean + half_width)
     more = None
     if kind == "unresolved" and n >= _TWO_ROUNDS:
         more = _rounds_to_settle(mean, float(sample.error[index]), n, alpha, margin)
@@ -348,7 +348,7 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
     )
 
 
-def _exp(value: float) -> float | None:
+def ratio_of(value: float) -> float | None:
     """Return the ratio; None if JSON cannot hold it or its inverse."""
     return math.exp(value) if abs(value) < _LARGEST_LOG else None
 

@@ -180,7 +180,7 @@ def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
         return msgspec.structs.replace(unknown, trouble=_trouble(answer, error, python, carrier))
     try:
         facts = msgspec.convert(_line(answer), Facts)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         what = "The answer is not that of the examination."
         unexpected = HostError(what, found=str(error), remedy="Does its login shell print, or run a program?")
         return msgspec.structs.replace(unknown, trouble=_trouble(answer, unexpected, python, carrier))

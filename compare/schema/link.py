@@ -49,10 +49,10 @@ def parse_link(written: str) -> Link:
         raise UsageError(
             f"--link cannot be {written!r}.", remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms."
         )
-    bits = round(float(rate[1]) * _RATES[rate[2]])
+    bits = float(rate[1]) * _RATES[rate[2]]
     seconds = float(latency[1]) * _TIMES[latency[2]] if latency else 0.0
     if not _SLOWEST <= bits <= _FASTEST or seconds > _LONGEST_SECONDS:
         raise UsageError(
             f"--link {written} is out of range.", remedy="Use a rate from 100kbit to 1tbit, and at most 10s."
         )
-    return Link(bits_per_second=bits, latency_seconds=seconds)
+    return Link(bits_per_second=round(bits), latency_seconds=seconds)

@@ -47,7 +47,7 @@ from compare.launch.agent.protocol import (
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
 from compare.launch.signals import postponed_interrupts
-from compare.schema.files import write_text
+from compare.schema.files import write_bytes
 from compare.schema.hosts import Host
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
@@ -238,14 +238,15 @@ class Connection:
 
     def _write(self, message: FileChunk | FileContent) -> None:
         # A host can write no file outside the folder of the launch.
-        if self._files is None or Path(message.name).name != message.name or message.name[:1] in {"", "."}:
-            raise ProtocolError(f"unexpected file: {message.name}")
-        log, name = self._files.launcher_log, message.name
+        name = message.name
+        if self._files is None or Path(name).name != name or name[:1] in {"", "."} or "\0" in name:
+            raise ProtocolError(f"unexpected file: {name}")
+        log = self._files.launcher_log
         path = self._files.directory / (
             f"{log.stem}-{self.host.name}{log.suffix}" if name == log.name else name
         )
         if isinstance(message, FileContent):
-            write_text(path, message.data.decode())
+            write_bytes(path, message.data)
         else:
             _write_at(path, message.offset, message.data)
 

@@ -117,7 +117,14 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob:
             cpus[host.name] = len(parse_hosts(f"n[{ids}]"))
             gpus[host.name] = sum(map(int, _GPUS.findall(gres)))
     nodes = [host.name for host in parse_hosts(fields.get("NodeList", ""))]
-    slots = _slots(nodes, environ, fields, cpus, gpus)
+    try:
+        slots = _slots(nodes, environ, fields, cpus, gpus)
+    except (KeyError, ValueError) as error:
+        raise UnavailableError(
+            f"The tasks of Slurm job {number} cannot be read.",
+            found=f"{type(error).__name__}: {error}",
+            remedy="Unset SLURM_ variables that your shell sets itself, or name hosts with -H.",
+        ) from None
     source = f"Slurm job {number}"
     return SlurmJob(
         number,
@@ -134,8 +141,8 @@ def require_one_task(environ: Mapping[str, str]) -> None:
     Raises:
         UsageError: it started several, and each would start all ranks.
     """
-    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_STEP_ID" in environ else 1
-    if tasks > 1:
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1") if "SLURM_STEP_ID" in environ else "1"
+    if tasks != "1":
         raise UsageError(
             f"srun starts compare {tasks} times, and each would start all ranks.",
             found=f"Step {environ['SLURM_STEP_ID']} of this job has {tasks} tasks.",

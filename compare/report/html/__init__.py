@@ -11,10 +11,10 @@ from typing import Any
 from compare.analysis import Analysis
 from compare.report.causes import causes, differences, main_cause
 from compare.report.columns import Column, against_baseline, arm_column, cost_columns, speed_columns
-from compare.report.headline import headline, short_headline, too_noisy
+from compare.report.headline import headline, short_headline
 from compare.report.html.page import Item, attested, facts_of, page_of, pictures_of
 from compare.report.html.pictures import draw
-from compare.report.notes import noisy_rounds, notes, warnings
+from compare.report.notes import noise_first, notes, warnings
 from compare.report.sentences import conclusion, marks, proof, why_marked
 from compare.schema.results import Run
 
@@ -35,7 +35,7 @@ def of_run(run: Run, analysis: Analysis) -> Item:
 def _content(run: Run, analysis: Analysis) -> dict[str, Any]:
     """Return everything that the page shows, as text and pictures."""
     summary = analysis.summary
-    noise = [too_noisy(run, summary)] if summary.too_noisy else noisy_rounds(summary)
+    noise = noise_first(run, summary)
     heading, *differing = differences(analysis)
     return {
         "headline": short_headline(run, summary),
