@@ -60,7 +60,6 @@ test-long: setup ## the tests that inject delays and causes, and check that the 
 test-hosts: setup ## the tests over several hosts, made of network namespaces; needs root
 	$(PYTEST) -m lab $(PYTEST_ARGS)
 
-# Some of its tests fail today: each shows input that still ends in a traceback.
 fuzz: setup ## give every parser of input from elsewhere 20,000 examples
 	FUZZ_EXAMPLES=20000 $(PYTEST) $(SIDE_BY_SIDE) tests/fuzz $(PYTEST_ARGS)
 

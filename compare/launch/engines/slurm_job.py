@@ -11,6 +11,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -176,7 +177,7 @@ def _slots(
     """Return the tasks of every node, or its GPUs, or 1."""
     in_a_step = "SLURM_STEP_ID" in environ
     if not in_a_step and not {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"}.isdisjoint(environ):
-        counts = _expand(environ["SLURM_TASKS_PER_NODE"])
+        counts = _expand(environ["SLURM_TASKS_PER_NODE"], len(nodes) + 1)
         if len(counts) == len(nodes):
             return counts
     tasks = int(fields.get("NumTasks", "0")) if in_a_step else len(nodes)
@@ -196,9 +197,10 @@ def _slots(
     return [gpus.get(name, 0) or 1 for name in nodes]
 
 
-def _expand(counts: str) -> list[int]:
-    """Expand ``2(x2),1`` to one number for every node."""
-    return [int(count) for count, times in _REPEATED.findall(counts) for _ in range(int(times or 1))]
+def _expand(counts: str, most: int) -> list[int]:
+    """Expand ``2(x2),1`` to one number for every node, at most so many."""
+    written = _REPEATED.findall(counts)
+    return list(islice((int(count) for count, times in written for _ in range(int(times or 1))), most))
 
 
 def _seconds_left(fields: Mapping[str, str]) -> float:
