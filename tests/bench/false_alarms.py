@@ -44,7 +44,7 @@ def main():
 def summary(record, also=()):
     """Return lines for the gates of every arm, real and drawn.
 
-    Rounds of ``also`` are drawn likewise: records of ``false_differences``.
+    Quiet turns of ``also`` are drawn likewise, by arm: records of ``false_differences``.
     """
     entries = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     lines = []
@@ -57,7 +57,10 @@ def summary(record, also=()):
         lines += _drawn(arm, [pair for entry in own for pair in entry["step_seconds"]])
     for path in also:
         others = [json.loads(line) for line in path.read_text().splitlines()]
-        lines += _drawn(path.name, [pair for entry in others for pair in entry["step_seconds"]])
+        quiet = [one for one in others if (one["mode"], one["load"]) == ("blocks", "none")]
+        for arm in sorted({one["arm"] for one in quiet}):
+            pairs = [pair for one in quiet if one["arm"] == arm for pair in one["step_seconds"]]
+            lines += _drawn(f"{path.name}, {arm}", pairs)
     return lines
 
 

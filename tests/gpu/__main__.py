@@ -113,7 +113,8 @@ def _check_run(folder: Path) -> str:
                 return f"{launch.arm}: no memory of the device was recorded."
             if rank.attestation["device"] == "cpu":
                 return f"{launch.arm}: rank {rank.rank} trained on the CPU."
-            if "nccl" not in json.dumps(rank.attestation["group"]).lower() and launch.arm != "none":
+            by_torch = launch.launcher == "torchrun" and launch.arm != "none"
+            if by_torch and "nccl" not in json.dumps(rank.attestation["group"]).lower():
                 return f"{launch.arm}: NCCL is not attested."
             if not any(block.phases for block in rank.blocks):
                 return f"{launch.arm}: no phase was timed."
