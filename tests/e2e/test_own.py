@@ -17,8 +17,7 @@ ARMS = "ddp,manual,horovod,mpi"
 @pytest.mark.parametrize(
     ("example", "ranks", "arms"),
     [
-        ("transformer", 2, "horovod,fsdp"),
-        pytest.param("transformer", 2, "ddp,manual,mpi,zero,single", marks=pytest.mark.faults),
+        pytest.param("transformer", 2, f"{ARMS},zero,fsdp,single", marks=pytest.mark.faults),
         pytest.param("resnet", 2, f"{ARMS},zero,fsdp", marks=pytest.mark.faults),
         pytest.param("mixed", 2, f"{ARMS},manual:mode=overlap,manual:mode=ring", marks=pytest.mark.faults),
         pytest.param("transformer", 3, f"{ARMS},zero,fsdp", marks=[pytest.mark.faults, pytest.mark.rest]),

@@ -193,6 +193,7 @@ def test_run_budget_ends_the_run_with_whole_rounds(tmp_path, mnist_dir, requires
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.faults
 def test_run_compares_two_mpi_libraries_under_the_same_conditions(tmp_path, any_data, requires_backend):
     """Two launches of each must end well, too."""
     dataset, folder = any_data

@@ -85,7 +85,8 @@ def test_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
     assert "2 times the right one: a sum in place of the mean" in done.stderr
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_verify_right_strategies_pass_at_any_world_size(tmp_path, mnist_dir, requires_backend, ranks):
     requires_backend("mpi")
     done = compare(

@@ -167,13 +167,10 @@ REASONS = {
 }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("why", "arms"),
-    [
-        ("memory", "horovod,manual"),
-        pytest.param("stop", "horovod,manual", marks=pytest.mark.faults),
-        pytest.param("stop", "manual,horovod", marks=pytest.mark.faults),
-    ],
+    [("memory", "horovod,manual"), ("stop", "horovod,manual"), ("stop", "manual,horovod")],
 )
 def test_auto_runs_launches_one_by_one_and_says_why(tmp_path, data, requires_backend, why, arms):
     """The arm that cannot be stopped comes first or second."""
