@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from compare.cli.console import make_console, make_say
+from compare.cli.exports import write_exports
 from compare.cli.options import LaunchFlags, output_option, read_launch, with_launch_flags
 from compare.errors import UsageError
 
@@ -47,7 +48,6 @@ Operations: TypeAlias = Annotated[
 
 @with_launch_flags(
     output=Annotated[Path | None, output_option(name="runs/<time>-<collective>-np<ranks>")],
-    export_json=Annotated[Path | None, typer.Option(help="Also write the measurements and figures here.")],
 )
 def collectives(
     flags: LaunchFlags,
@@ -78,7 +78,6 @@ def collectives(
     from compare.experiment import SweepRequest, compare_collectives
     from compare.report.progress import LiveProgress
     from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, read_bytes, read_collective
-    from compare.schema.files import write_text
 
     _require_format(form)
     collectives = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
@@ -98,11 +97,14 @@ def collectives(
         ),
     )
     log = make_console(stderr=True)
+
+    def export(kept: CollectivesRun) -> None:
+        write_exports(flags, lambda form: render_collectives(kept, form, detail=detail))
+
     run, directory = compare_collectives(
-        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose)
+        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose), export
     )
-    if flags.export_json:
-        write_text(flags.export_json, render_collectives(run, "json", detail=detail) + "\n")
+    export(run)
     print_collectives(run, form, detail=detail, stderr=flags.exports_to_stdout)
     make_say(log)(f"Results: {directory}")
     raise typer.Exit(run.exit_code)
@@ -140,4 +142,9 @@ def render_collectives(run: CollectivesRun, form: str, *, detail: bool) -> str:
     from compare.analysis.collectives import summarise_sweeps
     from compare.report.collectives import SWEEP_RENDERERS
 
+    if form == "html":
+        from compare.report.html import page_of
+        from compare.report.html.sheets import of_collectives
+
+        return page_of([of_collectives(run)])
     return SWEEP_RENDERERS[form](run, summarise_sweeps(run), detail=detail)

@@ -136,8 +136,11 @@ class LaunchFlags:
     ] = None
     output: Annotated[Path | None, output_option()] = None
     export_json: Annotated[
-        Path | None, output_flag(help="Also write the run and its summary here; `-` is standard output.")
+        Path | None, output_flag(help="Also write everything here, for programs; `-` is standard output.")
     ] = None
+    export_csv: Annotated[Path | None, output_flag(help="Also write every figure here.")] = None
+    export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
+    export_html: Annotated[Path | None, output_flag(help="Also write a page here, with pictures.")] = None
     timeout: Annotated[float, length_flag(help="Maximum time for a launch, in seconds.")] = 300.0
     stall: Annotated[float, length_flag(help="Maximum time without progress, in seconds.")] = 30.0
     verbose: Annotated[
@@ -147,7 +150,13 @@ class LaunchFlags:
     @property
     def exports(self) -> dict[str, Path]:
         """Return the file of each format to export to."""
-        return {"json": self.export_json} if self.export_json else {}
+        files = {
+            "json": self.export_json,
+            "csv": self.export_csv,
+            "markdown": self.export_markdown,
+            "html": self.export_html,
+        }
+        return {form: path for form, path in files.items() if path}
 
     @property
     def exports_to_stdout(self) -> bool:
@@ -209,15 +218,6 @@ class RunFlags(Shared):
     wide: Wide = False
     detail: Detail = False
     sort: Sort = None
-    export_csv: Annotated[Path | None, output_flag(help="Also write every figure of every arm here.")] = None
-    export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
-    export_html: Annotated[Path | None, output_flag(help="Also write a page with pictures here.")] = None
-
-    @property
-    def exports(self) -> dict[str, Path]:
-        """Return the file of each format to export to."""
-        more = {"csv": self.export_csv, "markdown": self.export_markdown, "html": self.export_html}
-        return super().exports | {form: path for form, path in more.items() if path}
 
 
 def with_run_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

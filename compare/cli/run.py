@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from compare.cli.console import make_console, make_say
+from compare.cli.exports import write_exports
 from compare.cli.options import (
     MaxReruns,
     RunFlags,
@@ -16,7 +17,6 @@ from compare.cli.options import (
     training_flag,
     with_run_flags,
 )
-from compare.errors import OutputError
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
@@ -110,16 +110,8 @@ def carry_out_and_export(request: UserRequest, flags: RunFlags) -> tuple[Run, Pa
 
 def _export(run: Run, analysis: Analysis, flags: RunFlags) -> None:
     from compare.report import render
-    from compare.schema.files import write_text
 
-    errors = []
-    for form, path in flags.exports.items():
-        try:
-            write_text(path, render(run, analysis, form, detail=flags.detail, sort=flags.sort) + "\n")
-        except OutputError as error:  # the other formats are written all the same
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    write_exports(flags, lambda form: render(run, analysis, form, detail=flags.detail, sort=flags.sort))
 
 
 def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> None:

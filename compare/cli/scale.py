@@ -10,6 +10,7 @@ import typer
 
 from compare.cli.choices import Interleave
 from compare.cli.console import make_console, make_say
+from compare.cli.exports import write_exports
 from compare.cli.options import (
     InterleaveMode,
     MaxReruns,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         int, training_flag(help="Samples per rank and pass; with --strong, of all ranks together.")
     ],
     output=Annotated[Path | None, output_option(name="runs/<time>-<model>-np<most>-<weak or strong>")],
-    export_json=Annotated[Path | None, output_flag(help="Also write the runs and their figures here.")],
 )
 def scale(
     shared: Shared,
@@ -57,7 +57,6 @@ def scale(
     """Run arms with several numbers of ranks; find where they bend."""
     from compare.experiment import ScaleRequest, scale_arms
     from compare.report.progress import LiveProgress
-    from compare.schema.files import write_text
     from compare.schema.scale import read_counts
 
     require_format(form)
@@ -74,13 +73,17 @@ def scale(
         interleave=interleave.value,
     )
     log = make_console(stderr=True)
+
+    def export(kept: Scale) -> None:
+        write_exports(shared, lambda form: render_scale(kept, form))
+
     found, directory = scale_arms(
         ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts),
         make_say(log),
         lambda config: LiveProgress(log, config, verbose=shared.verbose, counts=len(counts)),
+        export,
     )
-    if shared.export_json:
-        write_text(shared.export_json, render_scale(found, "json") + "\n")
+    export(found)
     print_scale(found, form, stderr=shared.exports_to_stdout)
     make_say(log)(f"Results: {directory}")
 
@@ -111,4 +114,9 @@ def render_scale(found: Scale, form: str) -> str:
     from compare.analysis.scale import summarise_scale
     from compare.report.scale import SCALE_RENDERERS
 
+    if form == "html":
+        from compare.report.html import page_of
+        from compare.report.html.sheets import of_scale
+
+        return page_of([of_scale(found)])
     return SCALE_RENDERERS[form](found, summarise_scale(found))

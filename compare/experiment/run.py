@@ -37,6 +37,7 @@ from compare.schema.store import RESULTS_FILE, create_directory, default_output,
 
 ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
+T = TypeVar("T")
 Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
 """Makes the observer of a run of some config."""
 
@@ -68,18 +69,34 @@ def compare_arms(
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
         run, directory = begin(request, config, left_out, cluster, say)
-        try:
-            with watch(run.config) as observer:
-                return carry_out(run, directory, cluster, observer), directory
-        except (RingsideError, KeyboardInterrupt) as error:
-            if directory.exists():
-                error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
-                with uninterrupted():
-                    try:
-                        on_early_end(read_run(directory))
-                    except OutputError as unwritten:  # the first error is the one to report
-                        error.add_note(unwritten.what)
-            raise
+        early = kept(directory, lambda: read_run(directory), on_early_end)
+        with early, watch(run.config) as observer:
+            return carry_out(run, directory, cluster, observer), directory
+
+
+@contextmanager
+def kept(
+    directory: Path,
+    read: Callable[[], T],
+    on_early_end: Callable[[T], None],
+    *,
+    where: str = "is kept: compare report",
+) -> Iterator[None]:
+    """Hand on what is kept where the block is stopped or fails.
+
+    ``read`` reads it from the folder. The notes of the error say where it is, and what could not be written.
+    """
+    try:
+        yield
+    except (RingsideError, KeyboardInterrupt) as error:
+        if directory.exists():
+            error.add_note(f"The finished part {where} {shlex.quote(str(directory))}")
+            with uninterrupted():
+                try:
+                    on_early_end(read())
+                except OutputError as unwritten:  # the first error is the one to report
+                    error.add_note(unwritten.what)
+        raise
 
 
 def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:

@@ -33,7 +33,9 @@ from compare.errors import (
     UnavailableError,
     UsageError,
 )
+from compare.experiment import collectives as sweeping
 from compare.experiment import run
+from compare.experiment import scale as scaling
 from compare.experiment import verify as verification
 from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
@@ -352,7 +354,7 @@ def test_a_path_that_the_system_refuses_exits_with_5(compare, arguments):
     [
         ("run", ["all available", "np<ranks>"]),
         ("aa", ["The one arm that is compared with itself", "np<ranks>-aa"]),
-        ("verify", ["np<ranks>-verify", "Also write the verification here"]),
+        ("verify", ["np<ranks>-verify", "Also write the tables and notes here"]),
         ("collectives", ["-<collective>-np<ranks>", ", ".join(GROUPS)]),
     ],
 )
@@ -429,6 +431,37 @@ def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, error, c
     assert ended.code == code
     assert json.loads(Path("a.json").read_text())["run"]["complete"] is False
     assert Path("a.csv").read_text().splitlines()[1].startswith("none,")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (OutputError("The disk is full."), OUTPUT)],
+)
+@pytest.mark.parametrize(
+    ("command", "module", "name", "starts"),
+    [
+        ("verify --backend ddp", verification, "verify", ["{", "arm", "**mlp", "<!doctype"]),
+        ("collectives --group gloo", sweeping, "sweep_groups", ["{", "group", "**2 ranks", "<!doctype"]),
+        ("scale --backend ddp -np 1,2", scaling, "carry_out", ["{", "arm", "**weak", "<!doctype"]),
+    ],
+)
+def test_command_that_ends_early_exports_every_format(
+    compare, monkeypatch, command, module, name, starts, error, code
+):
+    """Before the first launch, too: the files say that it is incomplete."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(module, name, fail)
+    files = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html")}
+    flags = [text for form, file in files.items() for text in (f"--export-{form}", file)]
+    ended = compare(*command.split(), "--output", "out", *flags)
+    assert ended.code == code
+    assert "could not be" not in ended.err
+    texts = [Path(file).read_text() for file in files.values()]
+    assert all(text.startswith(start) for text, start in zip(texts, starts, strict=True))
+    assert [text for text in texts[2:] if "INCOMPLETE" not in text] == []
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "markdown", "html"])
