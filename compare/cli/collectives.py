@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from compare.cli.console import make_console, make_say
+from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
 from compare.cli.options import LaunchFlags, output_option, read_launch, with_launch_flags
 from compare.errors import UsageError
@@ -76,7 +76,6 @@ def collectives(
 ) -> None:
     """Time each group's collectives alone over sizes, and check the results."""
     from compare.experiment import SweepRequest, compare_collectives
-    from compare.report.progress import LiveProgress
     from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, read_bytes, read_collective
 
     _require_format(form)
@@ -102,11 +101,14 @@ def collectives(
         write_exports(flags, lambda form: render_collectives(kept, form, detail=detail))
 
     run, directory = compare_collectives(
-        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose), export
+        request,
+        make_say(log, quiet=flags.quiet),
+        make_watch(log, flags),
+        export,
     )
     export(run)
     print_collectives(run, form, detail=detail, stderr=flags.exports_to_stdout)
-    make_say(log)(f"Results: {directory}")
+    make_say(log, quiet=flags.quiet)(f"Results: {directory}")
     raise typer.Exit(run.exit_code)
 
 

@@ -146,6 +146,9 @@ class LaunchFlags:
     verbose: Annotated[
         bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")
     ] = False
+    quiet: Annotated[bool, output_flag("--quiet", "-q", help="Print nothing but the result and errors.")] = (
+        False
+    )
 
     @property
     def exports(self) -> dict[str, Path]:
@@ -310,6 +313,8 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
     from compare.schema.files import STANDARD_OUTPUT
     from compare.schema.store import require_writable
 
+    if flags.quiet and flags.verbose:
+        raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
     allocation = _read_allocation(flags)
     paths = list(flags.exports.values())
     if twice := next((path for path in paths if paths.count(path) > 1), None):

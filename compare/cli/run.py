@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from compare.cli.console import make_console, make_say
+from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
 from compare.cli.options import (
     MaxReruns,
@@ -94,13 +94,12 @@ def carry_out_and_export(request: UserRequest, flags: RunFlags) -> tuple[Run, Pa
     """
     from compare.analysis import analyse
     from compare.experiment import compare_arms
-    from compare.report.progress import LiveProgress
 
     log = make_console(stderr=True)
     run, directory = compare_arms(
         request,
-        make_say(log),
-        lambda config: LiveProgress(log, config, verbose=flags.verbose),
+        make_say(log, quiet=flags.quiet),
+        make_watch(log, flags),
         lambda kept: _export(kept, analyse(kept), flags),
     )
     analysis = analyse(run)
@@ -121,7 +120,7 @@ def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> No
     from compare.schema.store import name_of_run
 
     console = make_console(stderr=flags.exports_to_stdout)
-    make_say(console)(f"Results: {directory}")
+    make_say(console, quiet=flags.quiet)(f"Results: {directory}")
     again, arranged = name_of_run(directory), arrange(analysis, flags.sort)
     console.print(RunTable(run, arranged, wide=flags.wide, detail=flags.detail, again=again))
 

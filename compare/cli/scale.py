@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compare.cli.choices import Interleave
-from compare.cli.console import make_console, make_say
+from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
 from compare.cli.options import (
     InterleaveMode,
@@ -56,7 +56,6 @@ def scale(
 ) -> None:
     """Run arms with several numbers of ranks; find where they bend."""
     from compare.experiment import ScaleRequest, scale_arms
-    from compare.report.progress import LiveProgress
     from compare.schema.scale import read_counts
 
     require_format(form)
@@ -79,13 +78,13 @@ def scale(
 
     found, directory = scale_arms(
         ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts),
-        make_say(log),
-        lambda config: LiveProgress(log, config, verbose=shared.verbose, counts=len(counts)),
+        make_say(log, quiet=shared.quiet),
+        make_watch(log, shared, counts=len(counts)),
         export,
     )
     export(found)
     print_scale(found, form, stderr=shared.exports_to_stdout)
-    make_say(log)(f"Results: {directory}")
+    make_say(log, quiet=shared.quiet)(f"Results: {directory}")
 
 
 def require_format(form: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compare.cli.console import make_console, make_say
+from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
 from compare.cli.options import Shared, output_option, read_request, with_shared
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 def verify(shared: Shared) -> None:
     """Prove that every arm trains what a single process would."""
     from compare.experiment import verify_arms
-    from compare.report.progress import LiveProgress
     from compare.report.verification import renderable
     from compare.schema.job import STEPS
 
@@ -30,13 +29,16 @@ def verify(shared: Shared) -> None:
         write_exports(shared, lambda form: render_verification(kept, form))
 
     verification, directory = verify_arms(
-        request, make_say(log), lambda config: LiveProgress(log, config, verbose=shared.verbose), export
+        request,
+        make_say(log, quiet=shared.quiet),
+        make_watch(log, shared),
+        export,
     )
     export(verification)
     console = make_console(stderr=shared.exports_to_stdout)
     console.print()
     console.print(renderable(verification))
-    make_say(console)(f"Results: {directory}")
+    make_say(console, quiet=shared.quiet)(f"Results: {directory}")
     raise typer.Exit(verification.exit_code)
 
 

@@ -72,7 +72,7 @@ def markdown(verification: Verification) -> str:
 
 
 def csv(verification: Verification) -> str:
-    """Render one line per arm and gate; a failed launch is one, too."""
+    """Render one line per arm and gate, also of a failed launch."""
     return csv_text([row for arm in verification.arms for row in _flat(arm)])
 
 
