@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from compare.cli.choices import Format, complete_names
 from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
-from compare.cli.options import LaunchFlags, output_option, read_launch, with_launch_flags
+from compare.cli.options import (
+    LaunchFlags,
+    output_flag,
+    output_option,
+    read_launch,
+    with_launch_flags,
+)
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +29,7 @@ Groups: TypeAlias = Annotated[
     typer.Option(
         help="Groups, comma separated or repeated: gloo, nccl, horovod, horovod_mpi, mpi, shared_memory.",
         show_default="all available",
+        autocompletion=complete_names("backends", "GROUPS"),
     ),
 ]
 Collectives: TypeAlias = Annotated[
@@ -30,6 +38,7 @@ Collectives: TypeAlias = Annotated[
         help="Collectives likewise: all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, "
         "send_recv, barrier, or all.",
         show_default="all_reduce",
+        autocompletion=complete_names("compare.schema.collectives", "COLLECTIVES"),
     ),
 ]
 Dtypes: TypeAlias = Annotated[
@@ -38,11 +47,17 @@ Dtypes: TypeAlias = Annotated[
         help="Dtypes likewise: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, "
         "bfloat16, float8_e4m3fn, float8_e5m2, or all.",
         show_default="float32",
+        autocompletion=complete_names("compare.schema.collectives", "DTYPES"),
     ),
 ]
 Operations: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--op", help="Operations likewise: sum, prod, min, max, avg, or all.", show_default="sum"),
+    typer.Option(
+        "--op",
+        help="Operations likewise: sum, prod, min, max, avg, or all.",
+        show_default="sum",
+        autocompletion=complete_names("compare.schema.collectives", "OPERATIONS"),
+    ),
 ]
 
 
@@ -69,7 +84,7 @@ def collectives(
     ] = 5,
     warmup: Annotated[int, typer.Option("-w", "--warmup", help="Calls of a size before the first.")] = 1,
     repeats: Annotated[int, typer.Option(help="Launches of every group.")] = 3,
-    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    form: Annotated[Format, output_flag("--format", help="What to print.")] = Format.TABLE,
     detail: Annotated[
         bool, typer.Option("--detail", help="One table per group, with every column of nccl-tests.")
     ] = False,
@@ -78,7 +93,6 @@ def collectives(
     from compare.experiment import SweepRequest, compare_collectives
     from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, read_bytes, read_collective
 
-    _require_format(form)
     collectives = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
     request = SweepRequest(
         groups=_read_names("--group", group),
@@ -119,19 +133,12 @@ def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ())
     return tuple(known) if known and names == ("all",) else names
 
 
-def _require_format(form: str) -> None:
-    from compare.report.collectives import SWEEP_RENDERERS
-
-    if form not in SWEEP_RENDERERS:
-        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SWEEP_RENDERERS)}.")
-
-
 def print_collectives(run: CollectivesRun, form: str, *, detail: bool, stderr: bool = False) -> None:
     """Print a table as wide as the terminal, or another format."""
     from compare.analysis.collectives import summarise_sweeps
     from compare.report.collectives import SweepTable
 
-    if form != "table":
+    if form != Format.TABLE:
         typer.echo(render_collectives(run, form, detail=detail), err=stderr)
         return
     console = make_console(stderr=stderr)
@@ -144,7 +151,7 @@ def render_collectives(run: CollectivesRun, form: str, *, detail: bool) -> str:
     from compare.analysis.collectives import summarise_sweeps
     from compare.report.collectives import SWEEP_RENDERERS
 
-    if form == "html":
+    if form == Format.HTML:
         from compare.report.html import page_of
         from compare.report.html.sheets import of_collectives
 

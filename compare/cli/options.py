@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compare.cli.choices import Dataset, Device, EngineName, Interleave, Optimizer, Order, Precision
+from compare.cli.choices import (
+    Dataset,
+    Device,
+    EngineName,
+    Interleave,
+    Optimizer,
+    Order,
+    Precision,
+    complete_names,
+)
+from compare.cli.passing import pass_flags
 from compare.cli.rehearsed import read_rehearsed
 from compare.errors import UsageError
 
@@ -49,6 +58,7 @@ Backends = Annotated[
         "`compare backends` lists them with their options.",
         show_default="all available of the default arms in `compare backends`; "
         "manual:mode=shared_memory, too, on one host's CPUs",
+        autocompletion=complete_names("backends", "BACKENDS"),
     ),
 ]
 Hostfile = Annotated[Path | None, hosts_flag(help="Where the ranks run; see hostfiles/.")]
@@ -103,6 +113,9 @@ class LaunchFlags:
             show_default="the hostfile's slots, or else 2",
             help="Number of ranks.",
         ),
+    ] = None
+    nproc_per_node: Annotated[
+        int | None, hosts_flag(min=1, hidden=True, help="torchrun's name of -np, on one machine.")
     ] = None
     hostfile: Hostfile = None
     hosts: HostList = None
@@ -176,7 +189,11 @@ class Shared(LaunchFlags):
     backend: Backends = None
     model: Annotated[
         str | None,
-        training_flag(show_default="mlp", help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10."),
+        training_flag(
+            show_default="mlp",
+            help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.",
+            autocompletion=complete_names("compare.data.models", "MODELS"),
+        ),
     ] = None
     workload: Annotated[
         str | None,
@@ -225,7 +242,7 @@ class RunFlags(Shared):
 
 def with_run_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Pass the flags of ``RunFlags`` to a command likewise."""
-    return partial(_with_flags, RunFlags, described)
+    return partial(pass_flags, RunFlags, described, last=LaunchFlags)
 
 
 def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -233,34 +250,12 @@ def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..
 
     ``described`` replaces what ``--help`` says of some of them.
     """
-    return partial(_with_flags, Shared, described)
+    return partial(pass_flags, Shared, described, last=LaunchFlags)
 
 
 def with_launch_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Pass the flags of ``LaunchFlags`` to a command likewise."""
-    return partial(_with_flags, LaunchFlags, described)
-
-
-def _with_flags(
-    kind: type[LaunchFlags], described: Mapping[str, Any], command: Callable[..., None]
-) -> Callable[..., None]:
-    _, *own = inspect.signature(command).parameters.values()
-    hints = get_type_hints(command, include_extras=True)
-    # The signature of a dataclass has its flags, all with defaults. Those of every command come last.
-    flags = dict(inspect.signature(kind).parameters)
-    flags = dict(sorted(flags.items(), key=lambda flag: flag[0] in LaunchFlags.__dataclass_fields__))
-    hints |= get_type_hints(kind, include_extras=True) | dict(described)
-
-    @wraps(command)
-    def called(**given: Any) -> None:
-        command(kind(**{name: given.pop(name) for name in flags}), **given)
-
-    parameters = [flag.replace(annotation=hints[flag.name]) for flag in (*flags.values(), *own)]
-    # typer looks at these two alone.
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del called.__wrapped__
-    return called
+    return partial(pass_flags, LaunchFlags, described, last=LaunchFlags)
 
 
 def read_request(
@@ -316,6 +311,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
     allocation = _read_allocation(flags)
+    _require_one_machine(flags, allocation)
     paths = list(flags.exports.values())
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         where = "standard output" if twice == STANDARD_OUTPUT else str(twice)
@@ -359,12 +355,25 @@ def _read_allocation(flags: LaunchFlags) -> Allocation:
     return choose_allocation(
         flags.engine.value,
         flags.hostfile,
-        flags.num_proc,
+        flags.num_proc or flags.nproc_per_node,
         ssh=Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity),
         named=flags.hosts,
         include=flags.include or (),
         exclude=flags.exclude or (),
     )
+
+
+def _require_one_machine(flags: LaunchFlags, allocation: Allocation) -> None:
+    from compare.schema.hosts import is_local
+
+    if flags.nproc_per_node and (flags.num_proc or not all(map(is_local, allocation.hosts))):
+        raise UsageError(
+            "--nproc-per-node is another name of -np, on one machine alone.",
+            found=f"-np {flags.num_proc} is there, too."
+            if flags.num_proc
+            else "The ranks are on other hosts.",
+            remedy="Use -np with the number of all ranks. The slots of a hostfile say where they go.",
+        )
 
 
 def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:

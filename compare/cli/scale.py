@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compare.cli.choices import Interleave
+from compare.cli.choices import Format, Interleave
 from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
 from compare.cli.options import (
@@ -52,13 +52,12 @@ def scale(
     control: Annotated[
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
-    form: Annotated[str, output_flag("--format", help="table, markdown, csv or json.")] = "table",
+    form: Annotated[Format, output_flag("--format", help="What to print.")] = Format.TABLE,
 ) -> None:
     """Run arms with several numbers of ranks; find where they bend."""
     from compare.experiment import ScaleRequest, scale_arms
     from compare.schema.scale import read_counts
 
-    require_format(form)
     if shared.num_proc is None:
         raise UsageError("compare scale needs numbers of ranks.", remedy="Name two or more: -np 1,2,4.")
     counts = read_counts(str(shared.num_proc))
@@ -87,20 +86,12 @@ def scale(
     make_say(log, quiet=shared.quiet)(f"Results: {directory}")
 
 
-def require_format(form: str) -> None:
-    """Refuse a format that does not exist, before anything is launched."""
-    from compare.report.scale import SCALE_RENDERERS
-
-    if form not in SCALE_RENDERERS:
-        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SCALE_RENDERERS)}.")
-
-
 def print_scale(found: Scale, form: str, *, stderr: bool = False) -> None:
     """Print a table as wide as the terminal, or another format."""
     from compare.analysis.scale import summarise_scale
     from compare.report.scale import ScaleTable
 
-    if form != "table":
+    if form != Format.TABLE:
         typer.echo(render_scale(found, form), err=stderr)
         return
     console = make_console(stderr=stderr)
@@ -113,7 +104,7 @@ def render_scale(found: Scale, form: str) -> str:
     from compare.analysis.scale import summarise_scale
     from compare.report.scale import SCALE_RENDERERS
 
-    if form == "html":
+    if form == Format.HTML:
         from compare.report.html import page_of
         from compare.report.html.sheets import of_scale
 

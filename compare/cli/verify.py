@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compare.cli.choices import Format
 from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
 from compare.cli.options import Shared, output_option, read_request, with_shared
@@ -46,7 +47,7 @@ def render_verification(verification: Verification, form: str) -> str:
     """Render a verification, without a newline at the end."""
     from compare.report.verification import VERIFICATION_RENDERERS
 
-    if form == "html":
+    if form == Format.HTML:
         from compare.report.html import page_of
         from compare.report.html.sheets import of_verification
 

@@ -152,7 +152,7 @@ def carried_out(monkeypatch):
         ("verify --backend dpp", USAGE, ["Did you mean ddp?"]),
         ("scale --backend ddp", USAGE, ["needs numbers of ranks", "-np 1,2,4"]),
         ("scale --backend ddp -np 2", USAGE, ["-np/--num-proc cannot be 2", "two or more"]),
-        ("scale --backend ddp -np 1,2 --format xml", USAGE, ["--format cannot be 'xml'", "markdown"]),
+        ("scale --backend ddp -np 1,2 --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
         ("scale --backend ddp -np 1,3 --strong", USAGE, ["3 ranks cannot share a global batch of 64"]),
         ("verify --backend ,", USAGE, ["--backend names no arm"]),
         ("verify --backend mpi", UNAVAILABLE, ["mpi4py is not installed"]),
@@ -167,7 +167,7 @@ def carried_out(monkeypatch):
         ("collectives --dtype float31", USAGE, ["--dtype cannot be float31", "bfloat16"]),
         ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
-        ("collectives --format xml", USAGE, ["--format cannot be 'xml'", "markdown"]),
+        ("collectives --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
         ("collectives --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
         ("doctor -H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
@@ -390,8 +390,22 @@ def test_help_in_place_of_a_command_is_no_error(compare):
     assert "Commands:" in ended.err
 
 
-def test_shells_complete_commands_and_choices(tmp_path):
-    asked = {"_COMPARE_COMPLETE": "complete_bash", "COMP_WORDS": "compare run --device ", "COMP_CWORD": "3"}
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("run --device ", ["auto", "cpu", "cuda"]),
+        ("collectives --format ", ["table", "markdown", "html", "csv", "json"]),
+        ("run --backend none,ho", ["none,horovod"]),
+        ("collectives --op max,a", ["max,avg"]),
+        ("pre", ["predict"]),
+    ],
+)
+def test_shells_complete_commands_and_choices(words, completed):
+    asked = {
+        "_COMPARE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"compare {words}",
+        "COMP_CWORD": str(len(words.split(" "))),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "compare"],
         env=os.environ | asked,
@@ -400,7 +414,7 @@ def test_shells_complete_commands_and_choices(tmp_path):
         check=False,
         timeout=60,
     )
-    assert done.stdout.split() == ["auto", "cpu", "cuda"]
+    assert done.stdout.split() == completed
 
 
 # ---- exports ----
