@@ -314,6 +314,7 @@ def test_only_its_engine_and_the_command_line_know_ssh():
             "compare.cli.choices",
             "compare.cli.options",
             "compare.cli.doctor",
+            "compare.cli.hosts",
         ),
     }
     assert {name for name, tree in MODULES.items() if "ssh" in words_of(tree)} == known

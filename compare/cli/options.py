@@ -21,13 +21,12 @@ from compare.cli.choices import (
     Precision,
     complete_names,
 )
+from compare.cli.hosts import read_allocation
 from compare.cli.passing import pass_flags
-from compare.cli.rehearsed import read_rehearsed
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
     from compare.experiment.settle import UserRequest
-    from compare.launch.engines import Allocation
     from compare.schema.arms import Arm
 
 arms_flag = partial(typer.Option, rich_help_panel="Arms")
@@ -310,8 +309,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
 
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
-    allocation = _read_allocation(flags)
-    _require_one_machine(flags, allocation)
+    allocation = read_allocation(flags)
     paths = list(flags.exports.values())
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         where = "standard output" if twice == STANDARD_OUTPUT else str(twice)
@@ -331,49 +329,6 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
             **config,
         },
     }
-
-
-def _read_allocation(flags: LaunchFlags) -> Allocation:
-    """Read the hosts of the ranks; a rehearsal has made its own."""
-    from compare.experiment.allocation import choose_allocation
-    from compare.launch.engines.ssh import Ssh
-    from compare.schema.hostfile import select
-    from compare.schema.hosts import place
-
-    own = {
-        "--hostfile": flags.hostfile,
-        "-H": flags.hosts,
-        "--engine": flags.engine is not EngineName.AUTO,
-        "--ssh-user": flags.ssh_user,
-        "--ssh-port": flags.ssh_port,
-        "--ssh-identity": flags.ssh_identity,
-    }
-    if rehearsed := read_rehearsed(own):
-        chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
-        return rehearsed._replace(hosts=place(chosen, flags.num_proc))
-    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
-    return choose_allocation(
-        flags.engine.value,
-        flags.hostfile,
-        flags.num_proc or flags.nproc_per_node,
-        ssh=Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity),
-        named=flags.hosts,
-        include=flags.include or (),
-        exclude=flags.exclude or (),
-    )
-
-
-def _require_one_machine(flags: LaunchFlags, allocation: Allocation) -> None:
-    from compare.schema.hosts import is_local
-
-    if flags.nproc_per_node and (flags.num_proc or not all(map(is_local, allocation.hosts))):
-        raise UsageError(
-            "--nproc-per-node is another name of -np, on one machine alone.",
-            found=f"-np {flags.num_proc} is there, too."
-            if flags.num_proc
-            else "The ranks are on other hosts.",
-            remedy="Use -np with the number of all ranks. The slots of a hostfile say where they go.",
-        )
 
 
 def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:

@@ -118,6 +118,17 @@ def carried_out(monkeypatch):
     ("arguments", "code", "says"),
     [
         ("--backend dpp", USAGE, ["'dpp'", "Did you mean ddp?", "none, ddp, manual, horovod, mpi"]),
+        ("--backend allreduce", USAGE, ["'allreduce'", "Did you mean manual?"]),
+        ("--backend All-Reduce", USAGE, ["Did you mean manual?"]),
+        ("--backend gloo", USAGE, ["Did you mean ddp:process_group=gloo?"]),
+        ("--backend ddp --nproc-per-node 2 -np 2", USAGE, ["--nproc-per-node", "-np 2 is there", "Use -np"]),
+        (
+            "--backend ddp --nproc-per-node 2 -H a:2,b:2",
+            USAGE,
+            ["--nproc-per-node", "other hosts"],
+        ),
+        ("scale --backend ddp --nproc-per-node 2", USAGE, ["needs numbers of ranks"]),
+        ("--backend ddp -q -v", USAGE, ["--quiet and --verbose exclude each other"]),
         ("--backend ddp:bucket=1", USAGE, ["'bucket'", "ddp:bucket=1", "bucket_cap_mb"]),
         ("--backend ddp:process_group=mpi", USAGE, ["'mpi'", "auto or nccl or gloo"]),
         ("--backend ddp,ddp", USAGE, ["named twice", "--repeats"]),
@@ -664,7 +675,11 @@ def test_run_without_a_backend_takes_all_that_can_run(compare):
 
 
 @pytest.mark.parametrize(
-    "spelling", [["-np", "3"], ["--num-proc", "3"], ["--num_proc", "3"], ["--num_proc=3"], ["--num-proc=3"]]
+    "spelling",
+    [
+        *(["-np", "3"], ["--num-proc", "3"], ["--num_proc", "3"], ["--num_proc=3"], ["--num-proc=3"]),
+        *(["--nproc-per-node", "3"], ["--nproc_per_node=3"]),
+    ],
 )
 def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
     (command,) = dry_run(
