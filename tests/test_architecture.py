@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "cli": ("experiment", "report", "doctor", "analysis", "launch", "schema", "data", "errors", "text"),
     "errors": (),
     "text": (),
-    "__main__": ("cli",),
+    "__main__": ("cli", "errors"),
 }
 # What starts a process, opens a socket, or asks the machine or its clock.
 ACTING = {"os", "pathlib", "subprocess", "socket", "time", "datetime", "tempfile", "asyncio", "psutil"}

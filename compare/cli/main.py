@@ -70,7 +70,8 @@ EXIT_CODES = {
 
 app = typer.Typer(
     name="compare",
-    help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?",
+    help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?"
+    "\n\nIt runs on Linux.",
     no_args_is_help=True,
     rich_markup_mode=None,  # coloured help takes as long to load as all the rest
     pretty_exceptions_enable=False,

@@ -165,6 +165,7 @@ def carried_out(monkeypatch):
         ("scale --backend ddp -np 2", USAGE, ["-np/--num-proc cannot be 2", "two or more"]),
         ("scale --backend ddp -np 1,2 --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
         ("scale --backend ddp -np 1,3 --strong", USAGE, ["3 ranks cannot share a global batch of 64"]),
+        ("predict gone --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
         ("verify --backend ,", USAGE, ["--backend names no arm"]),
         ("verify --backend mpi", UNAVAILABLE, ["mpi4py is not installed"]),
         ("verify --backend ddp --model resnet", USAGE, ["--model cannot be resnet"]),
@@ -812,6 +813,29 @@ for arguments in (["--help"], ["-h"], ["run", "--help"], ["aa", "--help"], ["ver
     assert done.returncode == 0, done.stderr
     for flag in ("--backend", "--num-proc", "--hostfile", "--format", "--data-dir", "--force"):
         assert flag in done.stdout
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_another_system_is_refused_before_anything_is_loaded(system):
+    script = f"""
+import runpy, sys
+sys.platform = {system!r}
+try:
+    runpy.run_module("compare", run_name="__main__", alter_sys=True)
+finally:
+    assert not {{"typer", "rich", "msgspec", "compare.cli.main"}} & set(sys.modules)
+"""
+    done = execute(["-c", script])
+    assert done.returncode == UNAVAILABLE
+    assert done.stderr.splitlines() == [
+        "error: Ringside runs on Linux only.",
+        f"  This system is {system}.",
+        "  Use a machine with Linux, a container, or WSL 2 on Windows.",
+    ]
+
+
+def test_first_screen_says_that_it_runs_on_linux(compare):
+    assert "It runs on Linux." in compare("--help").out
 
 
 def execute(arguments, stdout=subprocess.PIPE, cwd=ROOT):
