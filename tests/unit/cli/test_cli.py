@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from backends import BACKENDS, GROUPS
 from compare import data, errors
 from compare.analysis import analyse
 from compare.cli import main as cli
-from compare.cli.help import EXAMPLES
+from compare.cli.help import EXAMPLES, SUMMARIES
 from compare.data import mnist
 from compare.data.catalogue import FILES, TRAIN_IMAGES
 from compare.doctor import availability
@@ -387,12 +388,32 @@ def test_help_groups_the_flags_and_ends_with_examples(compare, command):
 
 
 def test_every_command_has_examples_and_every_long_help_has_groups(compare):
-    commands = [*cli.COMMANDS, "rehearse", "data fetch", "data status", "install horovod", "install mpich"]
-    assert set(commands) == set(EXAMPLES)
+    groups = ["data fetch", "data status", "install horovod", "install mpich"]
+    assert {*SUMMARIES, *groups} - {"data", "install"} == set(EXAMPLES)
     shown = compare("run", "--help").out
     for group in ("Arms:", "Training:", "Time:", "Ranks and hosts:", "Output:", "Options:", "Examples:"):
         assert f"\n{group}\n" in shown
     assert re.search(r"^Options:\n  -h, --help .*\n\n", shown, re.MULTILINE), "every flag is in a group"
+
+
+def test_summaries_of_the_commands_are_theirs():
+    program = typer.main.get_command(cli.app)
+    assert {name: own.help.splitlines()[0] for name, own in program.commands.items()} == SUMMARIES
+
+
+def test_help_of_the_program_loads_no_command():
+    script = """
+import sys
+sys.argv = ["compare", "--help"]
+from compare.cli.main import main
+try:
+    main()
+except SystemExit:
+    assert not {"compare.cli.options", "compare.cli.run", "rich", "msgspec"} & set(sys.modules)
+"""
+    done = execute(["-c", script])
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^  ([a-z]+)  ", done.stdout, re.MULTILINE) == [*SUMMARIES]
 
 
 def test_help_in_place_of_a_command_is_no_error(compare):
