@@ -56,6 +56,13 @@ def test_diff_has_an_exit_code_for_slower_and_one_for_open(old, tmp_path, times,
     assert diff(old, new).exit_code == 0  # nothing fails without a limit
 
 
+def test_conclusion_of_a_diff_that_fails_is_printed_once(old, tmp_path):
+    new = saved(tmp_path / "new", [time * 1.1 for time in QUIET])
+    done = diff(old, new, "--fail-if-slower", "5%")
+    assert f"{done.output}{done.exception}".count("SLOWER by more than 5 %: ddp.") == 1
+    assert str(done.exception).startswith("The diff did not pass (exit code 14).\n")
+
+
 def test_diff_of_unlike_runs_needs_force_and_states_it(old, tmp_path):
     new = saved(tmp_path / "new", QUIET, cores=8)
     assert isinstance(diff(old, new).exception, ConditionsError)
