@@ -33,11 +33,12 @@ class LessonFormat(StrEnum):
 
 
 class ChangeFormat(StrEnum):
-    """Formats of ``compare diff``."""
+    """Formats of ``compare diff`` and ``compare gate``."""
 
     TABLE = "table"
     MARKDOWN = "markdown"
     JSON = "json"
+    BENCHMARK = "github-benchmark"
 
 
 class Interleave(StrEnum):

@@ -70,6 +70,15 @@ def test_diff_of_unlike_runs_needs_force_and_states_it(old, tmp_path):
     assert json.loads(shown.output)["forced"] is True
 
 
+def test_diff_as_a_benchmark_has_the_new_state_of_each_arm(old, tmp_path):
+    new = saved(tmp_path / "new", [time * 1.1 for time in QUIET])
+    (entry,) = json.loads(diff(old, new, "--format", "github-benchmark").output)
+    assert (entry["name"], entry["unit"]) == ("diff: ddp", "×")
+    assert entry["value"] == pytest.approx(1.1 * 5 / 4, rel=0.01)
+    assert entry["range"].startswith("± 0.0")
+    assert "slower" in entry["extra"]
+
+
 @pytest.mark.parametrize("limit", ["0", "-1%", "five", "nan", "1e9"])
 def test_limit_that_is_no_percentage_is_refused(old, limit):
     assert isinstance(diff(old, old, "--fail-if-slower", limit).exception, UsageError)
