@@ -67,6 +67,8 @@ def compare_arms(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
+        least = least_round_seconds(config, choose_interleaving(config).mode)
+        require_time(cluster.job, "arm", least, time.time())
         run, directory = begin(request, config, left_out, cluster, say)
         try:
             with watch(run.config) as observer:
@@ -195,8 +197,6 @@ def carry_out(
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     going = conductor(run, directory, cluster, observer)
-    if not run.launches:
-        require_time(cluster.job, "arm", least_round_seconds(run), time.time())
     observer.rounds_done(run)
     while (planned := going.next()) and rounds_done(going.run) < rounds:
         try:
