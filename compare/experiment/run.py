@@ -26,6 +26,7 @@ from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
+from compare.launch.engines.arrival import wait_for_hosts
 from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.environment import masked
@@ -128,6 +129,8 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
     hosts, carrier, source, job, _ = request.allocation
     if source:
         say(f"Hosts: {source}")
+    if request.wait_seconds:
+        wait_for_hosts(hosts, carrier=carrier, seconds=request.wait_seconds, say=say)
     if not all(map(is_local, hosts)):
         _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:
