@@ -309,6 +309,7 @@ def test_only_its_engine_and_the_command_line_know_ssh():
     """All engines have one seam; two stand in for launchers' ssh."""
     known = {
         *("compare.launch.engines.ssh", "compare.launch.engines.slurm", "compare.launch.engines.rehearsal"),
+        "compare.launch.engines.kubernetes",
         *(
             "compare.experiment.allocation",
             "compare.cli.choices",

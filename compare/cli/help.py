@@ -33,7 +33,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "submit": (
         "compare submit --nodes 2 --wait -- run --backend ddp,horovod",
-        "compare submit --nodes 4 --ranks-per-node 2 --dry-run -- run --backend ddp",
+        "compare submit --engine kubernetes --image registry/ringside:1 -- run --backend ddp",
     ),
     "report": (
         "compare report last --detail",

@@ -123,6 +123,9 @@ class LaunchFlags:
         None
     )
     exclude: Annotated[list[str] | None, hosts_flag(help="Leave these hosts out: node3.")] = None
+    wait_for_hosts: Annotated[
+        float, hosts_flag(min=0, help="Maximum time for hosts that are starting, in seconds.")
+    ] = 0.0
     interface: Annotated[
         str | None,
         hosts_flag(
@@ -322,6 +325,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         "exported": read_exports(flags.env or [], os.environ),
         "output": flags.output,
         "threads_per_rank": flags.threads,
+        "wait_seconds": flags.wait_for_hosts,
         "config": {
             "device": flags.device.value,
             "launch_timeout_seconds": flags.timeout,

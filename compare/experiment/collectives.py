@@ -60,6 +60,7 @@ def compare_collectives(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle_sweep(request, cluster)
+        require_time(cluster.job, "group", START_SECONDS * len(config.groups), time.time())
         folder = request.output or new_folder("+".join(config.collectives), config.ranks)
         directory = create_directory(folder)
         run = CollectivesRun(
@@ -165,7 +166,6 @@ def sweep_groups(
     """
     write_request(run, directory)
     groups, ends_at = len(run.config.groups), time_of(cluster.job)
-    require_time(cluster.job, "group", START_SECONDS * groups, time.time())
     for planned in plan_sweeps(run.config):
         if any(failure.arm == planned.group for failure in run.failures):
             continue

@@ -26,6 +26,7 @@ from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
+from compare.launch.engines.arrival import wait_for_hosts
 from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.environment import masked
@@ -68,6 +69,8 @@ def compare_arms(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
+        least = least_round_seconds(config, choose_interleaving(config).mode)
+        require_time(cluster.job, "arm", least, time.time())
         run, directory = begin(request, config, left_out, cluster, say)
         early = kept(directory, lambda: read_run(directory), on_early_end)
         with early, watch(run.config) as observer:
@@ -143,6 +146,8 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
     hosts, carrier, source, job, _ = request.allocation
     if source:
         say(f"Hosts: {source}")
+    if request.wait_seconds:
+        wait_for_hosts(hosts, carrier=carrier, seconds=request.wait_seconds, say=say)
     if not all(map(is_local, hosts)):
         _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:
@@ -212,8 +217,6 @@ def carry_out(
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     going = conductor(run, directory, cluster, observer)
-    if not run.launches:
-        require_time(cluster.job, "arm", least_round_seconds(run), time.time())
     observer.rounds_done(run)
     while (planned := going.next()) and rounds_done(going.run) < rounds:
         try:

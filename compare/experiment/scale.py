@@ -66,7 +66,8 @@ def scale_arms(
         counts=list(request.counts),
     )
     runs, source = _settle_counts(request, say)
-    require_time(request.allocation.job, "arm", sum(map(least_round_seconds, runs.values())), time.time())
+    least = sum(least_round_seconds(run.config, run.interleaved.mode) for run in runs.values())
+    require_time(request.allocation.job, "arm", least, time.time())
     largest = runs[request.counts[-1]].config
     folder = request.output or new_folder(largest.model, largest.ranks, purpose=f"-{request.mode}")
     directory = create_directory(folder)

@@ -52,6 +52,8 @@ class LaunchRequest:
     """None to share the cores."""
     config: Mapping[str, Any]
     """Every other field of the config that has a flag."""
+    wait_seconds: float = 0.0
+    """Maximum time for hosts that are starting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,8 +384,7 @@ def choose_hosts(
     if hostfile is None and named is None and not given:
         if include or exclude:
             raise UsageError(
-                "--include and --exclude need named hosts.",
-                remedy="Name hosts with --hostfile or -H.",
+                "--include and --exclude need named hosts.", remedy="Name hosts with --hostfile or -H."
             )
         return (local_host(ranks or DEFAULT_RANKS),)
     hosts = select(given or choose_all_hosts(hostfile, named), include, exclude)

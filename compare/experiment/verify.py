@@ -47,6 +47,7 @@ def verify_arms(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
+        require_time(cluster.job, "arm", START_SECONDS * len(config.arms), time.time())
         run, directory = begin(request, config, left_out, cluster, say, purpose="-verify")
         file = directory / VERIFICATION_FILE
         write_json(file, Verification(run=run))
@@ -66,7 +67,6 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
     """
     write_request(run, directory)
     ends_at = time_of(cluster.job)
-    require_time(cluster.job, "arm", START_SECONDS * len(run.config.arms), time.time())
     verification = Verification(run=run)
     for number, arm in enumerate(run.config.arms, start=1):
         planned = Planned(number, 1, arm)
