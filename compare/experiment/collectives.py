@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,11 +21,12 @@ from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch import Observer, launch_sweep
 from compare.launch.cluster import Cluster
+from compare.schema.clock import unix_time
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepLaunch
 from compare.schema.files import write_json
 from compare.schema.job import Planned
 from compare.schema.results import Failure
-from compare.schema.store import create_directory, new_folder, write_request
+from compare.schema.store import create_output, write_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,7 @@ def compare_collectives(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle_sweep(request, cluster)
-        folder = request.output or new_folder("+".join(config.collectives), config.ranks)
-        directory = create_directory(folder)
+        directory = create_output(request.output, "+".join(config.collectives), config.ranks)
         run = CollectivesRun(
             ringside_version=__version__,
             started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -161,7 +160,7 @@ def sweep_groups(
     """
     write_request(run, directory)
     groups, ends_at = len(run.config.groups), time_of(cluster.job)
-    require_time(cluster.job, "group", START_SECONDS * groups, time.time())
+    require_time(cluster.job, "group", START_SECONDS * groups, unix_time())
     for planned in plan_sweeps(run.config):
         if any(failure.arm == planned.group for failure in run.failures):
             continue

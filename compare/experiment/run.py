@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -27,13 +26,14 @@ from compare.launch import Observer, open_cluster
 from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.signals import uninterrupted
+from compare.schema.clock import unix_time
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
-from compare.schema.store import RESULTS_FILE, create_directory, default_output, read_run, write_request
+from compare.schema.store import RESULTS_FILE, create_output, default_output, read_run, write_request
 
 ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
@@ -161,7 +161,7 @@ def begin(
     """
     purpose = purpose or ("-aa" if config.comparisons else "-gate" if config.slower_limit else "")
     source = find_data(request, say)
-    directory = create_directory(request.output or default_output(config, purpose=purpose))
+    directory = create_output(request.output, config.model, config.ranks, purpose=purpose)
     cluster.stage(source, say)
     return new_run(config, source, cluster, left_out), directory
 
@@ -196,7 +196,7 @@ def carry_out(
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     going = conductor(run, directory, cluster, observer)
     if not run.launches:
-        require_time(cluster.job, "arm", least_round_seconds(run), time.time())
+        require_time(cluster.job, "arm", least_round_seconds(run), unix_time())
     observer.rounds_done(run)
     while (planned := going.next()) and rounds_done(going.run) < rounds:
         try:

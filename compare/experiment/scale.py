@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,12 +21,13 @@ from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
+from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.hosts import place
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
-from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, new_folder
+from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,9 @@ def scale_arms(
         counts=list(request.counts),
     )
     runs, source = _settle_counts(request, say)
-    require_time(request.allocation.job, "arm", sum(map(least_round_seconds, runs.values())), time.time())
+    require_time(request.allocation.job, "arm", sum(map(least_round_seconds, runs.values())), unix_time())
     largest = runs[request.counts[-1]].config
-    folder = request.output or new_folder(largest.model, largest.ranks, purpose=f"-{request.mode}")
-    directory = create_directory(folder)
+    directory = create_output(request.output, largest.model, largest.ranks, purpose=f"-{request.mode}")
     write_json(directory / SCALE_FILE, series)
     for count, run in runs.items():
         write_json(create_directory(folder_of(directory, count)) / RESULTS_FILE, run)

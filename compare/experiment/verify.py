@@ -17,6 +17,7 @@ from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm
 from compare.launch.cluster import Cluster
+from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.job import Planned
@@ -62,7 +63,7 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
     """
     write_request(run, directory)
     ends_at = time_of(cluster.job)
-    require_time(cluster.job, "arm", START_SECONDS * len(run.config.arms), time.time())
+    require_time(cluster.job, "arm", START_SECONDS * len(run.config.arms), unix_time())
     verification = Verification(run=run)
     for number, arm in enumerate(run.config.arms, start=1):
         planned = Planned(number, 1, arm)
