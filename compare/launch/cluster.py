@@ -144,9 +144,12 @@ class Cluster:
         return [ready.cpus for ready in self._ready]
 
     def cores(self) -> list[int]:
-        """Count the CPUs that ranks may fill, host by host."""
+        """Count the CPUs that ranks may fill, host by host.
+
+        A container may see more than it may use.
+        """
         job = self.job
-        counts = map(len, self.cpus())
+        counts = [max(1, int(min(len(r.cpus), r.core_quota or math.inf))) for r in self._ready]
         return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
 
     def gpus(self) -> list[int]:
@@ -194,7 +197,7 @@ class Cluster:
                     f"Host {host.name}: torch.compile cannot compile.",
                     found=f"{ready.cannot_compile[:1].upper()}{ready.cannot_compile[1:]}.",
                     remedy="Install it there: apt-get install g++ python3-dev, for example. Or name another "
-                    "compiler with -x CXX=NAME, or leave out --compile.",
+                    "compiler with -x CXX=NAME, another folder in TMPDIR, or leave out --compile.",
                 )
 
     def stage(self, source: DatasetSource, say: Callable[[str], None]) -> None:
