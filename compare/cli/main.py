@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from typing import Annotated, Any
@@ -55,12 +55,13 @@ class _Commands(TyperGroup):
     ``--help`` of the program needs none: it lists their summaries.
     """
 
-    _loaded: Mapping[str, Any] = {}
+    _loaded: dict[str, Any] | None = None
 
-    @property
-    def commands(self) -> Mapping[str, Any]:  # type: ignore[override]
+    @property  # type: ignore[override]  # the class above has an attribute
+    def commands(self) -> dict[str, Any]:
         """Return every command by its name."""
-        self._loaded = self._loaded or _load_commands()
+        if self._loaded is None:
+            self._loaded = _load_commands()
         return self._loaded
 
     @commands.setter
@@ -222,14 +223,16 @@ def _load_commands() -> dict[str, Any]:
         _register(every, command, name)
     # Flags behind the other command's name are that command's.
     _register(every, rehearse.rehearse, "rehearse", allow_interspersed_args=False)
-    below = {"data": (data.fetch, data.status), "install": (install.horovod, install.mpich)}
+    below: dict[str, tuple[Callable[..., None], ...]] = {
+        "data": (data.fetch, data.status),
+        "install": (install.horovod, install.mpich),
+    }
     for name, of_group in below.items():
         group = typer.Typer(help=SUMMARIES[name], no_args_is_help=True, rich_markup_mode=None)
         every.add_typer(group, name=name)
-        for command in of_group:
-            _register(group, command, command.__name__)
-    loaded: dict[str, Any] = typer.main.get_group(every).commands
-    return loaded
+        for one in of_group:
+            _register(group, one, one.__name__)
+    return dict(typer.main.get_group(every).commands)
 
 
 def _print_version(asked: bool) -> None:

@@ -73,13 +73,14 @@ def benchmark(changes: Changes) -> str:
         arm, old, _, change, interval, verdict = map(printable, _row(shown))
         if new := shown.change.new:
             spread = (new.high - new.low) / 2 * shown.factor
+            told = f"old {old}, change {change}, interval {interval}, {verdict}"
             entries.append(
                 {
                     "name": f"{changes.command}: {arm}",
                     "unit": shown.unit or "ms",
                     "value": new.mean * shown.factor,
                     "range": f"± {spread:.2f}",
-                    "extra": f"old {old}, change {change}, interval {interval}, {verdict}",
+                    "extra": ". ".join([told, *map(printable, _forced(changes))]),
                 }
             )
     return msgspec.json.format(msgspec.json.encode(entries), indent=1).decode()

@@ -54,16 +54,15 @@ class Pace:
         if self._began_at is None:
             return ""
         if self._limit_seconds is not None and (self._is_hard or self.done >= self._expected):
-            return f"at most {_from_zero(self._began_at + self._limit_seconds - now)} left"
+            return f"at most {duration(max(0.0, self._began_at + self._limit_seconds - now))} left"
         if not self.done:
             return ""
         of_one = (self._ended_at - self._began_at) / self.done
-        left = _from_zero(of_one * (self._expected - self.done) - (now - self._ended_at))
-        return f"about {left} left" if self.launches else f"about {left} for {FIRST_LOOK} rounds"
-
-
-def _from_zero(seconds: float) -> str:
-    return duration(max(0.0, seconds))
+        left = of_one * (self._expected - self.done) - (now - self._ended_at)
+        if left <= 0:
+            return "any moment"
+        whole = "left" if self.launches else f"for {FIRST_LOOK} rounds"
+        return f"about {duration(left)} {whole}"
 
 
 def standing(run: Run) -> str:

@@ -23,8 +23,8 @@ from compare.schema.results import ArmVerification, Launch, Run
 from compare.text import printable
 
 _WORDS: dict[Stage, str] = {
-    "start": "starting Python",
-    "load": "loading torch",
+    "start": "loading torch",
+    "load": "loading its libraries",
     "data": "loading the data",
     "join": "joining its group",
     "parity": "proving",
