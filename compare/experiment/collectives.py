@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,11 +21,12 @@ from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch import Observer, launch_sweep
 from compare.launch.cluster import Cluster
+from compare.schema.clock import unix_time
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepLaunch
 from compare.schema.files import read_json, write_json
 from compare.schema.job import Planned
 from compare.schema.results import Failure
-from compare.schema.store import create_directory, new_folder, write_request
+from compare.schema.store import create_output, write_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,8 @@ def compare_collectives(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle_sweep(request, cluster)
-        require_time(cluster.job, "group", START_SECONDS * len(config.groups), time.time())
-        folder = request.output or new_folder("+".join(config.collectives), config.ranks)
-        directory = create_directory(folder)
+        require_time(cluster.job, "group", START_SECONDS * len(config.groups), unix_time())
+        directory = create_output(request.output, "+".join(config.collectives), config.ranks)
         run = CollectivesRun(
             ringside_version=__version__,
             started_at=datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -21,6 +21,7 @@ from compare.launch.arm import files_again, launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.cohort import Cohort
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
+from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.job import Planned
@@ -110,7 +111,7 @@ class Launches:
             self._save_at = began + took / _SAVING_SHARE if took > _QUICK_SECONDS else began
 
     def _ends_at(self) -> float:
-        now = time.time()
+        now = unix_time()
         self.began_at = min(self.began_at, now)
         budget = self.run.config.budget_seconds
         own = min(now + seconds_left(self.run, now), self.began_at + (budget or math.inf))

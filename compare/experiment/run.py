@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -28,13 +27,14 @@ from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.engines.arrival import wait_for_hosts
 from compare.launch.signals import uninterrupted
+from compare.schema.clock import unix_time
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.environment import masked
 from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
-from compare.schema.store import RESULTS_FILE, create_directory, default_output, read_run, write_request
+from compare.schema.store import RESULTS_FILE, create_output, default_output, read_run, write_request
 
 ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
@@ -70,7 +70,7 @@ def compare_arms(
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
         least = least_round_seconds(config, choose_interleaving(config).mode)
-        require_time(cluster.job, "arm", least, time.time())
+        require_time(cluster.job, "arm", least, unix_time())
         run, directory = begin(request, config, left_out, cluster, say)
         early = kept(directory, lambda: read_run(directory), on_early_end)
         with early, watch(run.config) as observer:
@@ -183,7 +183,7 @@ def begin(
     """
     purpose = purpose or ("-aa" if config.comparisons else "-gate" if config.slower_limit else "")
     source = find_data(request, say)
-    directory = create_directory(request.output or default_output(config, purpose=purpose))
+    directory = create_output(request.output, config.model, config.ranks, purpose=purpose)
     cluster.stage(source, say)
     return new_run(config, source, cluster, left_out), directory
 

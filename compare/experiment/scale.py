@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,12 +19,13 @@ from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
+from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig
 from compare.schema.files import write_json
 from compare.schema.hosts import place
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
-from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, new_folder, read_run
+from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output, read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,9 @@ def scale_arms(
     )
     runs, source = _settle_counts(request, say)
     least = sum(least_round_seconds(run.config, run.interleaved.mode) for run in runs.values())
-    require_time(request.allocation.job, "arm", least, time.time())
+    require_time(request.allocation.job, "arm", least, unix_time())
     largest = runs[request.counts[-1]].config
-    folder = request.output or new_folder(largest.model, largest.ranks, purpose=f"-{request.mode}")
-    directory = create_directory(folder)
+    directory = create_output(request.output, largest.model, largest.ranks, purpose=f"-{request.mode}")
     write_json(directory / SCALE_FILE, series)
     for count, run in runs.items():
         write_json(create_directory(folder_of(directory, count)) / RESULTS_FILE, run)

@@ -17,6 +17,7 @@ from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm
 from compare.launch.cluster import Cluster
+from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig
 from compare.schema.files import read_json, write_json
 from compare.schema.job import Planned
@@ -47,7 +48,7 @@ def verify_arms(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
-        require_time(cluster.job, "arm", START_SECONDS * len(config.arms), time.time())
+        require_time(cluster.job, "arm", START_SECONDS * len(config.arms), unix_time())
         run, directory = begin(request, config, left_out, cluster, say, purpose="-verify")
         file = directory / VERIFICATION_FILE
         write_json(file, Verification(run=run))

@@ -22,6 +22,7 @@ from compare.launch.monitor import Monitor, tail
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
 from compare.schema.arms import Arm
+from compare.schema.clock import unix_time
 from compare.schema.collectives import RankSweep, SweepConfig, SweepLaunch
 from compare.schema.config import LaunchConfig
 from compare.schema.environment import inherited, library_settings, settings
@@ -237,7 +238,7 @@ class PreparedLaunch:
             UnavailableError: the launcher is not installed.
         """
         self.planned = planned
-        self.began = time.time()
+        self.began = unix_time()
         self._restarted_because = restarted_because
         _make_directory(files)
         arm = planned.arm
@@ -248,7 +249,7 @@ class PreparedLaunch:
             arm=arm,
             affinity=cluster.cpus()[0],
             number=planned.number,
-            launched_at=self.began,
+            launched_at=time.time(),  # ranks compare it with their own clock
             turns=self.place.turns,
             exported=list(cluster.exported),
         )
@@ -288,7 +289,7 @@ class PreparedLaunch:
                 if name not in command.environment
             },
             "started_at": self.began,
-            "seconds": time.time() - self.began,
+            "seconds": unix_time() - self.began,
             "restarted_because": self._restarted_because,
         }
 
@@ -305,7 +306,7 @@ def _launch_once(
     budget_ends_at: float = math.inf,
     restarted_because: str = "",
 ) -> T:
-    budget_seconds = budget_ends_at - time.time()
+    budget_seconds = budget_ends_at - unix_time()
     if budget_seconds <= 0:
         raise BudgetError("The budget is over.")
     launch = PreparedLaunch(config, planned, cluster, files, make_job, restarted_because=restarted_because)

@@ -26,6 +26,7 @@ from compare.launch.arm import (
 from compare.launch.cluster import Cluster
 from compare.launch.place import TICK_SECONDS
 from compare.launch.processes import Ending
+from compare.schema.clock import unix_time
 from compare.schema.job import Job, Planned
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, Run
@@ -169,7 +170,7 @@ class Cohort:
             if until_waiting and place.is_waiting() and place.ending() is None:
                 return None
             seconds = time.monotonic() - began
-            if time.time() > self._budget_ends_at:
+            if unix_time() > self._budget_ends_at:
                 raise BudgetError("The budget is over.")
             for other in self._alive:
                 self._require_progress(other)

@@ -6,6 +6,7 @@ import itertools
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -209,13 +210,33 @@ def _collectives(rank: RankResult) -> tuple[int, list[tuple[int, int]]]:
     return len(rank.collective_ns), [(sweep.message_bytes, len(sweep.ns)) for sweep in rank.sweep]
 
 
+def create_output(asked: Path | None, what: str, ranks: int, *, purpose: str = "") -> Path:
+    """Make the folder that was asked for, or a new one.
+
+    Runs that start at the same moment get a folder each.
+
+    Raises:
+        OutputError: see ``create_directory``.
+    """
+    if asked:
+        return create_directory(asked)
+    with _errors_of_output(RUNS):
+        RUNS.mkdir(exist_ok=True)
+    paths = _new_folders(what, ranks, purpose)
+    while True:
+        path = next(paths)
+        with _errors_of_output(path), suppress(FileExistsError):
+            path.mkdir()
+            return create_directory(path)
+
+
 def create_directory(path: Path) -> Path:
     """Make the folder that a run writes into.
 
     Raises:
         OutputError: it cannot be made or written, or it is not empty.
     """
-    try:
+    with _errors_of_output(path):
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise OutputError(
@@ -225,13 +246,19 @@ def create_directory(path: Path) -> Path:
             )
         # Claim it, so that a run that starts at the same moment finds it taken.
         (path / CONFIG_FILE).touch(exist_ok=False)
+    return path.resolve()
+
+
+@contextmanager
+def _errors_of_output(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OutputError(
             f"Results cannot be written to {path}.",
             found=system_reason(error),
             remedy="Choose another folder with --output.",
         ) from None
-    return path.resolve()
 
 
 def write_request(run: Run | CollectivesRun, directory: Path) -> None:
@@ -244,17 +271,17 @@ def write_request(run: Run | CollectivesRun, directory: Path) -> None:
     write_text(directory / "hostfile", format_hostfile(run.hosts))
 
 
-def default_output(config: RunConfig, *, purpose: str = "") -> Path:
+def default_output(config: RunConfig) -> Path:
     """Return a new folder for a run, named by time and model."""
-    return new_folder(config.model, config.ranks, purpose=purpose)
+    return next(_new_folders(config.model, config.ranks))
 
 
-def new_folder(what: str, ranks: int, *, purpose: str = "") -> Path:
-    """Return a new folder in ``runs``, named by time."""
+def _new_folders(what: str, ranks: int, purpose: str = "") -> Iterator[Path]:
+    """Yield names in ``runs`` that are not taken yet."""
     what = what.replace(":", "-")  # scp and rsync treat the text before a colon as a host
     name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{what}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
-    return next(path for path in map(RUNS.joinpath, names) if not path.exists())
+    return (path for path in map(RUNS.joinpath, names) if not path.exists())
 
 
 def require_writable(path: Path, *, to_be_made: Path | None) -> None:

@@ -185,20 +185,21 @@ class _StartUp:
     """The moments of a rank until its first step."""
 
     def __init__(self, launched_at: float) -> None:
-        self._origin = launched_at
+        # Only the start compares the clocks of two processes: the clock may be set at any time.
+        self._origin = time.monotonic() - (time.time() - launched_at)
         self._seconds: dict[str, float] = {}
         self.mark("started")
 
     def mark(self, moment: str) -> None:
         """Record a moment, named as in ``Moments``."""
-        self._seconds[moment] = time.time() - self._origin
+        self._seconds[moment] = time.monotonic() - self._origin
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Subtract the time of this block from all later moments."""
-        begun = time.time()
+        begun = time.monotonic()
         yield
-        self._origin += time.time() - begun
+        self._origin += time.monotonic() - begun
 
     def read(self) -> Moments:
         return Moments(**self._seconds)

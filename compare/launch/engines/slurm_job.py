@@ -18,6 +18,7 @@ import msgspec
 
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError, system_reason
 from compare.launch.engines.slurm import ENDED, ENDINGS, job_ended
+from compare.schema.clock import unix_time
 from compare.schema.hostfile import parse_hosts
 from compare.schema.hosts import Host
 from compare.text import counted
@@ -132,7 +133,7 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob:
         tuple(Host(name, count, source=source) for name, count in zip(nodes, slots, strict=True)),
         cpus,
         gpus,
-        time.time() + _seconds_left(fields) - KEPT_BACK_SECONDS,
+        unix_time() + _seconds_left(fields) - KEPT_BACK_SECONDS,
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -413,6 +414,21 @@ def test_a_folder_is_claimed_by_the_first_run(tmp_path):
     create_directory(tmp_path / "run")
     with pytest.raises(OutputError, match="not empty"):
         create_directory(tmp_path / "run")
+
+
+def test_runs_that_start_at_once_get_a_folder_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(16) as threads:
+        made = list(threads.map(lambda _: store.create_output(None, "mlp", 2), range(64)))
+    assert len(set(made)) == 64
+    assert {path.parent for path in made} == {(tmp_path / "runs").resolve()}
+
+
+def test_runs_that_is_a_dangling_link_is_an_output_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to("nowhere")
+    with pytest.raises(OutputError, match="runs"):
+        store.create_output(None, "mlp", 2)
 
 
 @pytest.fixture
