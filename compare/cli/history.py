@@ -9,6 +9,7 @@ import typer
 
 from compare.cli.options import AsJson
 from compare.errors import OutputError
+from compare.text import printable
 
 RunsFolder = Annotated[Path, typer.Argument(metavar="RUNS", help="Folder that holds the folders of runs.")]
 
@@ -36,4 +37,4 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
     if as_json:
         write_json(STANDARD_OUTPUT, found)
     else:
-        typer.echo(table(found) or f"No folder in {runs} holds a run.")
+        typer.echo(table(found) or f"No folder in {printable(str(runs))} holds a run.")

@@ -144,9 +144,12 @@ class Cluster:
         return [ready.cpus for ready in self._ready]
 
     def cores(self) -> list[int]:
-        """Count the CPUs that ranks may fill, host by host."""
+        """Count the CPUs that ranks may fill, host by host.
+
+        A container may see more than it may use.
+        """
         job = self.job
-        counts = map(len, self.cpus())
+        counts = [max(1, int(min(len(r.cpus), r.core_quota or math.inf))) for r in self._ready]
         return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
 
     def gpus(self) -> list[int]:

@@ -16,6 +16,7 @@ from compare.analysis.change import Change, Changes, Differing
 from compare.analysis.estimate import Estimate
 from compare.report.brief import cut_in_the_middle
 from compare.report.rows import markdown_rows, markdown_text
+from compare.schema.files import json_text
 from compare.text import printable
 
 WIDTH = 80
@@ -59,7 +60,7 @@ def markdown(changes: Changes) -> str:
 def as_json(changes: Changes) -> str:
     """Render everything for programs; ``forced`` tells of ``--force``."""
     fields = msgspec.to_builtins(changes) | {"forced": bool(changes.unlike)}
-    return msgspec.json.format(msgspec.json.encode(fields), indent=1).decode()
+    return json_text(fields)
 
 
 def benchmark(changes: Changes) -> str:

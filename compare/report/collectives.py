@@ -16,6 +16,7 @@ from compare.analysis.collectives import GroupAtSize, bus_factor, why_no_forms
 from compare.report.rows import csv_text, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
 from compare.schema.collectives import CollectivesRun, Exchange
+from compare.schema.files import json_text
 from compare.schema.hosts import rehearsed_on
 from compare.text import counted, listed
 
@@ -300,8 +301,7 @@ def _flat(row: GroupAtSize) -> dict[str, object]:
 def json(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
     """Render ``{"figures": …, "run": …}``."""
     del detail
-    content = msgspec.json.encode({"figures": list(rows), "run": run})
-    return msgspec.json.format(content, indent=1).decode()
+    return json_text({"figures": list(rows), "run": run})
 
 
 SWEEP_RENDERERS: dict[str, Callable[..., str]] = {

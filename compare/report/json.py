@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from compare.analysis import Analysis
+from compare.schema.files import json_text
 from compare.schema.results import Run
 
 
@@ -13,4 +14,4 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     del detail
     derived = msgspec.to_builtins(analysis)
     derived = derived.pop("summary") | derived
-    return msgspec.json.format(msgspec.json.encode({"summary": derived, "run": run}), indent=1).decode()
+    return json_text({"summary": derived, "run": run})

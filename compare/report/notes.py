@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from compare.analysis import Analysis
-from compare.analysis.budget import elapsed_seconds, fullest_host, rounds_done
+from compare.analysis.budget import elapsed_seconds, rounds_done
 from compare.analysis.conditions import Condition
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
 from compare.report.headline import too_noisy
+from compare.report.limits import limits
 from compare.report.outlook import seen
 from compare.report.turns import load_dependence, turns
 from compare.schema.arms import Arm
@@ -33,7 +34,7 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
     return [
         *_incomplete(run),
         *([f"{run.dataset.note}."] if run.dataset.note else []),
-        *_oversubscribed(run, analysis.summary),
+        *limits(run, analysis.summary),
         *_repeated(analysis.summary),
         *noisy_rounds(analysis.summary),
         *uneven_loads(run.config.baseline, analysis.summary),
@@ -101,14 +102,6 @@ def _incomplete(run: Run) -> list[str]:
     return [
         f"INCOMPLETE: round {run.failure.round}, {run.failure.arm}: {run.failure.message.splitlines()[0]}"
     ]
-
-
-def _oversubscribed(run: Run, summary: Summary) -> list[str]:
-    if not summary.oversubscribed:
-        return []
-    ranks, cores = fullest_host(run)
-    threads = f"{counted(ranks, 'rank')} × {counted(run.config.threads_per_rank, 'thread')}"
-    return [f"Oversubscribed: {threads} wait for {counted(cores, 'core')} of a host, so no arm is ranked."]
 
 
 def _repeated(summary: Summary) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-import msgspec
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -16,6 +15,7 @@ from compare.analysis.predict import PAYS, Forecast, Prediction
 from compare.analysis.validated import VALIDATED_HOSTS, VALIDATED_RATES
 from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
+from compare.schema.files import json_text
 from compare.text import counted
 
 NOT_MODELLED = (
@@ -198,7 +198,7 @@ def csv(page: Page) -> str:
 def json(page: Page) -> str:
     """Render the rows and the lines below them."""
     content = {"rows": list(page.rows), "notes": page.lines}
-    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()
+    return json_text(content)
 
 
 PREDICTION_RENDERERS: dict[str, Callable[[Page], str]] = {

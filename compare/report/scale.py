@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import msgspec
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -17,6 +16,7 @@ from compare.report.headline import DATASET_NAMES
 from compare.report.notes import noisy_in
 from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
+from compare.schema.files import json_text
 from compare.schema.hosts import rehearsed_on
 from compare.schema.results import Run
 from compare.schema.scale import Scale
@@ -203,7 +203,7 @@ def csv(scale: Scale, figures: ScaleFigures) -> str:
 def json(scale: Scale, figures: ScaleFigures) -> str:
     """Render the series, all figures, and the run of each count."""
     content = {"series": scale.series, "figures": figures, "runs": list(scale.runs.values())}
-    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()
+    return json_text(content)
 
 
 SCALE_RENDERERS: dict[str, Callable[[Scale, ScaleFigures], str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import stat
 import sys
@@ -15,10 +16,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from compare.errors import OutputError, UsageError, system_reason
+from compare.schema.limits import memory_left_bytes
 
 T = TypeVar("T")
 _PIPE_SECONDS = 10.0
 """Maximum time for a program to write to a pipe."""
+_MEMORY_PER_BYTE = 10
+"""Memory for a byte of JSON, read.
+
+A number of six digits becomes an object, with its place in a list.
+"""
 STANDARD_OUTPUT = Path("-")
 """Standard output, as a user writes it in place of a file."""
 
@@ -31,7 +38,29 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OutputError: the folder is missing, read-only or full.
     """
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
+    if path == STANDARD_OUTPUT:
+        write_text(path, json_text(value))
+    else:
+        write_bytes(path, _json(value))
+
+
+def json_text(value: Any) -> str:
+    """Write a value as JSON in which no character steers a terminal.
+
+    JSON itself escapes control characters below 32 alone.
+    """
+    text = _json(value).decode()
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return re.sub("(....)", r"\\u\1", character.encode("utf-16-be").hex())
+
+
+def _json(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1)
 
 
 def temporary_root() -> Path:
@@ -128,6 +157,7 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
         OutputError: the file is missing, unreadable, or not of this schema.
     """
     try:
+        _require_memory(path)
         if adapt:
             return msgspec.convert(adapt(msgspec.json.decode(read_bytes(path))), type=kind)
         return msgspec.json.decode(read_bytes(path), type=kind)
@@ -137,9 +167,26 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
             found=system_reason(error),
             remedy="Name a run's folder or its results.json, and check its permissions.",
         ) from None
+    except MemoryError:
+        size, left = path.stat().st_size / 1e9, memory_left_bytes() / 1e9
+        raise OutputError(
+            f"{path} is too large to be read here.",
+            found=f"It has {size:.1f} GB, and needs some ten times that. {left:.1f} GB are free.",
+            remedy="Read it on a machine with more memory, or raise the limit (`ulimit -v`).",
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError, RecursionError, OverflowError) as error:
         raise OutputError(
             f"{path} is not a file of this version of Ringside.",
             found=str(error),
             remedy="Was it edited, cut short, or written by another version?",
         ) from None
+
+
+def _require_memory(path: Path) -> None:
+    """Require the memory for the content of a file.
+
+    Raises:
+        MemoryError: a machine that reads it all the same might kill other programs.
+    """
+    if path.is_file() and path.stat().st_size * _MEMORY_PER_BYTE > memory_left_bytes():
+        raise MemoryError

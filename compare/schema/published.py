@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from compare.schema.files import json_text
 from compare.schema.results import SCHEMA_VERSION, Run
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -19,4 +20,4 @@ def results_schema() -> str:
         "title": f"results.json of Ringside, schema version {SCHEMA_VERSION}",
         **msgspec.json.schema(Run),
     }
-    return msgspec.json.format(msgspec.json.encode(schema), indent=1).decode()
+    return json_text(schema)

@@ -12,6 +12,7 @@ from backends.base import Facts, Group, Replica
 from compare import PACKAGE_ROOT, __version__
 from compare.schema.environment import library_settings
 from compare.schema.job import Job, LaunchJob
+from compare.schema.limits import core_quota
 from compare.worker.task import Batches
 
 
@@ -24,6 +25,8 @@ def attest_group(group: Group, job: LaunchJob) -> Facts:
         "interop_threads": torch.get_num_interop_threads(),
         "torch": str(torch.__version__),
         "affinity": sorted(os.sched_getaffinity(0)),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "core_quota": core_quota(),
         "python": platform.python_version(),
         "prefix": sys.prefix,
         "ringside": __version__,

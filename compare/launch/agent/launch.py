@@ -18,7 +18,6 @@ from typing import NoReturn
 
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
-from compare.launch.agent.machine import memory_left_bytes
 from compare.launch.agent.mirror import Mirror
 from compare.launch.agent.protocol import (
     End,
@@ -34,6 +33,7 @@ from compare.launch.agent.protocol import (
 from compare.launch.agent.turns import TurnGate
 from compare.launch.processes import end_all, supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
+from compare.schema.limits import memory_left_bytes
 
 _DESCRIPTORS = 1024
 """More than an agent has open."""

@@ -8,7 +8,7 @@ import platform
 import shutil
 import socket
 import sysconfig
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import psutil
 
 from compare import __version__
 from compare.launch.agent.protocol import Ready
+from compare.schema.limits import core_quota
 
 
 def describe() -> Ready:
@@ -26,6 +27,7 @@ def describe() -> Ready:
         version=__version__,
         addresses=addresses(),
         cpus=sorted(os.sched_getaffinity(0)),
+        core_quota=core_quota(),
         gpus=count_gpus(),
         cannot_compile=missing_for_compile(),
     )
@@ -66,37 +68,6 @@ def missing_for_compile() -> str:
         return f"there is no C++ compiler: {compiler} is not on PATH"
     header = Path(sysconfig.get_path("include"), "Python.h")
     return "" if header.is_file() else f"there is no {header}"
-
-
-def memory_left_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return how much memory processes may still take.
-
-    The limits of this process's control groups count, without file caches that the kernel can free.
-    """
-    left = psutil.virtual_memory().available
-    for line in own.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        names = _CGROUP_FILES.get(controllers)
-        if names is None:
-            continue
-        root = groups / controllers
-        for folder in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
-            with suppress(OSError, ValueError):  # no such group, or no limit ("max")
-                left = min(left, _left_in(folder, *names))
-    return max(0, left)
-
-
-_CGROUP_FILES = {
-    "": ("memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-"""By controllers: files of limit and use, field of the cache."""
-
-
-def _left_in(folder: Path, limit: str, used: str, cache: str) -> int:
-    fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    taken = int((folder / used).read_text()) - int(fields.get(cache, 0))
-    return int((folder / limit).read_text()) - taken
 
 
 def free_port() -> int:

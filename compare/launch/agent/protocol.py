@@ -44,6 +44,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """By interface that is up: its IPv4 addresses with networks, as 10.0.0.2/24."""
     cpus: list[int] = []
     """CPUs that a launch may use there."""
+    core_quota: float | None = None
+    """Cores that its control groups allow; None without a limit."""
     gpus: int = 0
     """Number of NVIDIA GPUs that its driver and CUDA_VISIBLE_DEVICES show."""
     cannot_compile: str = ""

@@ -148,8 +148,7 @@ def test_hostile_names_are_harmless(form):
         launches=[*plain.launches, a_launch(arm.label, ranks=[rank, rank])],
     )
     text = render(run, analyse(run), form)
-    # JSON keeps text as it is, and escapes what steers a terminal.
-    assert not {"\x1b", "\x00", *([] if form == "json" else ["\u202e"])} & set(text)
+    assert not {"\x1b", "\x00", "\u202e"} & set(text)
     if form == "html":
         assert "<script" not in text
         assert "&lt;script&gt;" in text
