@@ -60,7 +60,8 @@ def test_conditions_of_the_shell_are_overruled_or_found(contradicted):
 def test_conditions_are_attested_by_every_arm(contradicted):
     found = {finding.item: finding for finding in compare_conditions(contradicted[1])}
     everywhere = {
-        *("device", "host", "threads", "inter-op threads", "affinity", "malloc settings", "matmul precision"),
+        *("device", "host", "threads", "inter-op threads", "affinity", "malloc settings", "nice"),
+        "matmul precision",
         *("parameter dtypes", "input dtype", "global batch size", "training samples", "shard", "optimizer"),
         *("timed steps", "gradient bytes", "initial parameters", "python", "torch"),
     }

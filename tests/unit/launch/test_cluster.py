@@ -44,6 +44,13 @@ def test_cluster_host_without_a_compiler_is_named():
     named.require_compilers()
 
 
+@pytest.mark.parametrize(("quota", "cores"), [(None, 4), (2.5, 2), (0.5, 1), (64.0, 4)])
+def test_cores_of_a_host_follow_the_quota_of_its_container(quota, cores):
+    agent = AnAgent(2, range(4))
+    agent.ready = msgspec.structs.replace(agent.ready, core_quota=quota)
+    assert a_cluster(agent=agent).cores() == [cores]
+
+
 @pytest.fixture
 def digits(tmp_path):
     return data.resolve("digits", tmp_path / "mine")
