@@ -197,7 +197,7 @@ class Cluster:
                     f"Host {host.name}: torch.compile cannot compile.",
                     found=f"{ready.cannot_compile[:1].upper()}{ready.cannot_compile[1:]}.",
                     remedy="Install it there: apt-get install g++ python3-dev, for example. Or name another "
-                    "compiler with -x CXX=NAME, or leave out --compile.",
+                    "compiler with -x CXX=NAME, another folder in TMPDIR, or leave out --compile.",
                 )
 
     def stage(self, source: DatasetSource, say: Callable[[str], None]) -> None:

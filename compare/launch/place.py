@@ -90,10 +90,19 @@ class LaunchPlace:
             "TMPDIR": str(self._temporary),
             # Open MPI's segments would survive a rank that was killed.
             "OMPI_MCA_btl_vader_backing_directory": str(self._shared_memory),
+            **self._without_listeners(),
             EXPORTED: str(self._exported),
             # A stopped Horovod over Gloo would take its peers for lost, by default after 30 s.
             **({"HOROVOD_GLOO_TIMEOUT_SECONDS": _NO_TIMEOUT} if self._in_turns else {}),
         }
+
+    def _without_listeners(self) -> dict[str, str]:
+        """Return what keeps Open MPI's ranks from listening on one machine.
+
+        They would listen on every address, for peers on other hosts.
+        """
+        listens = self.cluster.network.network or "OMPI_MCA_btl" in os.environ
+        return {} if listens else {"OMPI_MCA_btl": "^tcp"}
 
     def _scratch(self) -> tuple[Path, ...]:
         """Return the folders that are removed after the launch."""

@@ -8,14 +8,16 @@ import platform
 import shutil
 import socket
 import sysconfig
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import takewhile
 from pathlib import Path
 
 import psutil
 
 from compare import __version__
+from compare.errors import OutputError
 from compare.launch.agent.protocol import Ready
+from compare.schema.files import temporary_root
 from compare.schema.limits import core_quota
 
 
@@ -67,7 +69,13 @@ def missing_for_compile() -> str:
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler: {compiler} is not on PATH"
     header = Path(sysconfig.get_path("include"), "Python.h")
-    return "" if header.is_file() else f"there is no {header}"
+    if not header.is_file():
+        return f"there is no {header}"
+    with suppress(OutputError):  # without a folder for temporary files, the launch says so
+        # torch loads what it compiled from there.
+        if os.statvfs(temporary_root()).f_flag & os.ST_NOEXEC:
+            return f"{temporary_root()} is mounted noexec"
+    return ""
 
 
 def free_port() -> int:

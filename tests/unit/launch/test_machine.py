@@ -1,6 +1,8 @@
 """Test what an agent reports of its machine."""
 
+import os
 import sys
+import tempfile
 
 import pytest
 
@@ -28,3 +30,6 @@ def test_missing_compiler_or_header_is_named(tmp_path, monkeypatch):
     assert missing_for_compile() == f"there is no {tmp_path}/Python.h"
     (tmp_path / "Python.h").touch()
     assert missing_for_compile() == ""
+    noexec = os.statvfs_result((0,) * 8 + (os.ST_NOEXEC, 255))
+    monkeypatch.setattr("os.statvfs", lambda _: noexec)
+    assert missing_for_compile() == f"{tempfile.gettempdir()} is mounted noexec"

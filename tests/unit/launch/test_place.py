@@ -216,3 +216,15 @@ def test_memory_of_a_rehearsal_is_shared_by_all_hosts(hosts, tmp_path):
     hosts.network = Network(rehearsed=Link())
     with pytest.raises(InterleaveError, match="more memory than host n1 has"):
         place.require_room([], 2)
+
+
+@pytest.mark.parametrize(
+    ("shell", "network", "found"), [("", "", "^tcp"), ("self,tcp", "", None), ("", "10.0.0.0/24", None)]
+)
+def test_open_mpi_listens_only_for_other_hosts_or_if_asked(files, monkeypatch, shell, network, found):
+    monkeypatch.delenv("OMPI_MCA_btl", raising=False)
+    if shell:
+        monkeypatch.setenv("OMPI_MCA_btl", shell)
+    here = AnAgent()
+    cluster = of([here], here, network=Network(network=network))
+    assert cluster.place(files).settings().get("OMPI_MCA_btl") == found
