@@ -8,6 +8,7 @@ from tests.faults.started import LAUNCHERS, MPICH
 _ARMS = [
     pytest.param(arm, marks=[] if arm == LAUNCHERS["mpirun"] else [pytest.mark.faults])
     for arm in [*LAUNCHERS.values(), MPICH, "manual:mode=shared_memory"]
+    if arm != "horovod:controller=mpi"  # horovodrun chooses Open MPI's transports itself
 ]
 
 
