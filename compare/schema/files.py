@@ -21,10 +21,10 @@ from compare.schema.limits import memory_left_bytes
 T = TypeVar("T")
 _PIPE_SECONDS = 10.0
 """Maximum time for a program to write to a pipe."""
-_MEMORY_PER_BYTE = 10
+_MEMORY_PER_BYTE = 20
 """Memory for a byte of JSON, read.
 
-A number of six digits becomes an object, with its place in a list.
+Samples take a third of this. Nested empty lists take all of it.
 """
 STANDARD_OUTPUT = Path("-")
 """Standard output, as a user writes it in place of a file."""
@@ -171,7 +171,7 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
         size, left = path.stat().st_size / 1e9, memory_left_bytes() / 1e9
         raise OutputError(
             f"{path} is too large to be read here.",
-            found=f"It has {size:.1f} GB, and needs some ten times that. {left:.1f} GB are free.",
+            found=f"It has {size:.1f} GB, and may need twenty times that in memory. {left:.1f} GB are free.",
             remedy="Read it on a machine with more memory, or raise the limit (`ulimit -v`).",
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError, RecursionError, OverflowError) as error:
