@@ -9,7 +9,7 @@ import tomllib
 import pytest
 import typer.main
 
-from compare.cli.main import app
+from compare.cli.main import EXIT_CODES, app
 from compare.schema.arms import parse_arms
 from tests.comparing import ROOT
 
@@ -78,6 +78,11 @@ def test_commands_of_a_page_parse(page):
         if behind := given.get("command"):  # of a rehearsal or a job
             given = parse(list(behind))
         parse_arms(given.get("backend") or [])
+
+
+def test_every_exit_code_has_its_row():
+    rows = re.findall(r"^\| (\d+) \|", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    assert list(map(int, rows)) == list(EXIT_CODES)
 
 
 def test_readme_is_short():
