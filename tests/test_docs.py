@@ -52,7 +52,9 @@ def test_nav_lists_every_page():
 
 def commands_of(page):
     """List the command lines of ``compare`` in the blocks of a page."""
-    for block in re.findall(r"^```(?:bash|yaml)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        if language not in {"", "bash", "yaml"}:
+            continue
         for line in block.replace("\\\n", " ").splitlines():
             if found := re.match(r"(?:\$ )?(compare [a-z].*?)(?:(?: &&|;| > ).*)?$", line):
                 yield found[1]
@@ -77,7 +79,8 @@ def test_commands_of_a_page_parse(page):
         given = parse(asked)
         if behind := given.get("command"):  # of a rehearsal or a job
             given = parse(list(behind))
-        parse_arms(given.get("backend") or [])
+        if page.name != "add-an-arm.md":  # its arm is the reader's
+            parse_arms(given.get("backend") or [])
 
 
 def test_every_exit_code_has_its_row():
