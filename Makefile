@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu fuzz lint bench false-differences false-alarms schema docs clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu fuzz lint bench false-differences false-alarms schema reference docs clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -83,6 +83,9 @@ false-alarms: setup ## gate this environment against itself, and add that to a r
 
 schema: setup ## write the JSON Schema of results.json into docs/
 	$(VENV)/bin/compare schema --output docs/results.schema.json
+
+reference: setup ## write the pages of all commands, flags, arms and options into docs/reference
+	$(PY) -m tests.reference
 
 docs: setup ## build the documentation's web pages into build/web
 	$(VENV)/bin/zensical build --strict -f zensical.toml

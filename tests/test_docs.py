@@ -1,15 +1,20 @@
-"""Links of the documentation lead somewhere."""
+"""Links of the documentation lead somewhere, and its commands are right."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 
 import pytest
+import typer.main
 
+from compare.cli.main import EXIT_CODES, app
+from compare.schema.arms import parse_arms
 from tests.comparing import ROOT
 
 DOCS = ROOT / "docs"
+PROGRAM = typer.main.get_command(app)
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
@@ -38,12 +43,49 @@ def test_page_links_to_files_and_headings_that_exist(page):
         assert page.parent == ROOT or target.is_relative_to(DOCS), link
 
 
-def test_nav_lists_every_page_but_further_benches():
+def test_nav_lists_every_page():
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     shown = set(re.findall(r"'([\w/-]+\.md)'", str(nav)))
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    assert {page for page in pages - shown if not page.startswith("bench-")} == set()
-    assert shown <= pages
+    assert shown == pages
+
+
+def commands_of(page):
+    """List the command lines of ``compare`` in the blocks of a page."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        if language not in {"", "bash", "yaml"}:
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            if found := re.match(r"(?:\$ )?(compare [a-z].*?)(?:(?: &&|;| > ).*)?$", line):
+                yield found[1]
+
+
+def parse(arguments):
+    """Parse a command line as ``compare`` does, without carrying it out."""
+    command, context = PROGRAM, None
+    while hasattr(command, "commands"):
+        context = command.make_context("compare", arguments[:1], parent=context, resilient_parsing=True)
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    settings = {"allow_interspersed_args": False} if command.name == "rehearse" else {}
+    return command.make_context(command.name, arguments, parent=context, **settings).params
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_parse(page):
+    for line in commands_of(page):
+        asked = shlex.split(line, comments=True)[1:]
+        if "--help" in asked:
+            continue
+        given = parse(asked)
+        if behind := given.get("command"):  # of a rehearsal or a job
+            given = parse(list(behind))
+        if page.name != "add-an-arm.md":  # its arm is the reader's
+            parse_arms(given.get("backend") or [])
+
+
+def test_every_exit_code_has_its_row():
+    rows = re.findall(r"^\| (\d+) \|", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    assert list(map(int, rows)) == list(EXIT_CODES)
 
 
 def test_readme_is_short():

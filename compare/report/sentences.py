@@ -161,11 +161,16 @@ def _marked(run: Run, labels: Sequence[str]) -> list[str]:
     return [f"{label} {MARK}" if why_marked(of[label]) else label for label in labels]
 
 
+def _remedy_for_few_rounds(run: Run) -> str:
+    if run.config.budget_seconds is not None:
+        return " Give it a longer --budget."
+    return " Leave --repeats out." if run.config.settle_seconds is None else ""
+
+
 def _open(run: Run, summary: Summary, lead: Lead) -> str:
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     if rounds < FIRST_LOOK:
-        exact = run.complete and run.config.settle_seconds is None
-        remedy = " Leave --repeats out." if exact else ""
+        remedy = _remedy_for_few_rounds(run) if run.complete else ""
         return f"Fastest here: open until round {FIRST_LOOK}; this is round {rounds}.{remedy}"
     names = _marked(run, [lead.first, *lead.rivals])
     whose = " or ".join(names) if len(names) <= _FEW_NAMES else f"{names[0]} or {len(names) - 1} others"

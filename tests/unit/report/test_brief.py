@@ -194,6 +194,10 @@ def reached(outcome, **changes):
     [
         (RUNS["quiet"], "Fastest here: manual:mode=shared_memory, 3.3× faster than ddp [3.2, 3.4]."),
         (RUNS["one round"], "Fastest here: open until round 5; this is round 1. Leave --repeats out."),
+        (
+            measured({"none": 4.0, "ddp": 5.0, "mpi": 6.0}, rounds=4, config={"budget_seconds": 60.0}),
+            "Fastest here: open until round 5; this is round 4. Give it a longer --budget.",
+        ),
         (RUNS["oversubscribed"], "No arm is ranked: ranks and threads outnumber the cores."),
         (RUNS["no launch"], "No launch has finished, so there is nothing to compare."),
         (

@@ -17,6 +17,7 @@ from compare.report import render
 from compare.report.html import of_run, pictures_of
 from compare.report.html.scales import byte_ticks, linear_ticks, log_ticks
 from compare.schema.hosts import Host
+from tests.comparing import ROOT
 from tests.unit.factories import a_launch, a_rank, a_run
 from tests.unit.pages import Page, opened, text_of
 from tests.unit.runs import EVIL, RUNS, measured
@@ -201,4 +202,10 @@ def test_byte_ticks_are_powers_of_two(power, more):
 @pytest.mark.parametrize("name", ["quiet", "too noisy", "no launch"])
 def test_page_opens_in_a_browser_without_an_error(name, tmp_path):
     text = page(RUNS[name])
+    assert text_of(opened(text, tmp_path)) == text_of(text)
+
+
+@pytest.mark.parametrize("name", ["quiet", "noisy", "stopped"])
+def test_page_of_the_docs_opens_in_a_browser_without_an_error(name, tmp_path):
+    text = (ROOT / "docs" / "pages" / f"{name}.html").read_text()
     assert text_of(opened(text, tmp_path)) == text_of(text)
