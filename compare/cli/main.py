@@ -36,7 +36,7 @@ from compare.cli import (
     verify,
 )
 from compare.cli.console import print_error, print_notes
-from compare.cli.help import Command
+from compare.cli.settings import ConfiguredCommand, configurable
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
 
@@ -125,7 +125,10 @@ def _call() -> int:
 
 
 def _register(to: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
-    """Register a command that turns Ctrl-C and wrong paths into exit codes."""
+    """Register a command that turns Ctrl-C and wrong paths into exit codes.
+
+    ``name`` is the whole one, such as ``data fetch``.
+    """
 
     @wraps(command)
     def interruptible(*arguments: Any, **options: Any) -> None:
@@ -154,7 +157,9 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
                 remedy="Choose another path, or change its permissions.",
             ) from error
 
-    to.command(name, cls=Command, context_settings=EITHER_SPELLING | settings)(interruptible)
+    *_, last = name.split()
+    register = to.command(last, cls=ConfiguredCommand, context_settings=EITHER_SPELLING | settings)
+    register(configurable(interruptible, name))
 
 
 def _require_working_folder() -> None:
@@ -193,10 +198,10 @@ for _name, _command in COMMANDS.items():
     _register(app, _command, _name)
 # Flags behind the other command's name are that command's.
 _register(app, rehearse.rehearse, "rehearse", allow_interspersed_args=False)
-_register(data_app, data.fetch, "fetch")
-_register(data_app, data.status, "status")
-_register(install_app, install.horovod, "horovod")
-_register(install_app, install.mpich, "mpich")
+_register(data_app, data.fetch, "data fetch")
+_register(data_app, data.status, "data status")
+_register(install_app, install.horovod, "install horovod")
+_register(install_app, install.mpich, "install mpich")
 
 
 def _print_version(asked: bool) -> None:

@@ -14,6 +14,8 @@ import typer
 
 from compare.cli.choices import Dataset, Device, EngineName, Interleave, Optimizer, Order, Precision
 from compare.cli.rehearsed import read_rehearsed
+from compare.cli.settings import command_line
+from compare.cli.times import read_seconds
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ hosts_flag = partial(typer.Option, rich_help_panel="Ranks and hosts")
 output_flag = partial(typer.Option, rich_help_panel="Output")
 """Declare a flag in a group of ``--help``."""
 
+time_flag = partial(length_flag, parser=read_seconds, metavar="TIME")
 DataDir = Annotated[
     Path | None,
     training_flag(
@@ -138,8 +141,8 @@ class LaunchFlags:
     export_json: Annotated[
         Path | None, output_flag(help="Also write the run and its summary here; `-` is standard output.")
     ] = None
-    timeout: Annotated[float, length_flag(help="Maximum time for a launch, in seconds.")] = 300.0
-    stall: Annotated[float, length_flag(help="Maximum time without progress, in seconds.")] = 30.0
+    timeout: Annotated[float, time_flag(help="Maximum time for a launch, in seconds.")] = 300.0
+    stall: Annotated[float, time_flag(help="Maximum time without progress, in seconds.")] = 30.0
     verbose: Annotated[
         bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")
     ] = False
@@ -323,6 +326,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         "exported": read_exports(flags.env or [], os.environ),
         "output": flags.output,
         "threads_per_rank": flags.threads,
+        "command": command_line(),
         "config": {
             "device": flags.device.value,
             "launch_timeout_seconds": flags.timeout,

@@ -13,6 +13,7 @@ from compare.cli.options import (
     length_flag,
     output_flag,
     read_request,
+    time_flag,
     training_flag,
     with_run_flags,
 )
@@ -40,7 +41,7 @@ def run(
     ] = None,
     budget: Annotated[
         float | None,
-        length_flag(help="Maximum time in seconds: add rounds until every verdict is settled."),
+        time_flag(help="Maximum time, in seconds or as 5m: add rounds until every verdict is settled."),
     ] = None,
     max_reruns: MaxReruns = 3,
     baseline: Annotated[

@@ -17,7 +17,7 @@ from compare.doctor import availability
 from compare.doctor.availability import Survey
 from compare.errors import BudgetError, LaunchError, RingsideError, UnavailableError
 from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
-from compare.experiment.run import Watch, command_line, open_hosts
+from compare.experiment.run import Watch, open_hosts
 from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch import Observer, launch_sweep
@@ -60,7 +60,7 @@ def compare_collectives(
         run = CollectivesRun(
             ringside_version=__version__,
             started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-            command=command_line(),
+            command=list(request.command),
             config=config,
             hosts=list(cluster.hosts),
             network=cluster.network,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +27,6 @@ from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
-from compare.schema.environment import masked
 from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
@@ -163,7 +161,7 @@ def begin(
     source = find_data(request, say)
     directory = create_directory(request.output or default_output(config, purpose=purpose))
     cluster.stage(source, say)
-    return new_run(config, source, cluster, left_out), directory
+    return new_run(config, source, cluster, left_out, request.command), directory
 
 
 def find_data(request: UserRequest, say: Callable[[str], None]) -> DatasetSource:
@@ -230,12 +228,18 @@ def _save_failure(run: Run, planned: Planned, error: BaseException, directory: P
         write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
 
 
-def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_out: dict[str, str]) -> Run:
+def new_run(
+    config: RunConfig,
+    dataset: DatasetSource,
+    cluster: Cluster,
+    left_out: dict[str, str],
+    command: Sequence[str],
+) -> Run:
     """Begin the record of a run."""
     return Run(
         ringside_version=__version__,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        command=command_line(),
+        command=list(command),
         config=config,
         dataset=dataset,
         hosts=list(cluster.hosts),
@@ -245,9 +249,3 @@ def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_ou
         left_out=left_out,
         interleaved=choose_interleaving(config),
     )
-
-
-def command_line() -> list[str]:
-    """Return the command line of this program, without secrets."""
-    # A path may hold bytes that are no text; they are shown, not lost.
-    return ["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))]

@@ -52,6 +52,7 @@ class LaunchRequest:
     """None to share the cores."""
     config: Mapping[str, Any]
     """Every other field of the config that has a flag."""
+    command: Sequence[str] = ()  # as results record it
 
 
 @dataclass(frozen=True, kw_only=True)
