@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,10 +19,9 @@ from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.allocation import endings_named, require_time, too_little_time
 from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
-from compare.experiment.schedule import discard_unfinished, least_round_seconds, order_of
+from compare.experiment.schedule import discard_unfinished, least_round_seconds
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
-from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
@@ -37,16 +35,6 @@ ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
 Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
 """Makes the observer of a run of some config."""
-
-
-class Section(NamedTuple):
-    """A part of a plan: what it shows, and the text."""
-
-    title: str
-    text: str
-
-
-Plan = list[Section]
 
 
 def compare_arms(
@@ -78,39 +66,6 @@ def compare_arms(
                     except OutputError as unwritten:  # the first error is the one to report
                         error.add_note(unwritten.what)
             raise
-
-
-def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
-    """Return the commands of one round, without starting them.
-
-    Raises:
-        RingsideError: the request cannot be settled.
-    """
-    with open_hosts(request, say) as cluster:
-        config, _ = settle(request, cluster)
-        directory = Path(os.path.realpath(request.output or default_output(config)))
-        sections: Plan = []
-        for number, arm in enumerate(order_of(config, 1), start=1):
-            sections += _plan_launch(config, Planned(number, 1, arm), directory, cluster)
-        if not cluster.is_this_machine:
-            job = msgspec.json.format(msgspec.json.encode(config)).decode()
-            sections.append(Section("job.json on every host: this, and the arm", job))
-        return sections
-
-
-def _plan_launch(config: RunConfig, planned: Planned, directory: Path, cluster: Cluster) -> Plan:
-    arm = planned.arm
-    in_turns = arm if choose_interleaving(config).mode == "blocks" else None
-    place = cluster.place(launch_files(directory, planned), in_turns=in_turns)
-    # On this machine they name folders that exist during a launch alone.
-    own = {} if cluster.is_this_machine else place.settings()
-    commands = commands_for(config, arm, place, own)
-    sections = []
-    for command in commands:
-        settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
-        where = f" on {command.host.name}" if command.host else ""
-        sections.append(Section(f"{arm.label}{where}", " ".join([*settings, shlex.join(command.argv)])))
-    return sections + [Section(name, content) for name, content in place.described().items()]
 
 
 @contextmanager

@@ -110,8 +110,13 @@ def turn_seconds(run: Run) -> dict[str, float]:
 
 def least_round_seconds(run: Run) -> float:
     """Return the least time of a round, by its starts and turns."""
-    turns = TURNS * TURN_SECONDS if run.interleaved.mode == "blocks" else 0.0
-    return len(run.config.arms) * (START_SECONDS + turns)
+    return planned_round_seconds(run.config, run.interleaved.mode)
+
+
+def planned_round_seconds(config: RunConfig, mode: str) -> float:
+    """Return the same for a run that is planned."""
+    turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
+    return len(config.arms) * (START_SECONDS + turns)
 
 
 def next_launch(run: Run) -> Planned | None:
