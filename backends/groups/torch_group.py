@@ -103,6 +103,8 @@ class TorchGroup(Group):
             versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return {
             "library": f"torch.distributed {backend}",
+            # One name may stand for several: `nccl` is ProcessGroupNCCL2 from torch 2.15 on.
+            "process_group": type(dist.group.WORLD._get_backend(self.device)).__name__,  # noqa: SLF001
             "transport": _transport(backend, self.world_size),
             "versions": versions,
         }
