@@ -104,7 +104,7 @@ class TorchGroup(Group):
         return {
             "library": f"torch.distributed {backend}",
             # One name may stand for several: `nccl` is ProcessGroupNCCL2 from torch 2.15 on.
-            "process_group": type(dist.group.WORLD._get_backend(self.device)).__name__,  # noqa: SLF001
+            "process_group": type(_process_group()._get_backend(self.device)).__name__,  # noqa: SLF001
             "transport": _transport(backend, self.world_size),
             "versions": versions,
         }
@@ -112,6 +112,10 @@ class TorchGroup(Group):
     def leave(self) -> None:
         # Without this a Gloo program aborts at exit.
         dist.destroy_process_group()
+
+
+def _process_group() -> Any:
+    return dist.group.WORLD
 
 
 def _choose(asked: str, device: torch.device) -> str:

@@ -211,16 +211,17 @@ def _read_value(file: SettingsFile, owner: str, key: str, flag: Flag, value: Any
     return read if flag.many else read[0]
 
 
-def _read_one(folder: Path, flag: Flag, value: Any) -> bool | float | str | None:
+def _read_one(folder: Path, flag: Flag, value: Any) -> Any:
     """Return a value as its flag takes it, or None."""
-    if not isinstance(value, _TYPES[flag.kind]) or (isinstance(value, bool) and flag.kind != "switch"):
+    kinds: Any = _TYPES[flag.kind]  # else the checker takes the value for an object
+    if not isinstance(value, kinds) or (isinstance(value, bool) and flag.kind != "switch"):
         return None
     if flag.kind == "text":
         return str(value)
     is_path = flag.kind == "path" or (flag.kind == "program" and os.sep in value)
     if is_path and value != str(STANDARD_OUTPUT):
         return str(folder / os.path.expanduser(value))  # noqa: PTH111 -- Path raises for an unknown user
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _spell(value: Any) -> str:
