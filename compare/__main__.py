@@ -1,5 +1,25 @@
 """Start the command line: ``python -m compare``."""
 
-from compare.cli.main import main
+import sys
 
-main()
+from compare.errors import UnavailableError
+
+
+def main() -> None:
+    """Run the command line, on Linux alone."""
+    # The modules below import what other systems lack, so they come after this check.
+    if sys.platform != "linux":
+        error = UnavailableError(
+            "Ringside runs on Linux only.",
+            found=f"This system is {sys.platform}.",
+            remedy="Use a machine with Linux, a container, or WSL 2 on Windows.",
+        )
+        sys.stderr.write(f"error: {error.what}\n  {error.found}\n  {error.remedy}\n")
+        sys.exit(error.exit_code)
+    from compare.cli.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

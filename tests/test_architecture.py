@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "cli": ("experiment", "report", "doctor", "analysis", "launch", "schema", "data", "errors", "text"),
     "errors": (),
     "text": (),
-    "__main__": ("cli",),
+    "__main__": ("cli", "errors"),
 }
 # What starts a process, opens a socket, or asks the machine or its clock.
 ACTING = {"os", "pathlib", "subprocess", "socket", "time", "datetime", "tempfile", "asyncio", "psutil"}
@@ -309,11 +309,13 @@ def test_only_its_engine_and_the_command_line_know_ssh():
     """All engines have one seam; two stand in for launchers' ssh."""
     known = {
         *("compare.launch.engines.ssh", "compare.launch.engines.slurm", "compare.launch.engines.rehearsal"),
+        "compare.launch.engines.kubernetes",
         *(
             "compare.experiment.allocation",
             "compare.cli.choices",
             "compare.cli.options",
             "compare.cli.doctor",
+            "compare.cli.hosts",
         ),
     }
     assert {name for name, tree in MODULES.items() if "ssh" in words_of(tree)} == known

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
+from importlib import import_module
 
 
 class Order(StrEnum):
@@ -14,7 +16,7 @@ class Order(StrEnum):
 
 
 class Format(StrEnum):
-    """Formats of ``compare report``."""
+    """Formats of what was measured or predicted."""
 
     TABLE = "table"
     MARKDOWN = "markdown"
@@ -31,11 +33,12 @@ class LessonFormat(StrEnum):
 
 
 class ChangeFormat(StrEnum):
-    """Formats of ``compare diff``."""
+    """Formats of ``compare diff`` and ``compare gate``."""
 
     TABLE = "table"
     MARKDOWN = "markdown"
     JSON = "json"
+    BENCHMARK = "github-benchmark"
 
 
 class Interleave(StrEnum):
@@ -84,3 +87,17 @@ class Dataset(StrEnum):
     AUTO = "auto"
     MNIST = "mnist"
     DIGITS = "digits"
+
+
+def complete_names(module: str, known: str) -> Callable[[str], list[str]]:
+    """Return a function that completes the last of several names with commas.
+
+    ``known`` holds the names. Its module is imported by a shell that completes, not by ``--help``.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        names = getattr(import_module(module), known)
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
+    return complete

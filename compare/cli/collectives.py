@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from compare.cli.console import make_console, make_say
-from compare.cli.options import LaunchFlags, output_option, read_launch, with_launch_flags
+from compare.cli.choices import Format, complete_names
+from compare.cli.console import make_console, make_say, make_watch
+from compare.cli.exports import write_exports
+from compare.cli.options import (
+    LaunchFlags,
+    output_flag,
+    output_option,
+    read_launch,
+    with_launch_flags,
+)
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +29,7 @@ Groups: TypeAlias = Annotated[
     typer.Option(
         help="Groups, comma separated or repeated: gloo, nccl, horovod, horovod_mpi, mpi, shared_memory.",
         show_default="all available",
+        autocompletion=complete_names("backends", "GROUPS"),
     ),
 ]
 Collectives: TypeAlias = Annotated[
@@ -29,6 +38,7 @@ Collectives: TypeAlias = Annotated[
         help="Collectives likewise: all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, "
         "send_recv, barrier, or all.",
         show_default="all_reduce",
+        autocompletion=complete_names("compare.schema.collectives", "COLLECTIVES"),
     ),
 ]
 Dtypes: TypeAlias = Annotated[
@@ -37,17 +47,22 @@ Dtypes: TypeAlias = Annotated[
         help="Dtypes likewise: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, "
         "bfloat16, float8_e4m3fn, float8_e5m2, or all.",
         show_default="float32",
+        autocompletion=complete_names("compare.schema.collectives", "DTYPES"),
     ),
 ]
 Operations: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--op", help="Operations likewise: sum, prod, min, max, avg, or all.", show_default="sum"),
+    typer.Option(
+        "--op",
+        help="Operations likewise: sum, prod, min, max, avg, or all.",
+        show_default="sum",
+        autocompletion=complete_names("compare.schema.collectives", "OPERATIONS"),
+    ),
 ]
 
 
 @with_launch_flags(
     output=Annotated[Path | None, output_option(name="runs/<time>-<collective>-np<ranks>")],
-    export_json=Annotated[Path | None, typer.Option(help="Also write the measurements and figures here.")],
 )
 def collectives(
     flags: LaunchFlags,
@@ -69,18 +84,15 @@ def collectives(
     ] = 5,
     warmup: Annotated[int, typer.Option("-w", "--warmup", help="Calls of a size before the first.")] = 1,
     repeats: Annotated[int, typer.Option(help="Launches of every group.")] = 3,
-    form: Annotated[str, typer.Option("--format", help="table, markdown, csv or json.")] = "table",
+    form: Annotated[Format, output_flag("--format", help="What to print.")] = Format.TABLE,
     detail: Annotated[
         bool, typer.Option("--detail", help="One table per group, with every column of nccl-tests.")
     ] = False,
 ) -> None:
     """Time each group's collectives alone over sizes, and check the results."""
     from compare.experiment import SweepRequest, compare_collectives
-    from compare.report.progress import LiveProgress
     from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, read_bytes, read_collective
-    from compare.schema.files import write_text
 
-    _require_format(form)
     collectives = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
     request = SweepRequest(
         groups=_read_names("--group", group),
@@ -98,13 +110,19 @@ def collectives(
         ),
     )
     log = make_console(stderr=True)
+
+    def export(kept: CollectivesRun) -> None:
+        write_exports(flags, lambda form: render_collectives(kept, form, detail=detail))
+
     run, directory = compare_collectives(
-        request, make_say(log), lambda config: LiveProgress(log, config, verbose=flags.verbose)
+        request,
+        make_say(log, quiet=flags.quiet),
+        make_watch(log, flags),
+        export,
     )
-    if flags.export_json:
-        write_text(flags.export_json, render_collectives(run, "json", detail=detail) + "\n")
+    export(run)
     print_collectives(run, form, detail=detail, stderr=flags.exports_to_stdout)
-    make_say(log)(f"Results: {directory}")
+    make_say(log, quiet=flags.quiet)(f"Results: {directory}")
     raise typer.Exit(run.exit_code)
 
 
@@ -115,19 +133,12 @@ def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ())
     return tuple(known) if known and names == ("all",) else names
 
 
-def _require_format(form: str) -> None:
-    from compare.report.collectives import SWEEP_RENDERERS
-
-    if form not in SWEEP_RENDERERS:
-        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SWEEP_RENDERERS)}.")
-
-
 def print_collectives(run: CollectivesRun, form: str, *, detail: bool, stderr: bool = False) -> None:
     """Print a table as wide as the terminal, or another format."""
     from compare.analysis.collectives import summarise_sweeps
     from compare.report.collectives import SweepTable
 
-    if form != "table":
+    if form != Format.TABLE:
         typer.echo(render_collectives(run, form, detail=detail), err=stderr)
         return
     console = make_console(stderr=stderr)
@@ -140,4 +151,9 @@ def render_collectives(run: CollectivesRun, form: str, *, detail: bool) -> str:
     from compare.analysis.collectives import summarise_sweeps
     from compare.report.collectives import SWEEP_RENDERERS
 
+    if form == Format.HTML:
+        from compare.report.html import page_of
+        from compare.report.html.sheets import of_collectives
+
+        return page_of([of_collectives(run)])
     return SWEEP_RENDERERS[form](run, summarise_sweeps(run), detail=detail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from compare.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from compare.cli.options import LaunchFlags
+    from compare.report.progress import LiveProgress
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -30,9 +33,23 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def make_say(console: Console) -> Callable[[str], None]:
-    """Return a function that prints one dim line."""
+def make_say(console: Console, *, quiet: bool = False) -> Callable[[str], None]:
+    """Return a function that prints one dim line, or nothing."""
+    if quiet:
+        return lambda _line: None
     return lambda line: console.print(printable(line), style="dim", markup=False, soft_wrap=True)
+
+
+def make_watch(console: Console, flags: LaunchFlags, *, counts: int = 1) -> Callable[[Any], LiveProgress]:
+    """Return a function that makes the observer of a config.
+
+    ``counts`` is how many times its launches run.
+    """
+    from compare.report.progress import LiveProgress
+
+    return lambda config: LiveProgress(
+        console, config, verbose=flags.verbose, quiet=flags.quiet, counts=counts
+    )
 
 
 def print_notes(error: BaseException) -> None:

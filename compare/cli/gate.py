@@ -60,6 +60,7 @@ def gate(
         time_flag(help="Maximum time, in seconds or as 5m: add rounds until every arm is settled."),
     ] = None,
     max_reruns: MaxReruns = 3,
+    form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = ChangeFormat.TABLE,
     export_junit: ExportJUnit = None,
 ) -> None:
     """Compare this environment with another one, in turns of one run.
@@ -85,10 +86,10 @@ def gate(
         slower_limit=read_percent(fail_if_slower),
         **choose_length(repeats, budget),
     )
-    _carry_out(replace(request, against=other), flags, export_junit)
+    _carry_out(replace(request, against=other), flags, form, export_junit)
 
 
-def _carry_out(request: UserRequest, flags: RunFlags, export_junit: Path | None) -> None:
+def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export_junit: Path | None) -> None:
     """Carry out a gate, print it, and raise unless it passed."""
     from compare.report.changes import markdown
     from compare.schema.files import write_text
@@ -101,6 +102,7 @@ def _carry_out(request: UserRequest, flags: RunFlags, export_junit: Path | None)
         write_text(flags.export_markdown, markdown(changes) + "\n")
     write_junit(changes, export_junit)
     to_stdout = flags.exports_to_stdout or export_junit == Path("-")
-    make_say(make_console(stderr=to_stdout))(f"Results: {directory}")
-    print_changes(changes, ChangeFormat.TABLE, stderr=to_stdout)
+    say_to_stderr = to_stdout or form is not ChangeFormat.TABLE
+    make_say(make_console(stderr=say_to_stderr), quiet=flags.quiet)(f"Results: {directory}")
+    print_changes(changes, form, stderr=to_stdout)
     require_passed(changes)

@@ -64,20 +64,20 @@ def write_junit(changes: Changes, path: Path | None) -> None:
 def require_passed(changes: Changes) -> None:
     """Raise unless every arm passed.
 
+    The printed changes end with their conclusion, so the error does not repeat it.
+
     Raises:
         SlowerError: an arm is slower.
         TooNoisyError: an arm is open.
     """
-    from compare.report.changes import conclusion
-
     again = "runs with more rounds" if changes.command == "diff" else "a longer --budget"
     if changes.outcome == "slower":
         raise SlowerError(
-            conclusion(changes),
+            f"The {changes.command} did not pass (exit code {SlowerError.exit_code}).",
             remedy="Find the cause with `compare report`, or allow more with --fail-if-slower.",
         )
     if changes.outcome == "too noisy":
         raise TooNoisyError(
-            conclusion(changes),
+            f"The {changes.command} stays open (exit code {TooNoisyError.exit_code}).",
             remedy=f"Stop other programs, or use {again}. A larger limit needs less time.",
         )

@@ -33,7 +33,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "submit": (
         "compare submit --nodes 2 --wait -- run --backend ddp,horovod",
-        "compare submit --nodes 4 --ranks-per-node 2 --dry-run -- run --backend ddp",
+        "compare submit --engine kubernetes --image registry/ringside:1 -- run --backend ddp",
     ),
     "report": (
         "compare report last --detail",
@@ -93,6 +93,30 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
 }
 """Two command lines that work, for each command."""
+
+
+SUMMARIES = {
+    "run": "Run the same training through every arm, side by side.",
+    "aa": "Compare an arm with itself, as an A/A test.",
+    "verify": "Prove that every arm trains what a single process would.",
+    "scale": "Run arms with several numbers of ranks; find where they bend.",
+    "collectives": "Time each group's collectives alone over sizes, and check the results.",
+    "predict": "Predict step times with other hosts, links and bucket sizes.",
+    "submit": "Submit a command as a job.",
+    "report": "Show a run again in any format, also one that was stopped.",
+    "explain": "Explain a run's figures as a lesson, with the code that synchronises.",
+    "diff": "Compare what synchronising costs in two runs, as ratios within each.",
+    "gate": "Compare this environment with another one, in turns of one run.",
+    "history": "List the runs of a folder, and the trend of every arm.",
+    "clean": "List the folders of old runs, and remove them with --yes.",
+    "schema": "Print the JSON Schema of results.json.",
+    "backends": "List the backends with version, transport and options.",
+    "doctor": "Examine the hosts, or this machine.",
+    "rehearse": "Execute a command on hosts that are made for it.",
+    "data": "The data that every arm trains on.",
+    "install": "Install what pip alone cannot.",
+}
+"""The summary of each command, as its own help begins."""
 
 
 class Command(TyperCommand):

@@ -5,37 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from compare import __version__
-from compare.cli import (
-    aa,
-    backends,
-    clean,
-    collectives,
-    data,
-    diff,
-    doctor,
-    explain,
-    gate,
-    history,
-    install,
-    predict,
-    rehearse,
-    report,
-    run,
-    scale,
-    schema,
-    streams,
-    submit,
-    verify,
-)
+from compare.cli import streams
 from compare.cli.console import print_error, print_notes
+from compare.cli.help import SUMMARIES
 from compare.cli.settings import ConfiguredCommand, configurable
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
@@ -68,19 +49,43 @@ EXIT_CODES = {
     130: "interrupted",
 }
 
+
+class _Commands(TyperGroup):
+    """The commands, imported when one of them is needed.
+
+    ``--help`` of the program needs none: it lists their summaries.
+    """
+
+    _loaded: Mapping[str, Any] = {}
+
+    @property
+    def commands(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """Return every command by its name."""
+        self._loaded = self._loaded or _load_commands()
+        return self._loaded
+
+    @commands.setter
+    def commands(self, _: Any) -> None:
+        """Take none: typer sets those that are registered below, and none is."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command with its summary."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+
 app = typer.Typer(
     name="compare",
-    help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?",
+    cls=_Commands,
+    help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?"
+    "\n\nIt runs on Linux.",
     no_args_is_help=True,
     rich_markup_mode=None,  # coloured help takes as long to load as all the rest
     pretty_exceptions_enable=False,
     context_settings=EITHER_SPELLING,
     epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()),
 )
-data_app = typer.Typer(help="The data that every arm trains on.", no_args_is_help=True, rich_markup_mode=None)
-install_app = typer.Typer(help="Install what pip alone cannot.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(data_app, name="data")
-app.add_typer(install_app, name="install")
 
 
 def main() -> None:
@@ -176,32 +181,61 @@ def _require_working_folder() -> None:
         ) from None
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run.run,
-    "aa": aa.aa,
-    "verify": verify.verify,
-    "scale": scale.scale,
-    "collectives": collectives.collectives,
-    "predict": predict.predict,
-    "submit": submit.submit,
-    "report": report.report,
-    "explain": explain.explain,
-    "diff": diff.diff,
-    "gate": gate.gate,
-    "history": history.history,
-    "clean": clean.clean,
-    "schema": schema.schema,
-    "backends": backends.backends,
-    "doctor": doctor.doctor,
-}
-for _name, _command in COMMANDS.items():
-    _register(app, _command, _name)
-# Flags behind the other command's name are that command's.
-_register(app, rehearse.rehearse, "rehearse", allow_interspersed_args=False)
-_register(data_app, data.fetch, "data fetch")
-_register(data_app, data.status, "data status")
-_register(install_app, install.horovod, "install horovod")
-_register(install_app, install.mpich, "install mpich")
+def _load_commands() -> dict[str, Any]:
+    """Import every command, and register it."""
+    from compare.cli import (
+        aa,
+        backends,
+        clean,
+        collectives,
+        data,
+        diff,
+        doctor,
+        explain,
+        gate,
+        history,
+        install,
+        predict,
+        rehearse,
+        report,
+        run,
+        scale,
+        schema,
+        submit,
+        verify,
+    )
+
+    every = typer.Typer(rich_markup_mode=None)
+    commands: dict[str, Callable[..., None]] = {
+        "run": run.run,
+        "aa": aa.aa,
+        "verify": verify.verify,
+        "scale": scale.scale,
+        "collectives": collectives.collectives,
+        "predict": predict.predict,
+        "submit": submit.submit,
+        "report": report.report,
+        "explain": explain.explain,
+        "diff": diff.diff,
+        "gate": gate.gate,
+        "history": history.history,
+        "clean": clean.clean,
+        "schema": schema.schema,
+        "backends": backends.backends,
+        "doctor": doctor.doctor,
+    }
+    for name, command in commands.items():
+        _register(every, command, name)
+    # Flags behind the other command's name are that command's.
+    _register(every, rehearse.rehearse, "rehearse", allow_interspersed_args=False)
+    below = {"data": (data.fetch, data.status), "install": (install.horovod, install.mpich)}
+    for name, of_group in below.items():
+        group = typer.Typer(help=SUMMARIES[name], no_args_is_help=True, rich_markup_mode=None)
+        every.add_typer(group, name=name)
+        for command in of_group:
+            _register(group, command, f"{name} {command.__name__}")
+    loaded: dict[str, Any] = typer.main.get_group(every).commands
+    return loaded
 
 
 def _print_version(asked: bool) -> None:

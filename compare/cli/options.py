@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compare.cli.choices import Dataset, Device, EngineName, Interleave, Optimizer, Order, Precision
-from compare.cli.rehearsed import read_rehearsed
+from compare.cli.choices import (
+    Dataset,
+    Device,
+    EngineName,
+    Interleave,
+    Optimizer,
+    Order,
+    Precision,
+    complete_names,
+)
+from compare.cli.hosts import read_allocation
+from compare.cli.passing import pass_flags
 from compare.cli.settings import command_line
 from compare.cli.times import read_seconds
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
     from compare.experiment.settle import UserRequest
-    from compare.launch.engines import Allocation
     from compare.schema.arms import Arm
 
 arms_flag = partial(typer.Option, rich_help_panel="Arms")
@@ -52,6 +60,7 @@ Backends = Annotated[
         "`compare backends` lists them with their options.",
         show_default="all available of the default arms in `compare backends`; "
         "manual:mode=shared_memory, too, on one host's CPUs",
+        autocompletion=complete_names("backends", "BACKENDS"),
     ),
 ]
 Hostfile = Annotated[Path | None, hosts_flag(help="Where the ranks run; see hostfiles/.")]
@@ -107,6 +116,9 @@ class LaunchFlags:
             help="Number of ranks.",
         ),
     ] = None
+    nproc_per_node: Annotated[
+        int | None, hosts_flag(min=1, hidden=True, help="torchrun's name of -np, on one machine.")
+    ] = None
     hostfile: Hostfile = None
     hosts: HostList = None
     engine: Engine = EngineName.AUTO
@@ -114,6 +126,9 @@ class LaunchFlags:
         None
     )
     exclude: Annotated[list[str] | None, hosts_flag(help="Leave these hosts out: node3.")] = None
+    wait_for_hosts: Annotated[
+        float, hosts_flag(min=0, help="Maximum time for hosts that are starting, in seconds.")
+    ] = 0.0
     interface: Annotated[
         str | None,
         hosts_flag(
@@ -139,18 +154,30 @@ class LaunchFlags:
     ] = None
     output: Annotated[Path | None, output_option()] = None
     export_json: Annotated[
-        Path | None, output_flag(help="Also write the run and its summary here; `-` is standard output.")
+        Path | None, output_flag(help="Also write everything here, for programs; `-` is standard output.")
     ] = None
+    export_csv: Annotated[Path | None, output_flag(help="Also write every figure here.")] = None
+    export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
+    export_html: Annotated[Path | None, output_flag(help="Also write a page here, with pictures.")] = None
     timeout: Annotated[float, time_flag(help="Maximum time for a launch, in seconds.")] = 300.0
     stall: Annotated[float, time_flag(help="Maximum time without progress, in seconds.")] = 30.0
     verbose: Annotated[
         bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")
     ] = False
+    quiet: Annotated[bool, output_flag("--quiet", "-q", help="Print nothing but the result and errors.")] = (
+        False
+    )
 
     @property
     def exports(self) -> dict[str, Path]:
         """Return the file of each format to export to."""
-        return {"json": self.export_json} if self.export_json else {}
+        files = {
+            "json": self.export_json,
+            "csv": self.export_csv,
+            "markdown": self.export_markdown,
+            "html": self.export_html,
+        }
+        return {form: path for form, path in files.items() if path}
 
     @property
     def exports_to_stdout(self) -> bool:
@@ -167,7 +194,11 @@ class Shared(LaunchFlags):
     backend: Backends = None
     model: Annotated[
         str | None,
-        training_flag(show_default="mlp", help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10."),
+        training_flag(
+            show_default="mlp",
+            help="mlp, wide, convnet, or widths of your own: mlp:784-4096-10.",
+            autocompletion=complete_names("compare.data.models", "MODELS"),
+        ),
     ] = None
     workload: Annotated[
         str | None,
@@ -212,20 +243,11 @@ class RunFlags(Shared):
     wide: Wide = False
     detail: Detail = False
     sort: Sort = None
-    export_csv: Annotated[Path | None, output_flag(help="Also write every figure of every arm here.")] = None
-    export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
-    export_html: Annotated[Path | None, output_flag(help="Also write a page with pictures here.")] = None
-
-    @property
-    def exports(self) -> dict[str, Path]:
-        """Return the file of each format to export to."""
-        more = {"csv": self.export_csv, "markdown": self.export_markdown, "html": self.export_html}
-        return super().exports | {form: path for form, path in more.items() if path}
 
 
 def with_run_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Pass the flags of ``RunFlags`` to a command likewise."""
-    return partial(_with_flags, RunFlags, described)
+    return partial(pass_flags, RunFlags, described, last=LaunchFlags)
 
 
 def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -233,34 +255,12 @@ def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..
 
     ``described`` replaces what ``--help`` says of some of them.
     """
-    return partial(_with_flags, Shared, described)
+    return partial(pass_flags, Shared, described, last=LaunchFlags)
 
 
 def with_launch_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Pass the flags of ``LaunchFlags`` to a command likewise."""
-    return partial(_with_flags, LaunchFlags, described)
-
-
-def _with_flags(
-    kind: type[LaunchFlags], described: Mapping[str, Any], command: Callable[..., None]
-) -> Callable[..., None]:
-    _, *own = inspect.signature(command).parameters.values()
-    hints = get_type_hints(command, include_extras=True)
-    # The signature of a dataclass has its flags, all with defaults. Those of every command come last.
-    flags = dict(inspect.signature(kind).parameters)
-    flags = dict(sorted(flags.items(), key=lambda flag: flag[0] in LaunchFlags.__dataclass_fields__))
-    hints |= get_type_hints(kind, include_extras=True) | dict(described)
-
-    @wraps(command)
-    def called(**given: Any) -> None:
-        command(kind(**{name: given.pop(name) for name in flags}), **given)
-
-    parameters = [flag.replace(annotation=hints[flag.name]) for flag in (*flags.values(), *own)]
-    # typer looks at these two alone.
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del called.__wrapped__
-    return called
+    return partial(pass_flags, LaunchFlags, described, last=LaunchFlags)
 
 
 def read_request(
@@ -313,7 +313,9 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
     from compare.schema.files import STANDARD_OUTPUT
     from compare.schema.store import require_writable
 
-    allocation = _read_allocation(flags)
+    if flags.quiet and flags.verbose:
+        raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
+    allocation = read_allocation(flags)
     paths = list(flags.exports.values())
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         where = "standard output" if twice == STANDARD_OUTPUT else str(twice)
@@ -327,6 +329,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         "output": flags.output,
         "threads_per_rank": flags.threads,
         "command": command_line(),
+        "wait_seconds": flags.wait_for_hosts,
         "config": {
             "device": flags.device.value,
             "launch_timeout_seconds": flags.timeout,
@@ -334,36 +337,6 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
             **config,
         },
     }
-
-
-def _read_allocation(flags: LaunchFlags) -> Allocation:
-    """Read the hosts of the ranks; a rehearsal has made its own."""
-    from compare.experiment.allocation import choose_allocation
-    from compare.launch.engines.ssh import Ssh
-    from compare.schema.hostfile import select
-    from compare.schema.hosts import place
-
-    own = {
-        "--hostfile": flags.hostfile,
-        "-H": flags.hosts,
-        "--engine": flags.engine is not EngineName.AUTO,
-        "--ssh-user": flags.ssh_user,
-        "--ssh-port": flags.ssh_port,
-        "--ssh-identity": flags.ssh_identity,
-    }
-    if rehearsed := read_rehearsed(own):
-        chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
-        return rehearsed._replace(hosts=place(chosen, flags.num_proc))
-    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
-    return choose_allocation(
-        flags.engine.value,
-        flags.hostfile,
-        flags.num_proc,
-        ssh=Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity),
-        named=flags.hosts,
-        include=flags.include or (),
-        exclude=flags.exclude or (),
-    )
 
 
 def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:

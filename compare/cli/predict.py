@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compare.cli.choices import Format
 from compare.cli.console import make_console
 from compare.cli.options import arms_flag, hosts_flag, output_flag
 from compare.errors import UsageError
@@ -46,7 +47,7 @@ def predict(
     against: Annotated[
         Path | None, output_flag(help="Print predictions beside the measurements of this other run.")
     ] = None,
-    form: Annotated[str, output_flag("--format", help="table, markdown, csv, json or html.")] = "table",
+    form: Annotated[Format, output_flag("--format", help="What to print.")] = Format.TABLE,
 ) -> None:
     """Predict step times with other hosts, links and bucket sizes."""
     from compare.analysis.against import compare_with
@@ -55,9 +56,6 @@ def predict(
     from compare.schema.link import parse_link
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
-    forms = {**PREDICTION_RENDERERS, "html": _render_page}
-    if form not in forms:
-        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(forms)}.")
     run = read_run(find_run(run_directory, [RESULTS_FILE]))
     if measured_link:
         run = with_measured_link(run, parse_link(measured_link))
@@ -69,10 +67,10 @@ def predict(
         counts = [int(count) for count in _read_numbers("--hosts", hosts or "2,4,8,16", least=2, whole=True)]
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
         page = page_of(forecast(run, counts, other_link, caps))
-    if form == "table":
+    if form is Format.TABLE:
         make_console().print(PredictionTable(page))
     else:
-        typer.echo(forms[form](page))
+        typer.echo(_render_page(page) if form is Format.HTML else PREDICTION_RENDERERS[form](page))
 
 
 def _render_page(page: Page) -> str:

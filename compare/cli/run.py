@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from compare.cli.console import make_console, make_say
+from compare.cli.console import make_console, make_say, make_watch
+from compare.cli.exports import write_exports
 from compare.cli.options import (
     MaxReruns,
     RunFlags,
@@ -17,7 +18,6 @@ from compare.cli.options import (
     training_flag,
     with_run_flags,
 )
-from compare.errors import OutputError
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
@@ -96,13 +96,12 @@ def carry_out_and_export(request: UserRequest, flags: RunFlags) -> tuple[Run, Pa
     """
     from compare.analysis import analyse
     from compare.experiment import compare_arms
-    from compare.report.progress import LiveProgress
 
     log = make_console(stderr=True)
     run, directory = compare_arms(
         request,
-        make_say(log),
-        lambda config: LiveProgress(log, config, verbose=flags.verbose),
+        make_say(log, quiet=flags.quiet),
+        make_watch(log, flags),
         lambda kept: _export(kept, analyse(kept), flags),
     )
     analysis = analyse(run)
@@ -112,16 +111,8 @@ def carry_out_and_export(request: UserRequest, flags: RunFlags) -> tuple[Run, Pa
 
 def _export(run: Run, analysis: Analysis, flags: RunFlags) -> None:
     from compare.report import render
-    from compare.schema.files import write_text
 
-    errors = []
-    for form, path in flags.exports.items():
-        try:
-            write_text(path, render(run, analysis, form, detail=flags.detail, sort=flags.sort) + "\n")
-        except OutputError as error:  # the other formats are written all the same
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    write_exports(flags, lambda form: render(run, analysis, form, detail=flags.detail, sort=flags.sort))
 
 
 def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> None:
@@ -131,7 +122,7 @@ def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> No
     from compare.schema.store import name_of_run
 
     console = make_console(stderr=flags.exports_to_stdout)
-    make_say(console)(f"Results: {directory}")
+    make_say(console, quiet=flags.quiet)(f"Results: {directory}")
     again, arranged = name_of_run(directory), arrange(analysis, flags.sort)
     console.print(RunTable(run, arranged, wide=flags.wide, detail=flags.detail, again=again))
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compare.cli.choices import Interleave
-from compare.cli.console import make_console, make_say
+from compare.cli.choices import Format, Interleave
+from compare.cli.console import make_console, make_say, make_watch
+from compare.cli.exports import write_exports
 from compare.cli.options import (
     InterleaveMode,
     MaxReruns,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         int, training_flag(help="Samples per rank and pass; with --strong, of all ranks together.")
     ],
     output=Annotated[Path | None, output_option(name="runs/<time>-<model>-np<most>-<weak or strong>")],
-    export_json=Annotated[Path | None, output_flag(help="Also write the runs and their figures here.")],
 )
 def scale(
     shared: Shared,
@@ -52,15 +52,12 @@ def scale(
     control: Annotated[
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
-    form: Annotated[str, output_flag("--format", help="table, markdown, csv or json.")] = "table",
+    form: Annotated[Format, output_flag("--format", help="What to print.")] = Format.TABLE,
 ) -> None:
     """Run arms with several numbers of ranks; find where they bend."""
     from compare.experiment import ScaleRequest, scale_arms
-    from compare.report.progress import LiveProgress
-    from compare.schema.files import write_text
     from compare.schema.scale import read_counts
 
-    require_format(form)
     if shared.num_proc is None:
         raise UsageError("compare scale needs numbers of ranks.", remedy="Name two or more: -np 1,2,4.")
     counts = read_counts(str(shared.num_proc))
@@ -74,23 +71,19 @@ def scale(
         interleave=interleave.value,
     )
     log = make_console(stderr=True)
+
+    def export(kept: Scale) -> None:
+        write_exports(shared, lambda form: render_scale(kept, form))
+
     found, directory = scale_arms(
         ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts),
-        make_say(log),
-        lambda config: LiveProgress(log, config, verbose=shared.verbose, counts=len(counts)),
+        make_say(log, quiet=shared.quiet),
+        make_watch(log, shared, counts=len(counts)),
+        export,
     )
-    if shared.export_json:
-        write_text(shared.export_json, render_scale(found, "json") + "\n")
+    export(found)
     print_scale(found, form, stderr=shared.exports_to_stdout)
-    make_say(log)(f"Results: {directory}")
-
-
-def require_format(form: str) -> None:
-    """Refuse a format that does not exist, before anything is launched."""
-    from compare.report.scale import SCALE_RENDERERS
-
-    if form not in SCALE_RENDERERS:
-        raise UsageError(f"--format cannot be {form!r}.", remedy=f"Use one of: {', '.join(SCALE_RENDERERS)}.")
+    make_say(log, quiet=shared.quiet)(f"Results: {directory}")
 
 
 def print_scale(found: Scale, form: str, *, stderr: bool = False) -> None:
@@ -98,7 +91,7 @@ def print_scale(found: Scale, form: str, *, stderr: bool = False) -> None:
     from compare.analysis.scale import summarise_scale
     from compare.report.scale import ScaleTable
 
-    if form != "table":
+    if form != Format.TABLE:
         typer.echo(render_scale(found, form), err=stderr)
         return
     console = make_console(stderr=stderr)
@@ -111,4 +104,9 @@ def render_scale(found: Scale, form: str) -> str:
     from compare.analysis.scale import summarise_scale
     from compare.report.scale import SCALE_RENDERERS
 
+    if form == Format.HTML:
+        from compare.report.html import page_of
+        from compare.report.html.sheets import of_scale
+
+        return page_of([of_scale(found)])
     return SCALE_RENDERERS[form](found, summarise_scale(found))

@@ -2,42 +2,116 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from compare.cli.console import make_console, make_say
 from compare.errors import UsageError
 
+if TYPE_CHECKING:
+    from compare.launch.engines import kubernetes, slurm_script
+
+slurm_flag = partial(typer.Option, rich_help_panel="Slurm")
+kubernetes_flag = partial(typer.Option, rich_help_panel="Kubernetes")
+
+Words: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- COMMAND", help="The command, as without a scheduler: run --backend ddp."),
+]
+Engine: TypeAlias = Annotated[str, typer.Option(help="The scheduler: slurm or kubernetes.")]
+Nodes: TypeAlias = Annotated[
+    int, typer.Option("-N", "--nodes", min=1, help="Number of nodes, or of workers' pods.")
+]
+RanksPerNode: TypeAlias = Annotated[int, typer.Option(min=1, help="Ranks on each of them.")]
+Minutes: TypeAlias = Annotated[int, typer.Option("-t", "--minutes", min=2, help="Time limit of the job.")]
+Partition: TypeAlias = Annotated[str, slurm_flag("-p", "--partition", show_default="the cluster's")]
+Options: TypeAlias = Annotated[
+    list[str] | None, slurm_flag(help="A further option of sbatch: --option=--gres=gpu:4.")
+]
+Wait: TypeAlias = Annotated[bool, slurm_flag("--wait", help="Show what the job prints until it ends.")]
+DryRun: TypeAlias = Annotated[bool, slurm_flag("--dry-run", help="Print the script, and stop.")]
+Image: TypeAlias = Annotated[str, kubernetes_flag(help="Image of all pods.", show_default=False)]
+Cpus: TypeAlias = Annotated[
+    int | None, kubernetes_flag(min=1, show_default="one a rank", help="CPUs of a worker.")
+]
+Memory: TypeAlias = Annotated[str | None, kubernetes_flag(show_default="8Gi", help="Memory of a worker.")]
+Gpus: TypeAlias = Annotated[int, kubernetes_flag(min=0, help="GPUs of a worker.")]
+Shm: TypeAlias = Annotated[
+    str | None, kubernetes_flag(show_default="1Gi", help="Size of /dev/shm, a part of the memory.")
+]
+Name: TypeAlias = Annotated[str, kubernetes_flag(show_default="compare-<command>", help="Name of the job.")]
+Namespace: TypeAlias = Annotated[str, kubernetes_flag(show_default="kubectl's")]
+
 
 def submit(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- COMMAND", help="The command, as without a scheduler: run --backend ddp."),
-    ] = None,
+    words: Words = None,
     *,
-    engine: Annotated[str, typer.Option(help="The scheduler: slurm.")] = "slurm",
-    nodes: Annotated[int, typer.Option("-N", "--nodes", min=1, help="Number of nodes.")] = 2,
-    ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
-    minutes: Annotated[int, typer.Option("-t", "--minutes", min=2, help="Time limit of the job.")] = 30,
-    partition: Annotated[str, typer.Option("-p", "--partition", show_default="the cluster's")] = "",
-    option: Annotated[
-        list[str] | None, typer.Option(help="A further option of sbatch: --option=--gres=gpu:4.")
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Show what the job prints until it ends.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and stop.")] = False,
+    engine: Engine = "slurm",
+    nodes: Nodes = 2,
+    ranks_per_node: RanksPerNode = 1,
+    minutes: Minutes = 30,
+    partition: Partition = "",
+    option: Options = None,
+    wait: Wait = False,
+    dry_run: DryRun = False,
+    image: Image = "",
+    cpus: Cpus = None,
+    memory: Memory = None,
+    gpus: Gpus = 0,
+    shm: Shm = None,
+    name: Name = "",
+    namespace: Namespace = "",
 ) -> None:
-    """Submit a command as a job.
+    """Submit a command as a job of Slurm, or print an MPIJob.
 
-    It takes the job's nodes as its hosts. With --wait the exit code is that of the command.
+    It takes the job's nodes as its hosts. With --wait the exit code is that of the command. An MPIJob is
+    only printed: kubectl applies it.
     """
+    from compare.launch.engines import kubernetes, slurm_script
+
+    of_slurm = {"--partition": partition, "--option": option, "--wait": wait, "--dry-run": dry_run}
+    of_kubernetes = {
+        "--image": image,
+        "--cpus": cpus,
+        "--memory": memory,
+        "--gpus": gpus,
+        "--shm": shm,
+        "--name": name,
+        "--namespace": namespace,
+    }
+    if engine == "slurm":
+        _refuse(of_kubernetes, "slurm")
+        script = slurm_script.Resources(nodes, ranks_per_node, minutes, partition, option or ())
+        _submit_to_slurm(script, words or [], wait=wait, dry_run=dry_run)
+    elif engine == "kubernetes":
+        _refuse(of_slurm, "kubernetes")
+        asked = (memory or kubernetes.MEMORY, shm or kubernetes.SHARED_MEMORY)
+        pods = kubernetes.Resources(
+            image, nodes, ranks_per_node, minutes, cpus, gpus, name, namespace, *asked
+        )
+        _print_manifest(pods, words or [])
+    else:
+        raise UsageError(f"--engine cannot be {engine!r}.", remedy="Use slurm or kubernetes.")
+
+
+def _refuse(flags: Mapping[str, object], engine: str) -> None:
+    """Refuse the flags of the other scheduler."""
+    for flag, value in flags.items():
+        if value:
+            raise UsageError(f"{flag} means nothing to --engine {engine}.", remedy="Leave it out.")
+
+
+def _submit_to_slurm(
+    resources: slurm_script.Resources, words: Sequence[str], *, wait: bool, dry_run: bool
+) -> None:
     from compare.launch.engines import slurm_script
 
-    if engine != "slurm":
-        raise UsageError(f"--engine cannot be {engine!r}.", remedy="Use slurm.")
-    resources = slurm_script.Resources(nodes, ranks_per_node, minutes, partition, option or ())
-    words = words or []
     file, output = slurm_script.default_files(Path("runs").absolute(), words[0] if words else "")
     script = slurm_script.write_script(resources, words, output)
     if dry_run:
@@ -53,3 +127,15 @@ def submit(
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(f"The job goes on. To end it: scancel {job}")
             raise
+
+
+def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> None:
+    """Print an MPIJob, and how to apply and follow it."""
+    from compare.launch.engines import kubernetes
+
+    typer.echo(kubernetes.write_manifest(resources, words), nl=False)
+    where = ["-n", resources.namespace] if resources.namespace else []
+    job = f"job/{kubernetes.job_name(resources, words)}-launcher"
+    say = make_say(make_console(stderr=True))
+    say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")
+    say(f"To follow it: {shlex.join(['kubectl', *where, 'logs', '-f', '--pod-running-timeout=10m', job])}")

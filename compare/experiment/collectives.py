@@ -15,15 +15,15 @@ from backends import BACKENDS, GROUPS
 from compare import __version__
 from compare.doctor import availability
 from compare.doctor.availability import Survey
-from compare.errors import BudgetError, LaunchError, RingsideError, UnavailableError
+from compare.errors import BudgetError, LaunchError, UnavailableError
 from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
-from compare.experiment.run import Watch, open_hosts
+from compare.experiment.run import Watch, kept, open_hosts
 from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch import Observer, launch_sweep
 from compare.launch.cluster import Cluster
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepLaunch
-from compare.schema.files import write_json
+from compare.schema.files import read_json, write_json
 from compare.schema.job import Planned
 from compare.schema.results import Failure
 from compare.schema.store import create_directory, new_folder, write_request
@@ -45,9 +45,14 @@ class SweepObserver(Observer, Protocol):
 
 
 def compare_collectives(
-    request: SweepRequest, say: Callable[[str], None], watch: Watch[SweepConfig, SweepObserver]
+    request: SweepRequest,
+    say: Callable[[str], None],
+    watch: Watch[SweepConfig, SweepObserver],
+    on_early_end: Callable[[CollectivesRun], None] = lambda _: None,
 ) -> tuple[CollectivesRun, Path]:
     """Time the collectives of every group that a user asked for.
+
+    ``on_early_end`` receives what is kept of a run that is stopped or fails.
 
     Raises:
         RingsideError: something failed; notes of the error say what is kept.
@@ -55,6 +60,7 @@ def compare_collectives(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle_sweep(request, cluster)
+        require_time(cluster.job, "group", START_SECONDS * len(config.groups), time.time())
         folder = request.output or new_folder("+".join(config.collectives), config.ranks)
         directory = create_directory(folder)
         run = CollectivesRun(
@@ -67,12 +73,11 @@ def compare_collectives(
             cores_by_host=cluster.cores(),
             left_out=left_out,
         )
-        try:
-            with watch(config) as observer:
-                return sweep_groups(run, directory, cluster, observer), directory
-        except (RingsideError, KeyboardInterrupt) as error:
-            error.add_note(f"The finished part is in {directory}")
-            raise
+        file = directory / COLLECTIVES_FILE
+        write_json(file, run)
+        early = kept(directory, lambda: read_json(file, CollectivesRun), on_early_end)
+        with early, watch(config) as observer:
+            return sweep_groups(run, directory, cluster, observer), directory
 
 
 def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, dict[str, str]]:
@@ -161,7 +166,6 @@ def sweep_groups(
     """
     write_request(run, directory)
     groups, ends_at = len(run.config.groups), time_of(cluster.job)
-    require_time(cluster.job, "group", START_SECONDS * groups, time.time())
     for planned in plan_sweeps(run.config):
         if any(failure.arm == planned.group for failure in run.failures):
             continue

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from compare import data
 from compare.experiment.rounds import choose_interleaving
-from compare.experiment.schedule import order_of, planned_round_seconds
+from compare.experiment.schedule import least_round_seconds, order_of
 from compare.experiment.settle import UserRequest, settle
 from compare.launch.arm import launch_files
 from compare.launch.blocks import Block, blocks_of
@@ -62,7 +62,7 @@ def plan(request: UserRequest) -> Plan:
         )
         blocks += blocks_of(job, place, hosts)
     mode = choose_interleaving(config).mode
-    return Plan(config, planned_round_seconds(config, mode), _notes(request, hosts, source), blocks)
+    return Plan(config, least_round_seconds(config, mode), _notes(request, hosts, source), blocks)
 
 
 def _notes(request: UserRequest, hosts: Unreached, source: data.DatasetSource) -> list[str]:

@@ -23,6 +23,7 @@ from compare.experiment.schedule import discard_unfinished, least_round_seconds
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
 from compare.launch.cluster import Cluster
+from compare.launch.engines.arrival import wait_for_hosts
 from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.files import write_json
@@ -33,6 +34,7 @@ from compare.schema.store import RESULTS_FILE, create_directory, default_output,
 
 ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
+T = TypeVar("T")
 Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
 """Makes the observer of a run of some config."""
 
@@ -53,19 +55,37 @@ def compare_arms(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
+        least = least_round_seconds(config, choose_interleaving(config).mode)
+        require_time(cluster.job, "arm", least, time.time())
         run, directory = begin(request, config, left_out, cluster, say)
-        try:
-            with watch(run.config) as observer:
-                return carry_out(run, directory, cluster, observer), directory
-        except (RingsideError, KeyboardInterrupt) as error:
-            if directory.exists():
-                error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
-                with uninterrupted():
-                    try:
-                        on_early_end(read_run(directory))
-                    except OutputError as unwritten:  # the first error is the one to report
-                        error.add_note(unwritten.what)
-            raise
+        early = kept(directory, lambda: read_run(directory), on_early_end)
+        with early, watch(run.config) as observer:
+            return carry_out(run, directory, cluster, observer), directory
+
+
+@contextmanager
+def kept(
+    directory: Path,
+    read: Callable[[], T],
+    on_early_end: Callable[[T], None],
+    *,
+    where: str = "is kept: compare report",
+) -> Iterator[None]:
+    """Hand on what is kept where the block is stopped or fails.
+
+    ``read`` reads it from the folder. The notes of the error say where it is, and what could not be written.
+    """
+    try:
+        yield
+    except (RingsideError, KeyboardInterrupt) as error:
+        if directory.exists():
+            error.add_note(f"The finished part {where} {shlex.quote(str(directory))}")
+            with uninterrupted():
+                try:
+                    on_early_end(read())
+                except OutputError as unwritten:  # the first error is the one to report
+                    error.add_note(unwritten.what)
+        raise
 
 
 @contextmanager
@@ -79,6 +99,8 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
     hosts, carrier, source, job, _ = request.allocation
     if source:
         say(f"Hosts: {source}")
+    if request.wait_seconds:
+        wait_for_hosts(hosts, carrier=carrier, seconds=request.wait_seconds, say=say)
     if not all(map(is_local, hosts)):
         _, findings = quick_check(hosts, carrier=carrier)
         for finding in findings:
@@ -148,8 +170,6 @@ def carry_out(
     write_json(directory / RESULTS_FILE, run)
     conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
     going = conductor(run, directory, cluster, observer)
-    if not run.launches:
-        require_time(cluster.job, "arm", least_round_seconds(run), time.time())
     observer.rounds_done(run)
     while (planned := going.next()) and rounds_done(going.run) < rounds:
         try:

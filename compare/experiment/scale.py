@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,8 @@ from typing import Protocol
 from compare import __version__
 from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
-from compare.errors import RingsideError
 from compare.experiment.allocation import endings_named, require_time
-from compare.experiment.run import Watch, carry_out, find_data, new_run, open_hosts
+from compare.experiment.run import Watch, carry_out, find_data, kept, new_run, open_hosts
 from compare.experiment.schedule import least_round_seconds
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, open_cluster
@@ -27,7 +25,7 @@ from compare.schema.files import write_json
 from compare.schema.hosts import place
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
-from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, new_folder
+from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, new_folder, read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +45,14 @@ class ScaleObserver(Observer, Protocol):
 
 
 def scale_arms(
-    request: ScaleRequest, say: Callable[[str], None], watch: Watch[RunConfig, ScaleObserver]
+    request: ScaleRequest,
+    say: Callable[[str], None],
+    watch: Watch[RunConfig, ScaleObserver],
+    on_early_end: Callable[[Scale], None] = lambda _: None,
 ) -> tuple[Scale, Path]:
     """Run every arm with every number of ranks.
+
+    ``on_early_end`` receives what is kept of a series that is stopped or fails.
 
     Raises:
         RingsideError: something failed; notes of the error say what is kept.
@@ -63,27 +66,30 @@ def scale_arms(
         counts=list(request.counts),
     )
     runs, source = _settle_counts(request, say)
-    require_time(request.allocation.job, "arm", sum(map(least_round_seconds, runs.values())), time.time())
+    least = sum(least_round_seconds(run.config, run.interleaved.mode) for run in runs.values())
+    require_time(request.allocation.job, "arm", least, time.time())
     largest = runs[request.counts[-1]].config
     folder = request.output or new_folder(largest.model, largest.ranks, purpose=f"-{request.mode}")
     directory = create_directory(folder)
     write_json(directory / SCALE_FILE, series)
     for count, run in runs.items():
         write_json(create_directory(folder_of(directory, count)) / RESULTS_FILE, run)
-    try:
-        with watch(largest) as observer:
-            for round_, count in _order(largest.rounds, request.counts):
-                observer.count_begins(count)
-                with _cluster_of(request, count, runs[count], source) as cluster:
-                    runs[count] = carry_out(
-                        runs[count], folder_of(directory, count), cluster, observer, rounds=round_
-                    )
-                if rounds_done(runs[count]) < round_:  # the job's time is over
-                    break
-    except (RingsideError, KeyboardInterrupt) as error:
-        error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
-        raise
+    early = kept(directory, lambda: _saved(series, directory), on_early_end)
+    with early, watch(largest) as observer:
+        for round_, count in _order(largest.rounds, request.counts):
+            observer.count_begins(count)
+            with _cluster_of(request, count, runs[count], source) as cluster:
+                runs[count] = carry_out(
+                    runs[count], folder_of(directory, count), cluster, observer, rounds=round_
+                )
+            if rounds_done(runs[count]) < round_:  # the job's time is over
+                break
     return Scale(series=series, runs=runs), directory
+
+
+def _saved(series: Series, directory: Path) -> Scale:
+    """Read the runs of a series that ended early."""
+    return Scale(series=series, runs={n: read_run(folder_of(directory, n)) for n in series.counts})
 
 
 def _order(rounds: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -108,13 +108,8 @@ def turn_seconds(run: Run) -> dict[str, float]:
     )
 
 
-def least_round_seconds(run: Run) -> float:
+def least_round_seconds(config: RunConfig, mode: str) -> float:
     """Return the least time of a round, by its starts and turns."""
-    return planned_round_seconds(run.config, run.interleaved.mode)
-
-
-def planned_round_seconds(config: RunConfig, mode: str) -> float:
-    """Return the same for a run that is planned."""
     turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
     return len(config.arms) * (START_SECONDS + turns)
 

@@ -52,7 +52,9 @@ class LaunchRequest:
     """None to share the cores."""
     config: Mapping[str, Any]
     """Every other field of the config that has a flag."""
-    command: Sequence[str] = ()  # as results record it
+    command: Sequence[str] = ()
+    wait_seconds: float = 0.0
+    """Maximum time for hosts that are starting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,8 +385,7 @@ def choose_hosts(
     if hostfile is None and named is None and not given:
         if include or exclude:
             raise UsageError(
-                "--include and --exclude need named hosts.",
-                remedy="Name hosts with --hostfile or -H.",
+                "--include and --exclude need named hosts.", remedy="Name hosts with --hostfile or -H."
             )
         return (local_host(ranks or DEFAULT_RANKS),)
     hosts = select(given or choose_all_hosts(hostfile, named), include, exclude)

@@ -10,15 +10,15 @@ from typing import Protocol
 import msgspec
 
 from compare.analysis.parity import check_gates, pass_of
-from compare.errors import BudgetError, LaunchError, RingsideError
+from compare.errors import BudgetError, LaunchError
 from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
-from compare.experiment.run import Watch, begin, open_hosts
+from compare.experiment.run import Watch, begin, kept, open_hosts
 from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, launch_arm
 from compare.launch.cluster import Cluster
 from compare.schema.config import RunConfig
-from compare.schema.files import write_json
+from compare.schema.files import read_json, write_json
 from compare.schema.job import Planned
 from compare.schema.results import ArmVerification, Failure, Launch, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
@@ -32,9 +32,14 @@ class VerificationObserver(Observer, Protocol):
 
 
 def verify_arms(
-    request: UserRequest, say: Callable[[str], None], watch: Watch[RunConfig, VerificationObserver]
+    request: UserRequest,
+    say: Callable[[str], None],
+    watch: Watch[RunConfig, VerificationObserver],
+    on_early_end: Callable[[Verification], None] = lambda _: None,
 ) -> tuple[Verification, Path]:
     """Prove every arm that a user asked for.
+
+    ``on_early_end`` receives what is kept of a verification that is stopped or fails.
 
     Raises:
         RingsideError: something failed; notes of the error say what is kept.
@@ -42,13 +47,13 @@ def verify_arms(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
+        require_time(cluster.job, "arm", START_SECONDS * len(config.arms), time.time())
         run, directory = begin(request, config, left_out, cluster, say, purpose="-verify")
-        try:
-            with watch(run.config) as observer:
-                return verify(run, directory, cluster, observer), directory
-        except (RingsideError, KeyboardInterrupt) as error:
-            error.add_note(f"The finished part is in {directory}")
-            raise
+        file = directory / VERIFICATION_FILE
+        write_json(file, Verification(run=run))
+        early = kept(directory, lambda: read_json(file, Verification), on_early_end, where="is in")
+        with early, watch(run.config) as observer:
+            return verify(run, directory, cluster, observer), directory
 
 
 def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationObserver) -> Verification:
@@ -62,7 +67,6 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
     """
     write_request(run, directory)
     ends_at = time_of(cluster.job)
-    require_time(cluster.job, "arm", START_SECONDS * len(run.config.arms), time.time())
     verification = Verification(run=run)
     for number, arm in enumerate(run.config.arms, start=1):
         planned = Planned(number, 1, arm)

@@ -26,7 +26,7 @@ from compare.schema.collectives import RankSweep, SweepConfig, SweepLaunch
 from compare.schema.config import LaunchConfig
 from compare.schema.environment import inherited, library_settings, settings
 from compare.schema.files import write_json
-from compare.schema.job import Job, LaunchJob, Planned, Proof, SweepJob, read_progress
+from compare.schema.job import Job, LaunchJob, Planned, Progress, Proof, SweepJob, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, RankResult, Run
 
@@ -54,8 +54,8 @@ class Observer(Protocol):
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
         """Receive the commands that are started."""
 
-    def steps_done(self, planned: Planned, steps: int) -> None:
-        """Receive the number of steps that rank 0 has done."""
+    def rank_progressed(self, planned: Planned, progress: Progress | None) -> None:
+        """Receive the latest record of rank 0, or None."""
 
     def launch_restarts(self, planned: Planned, reason: str) -> None:
         """Receive the reason why a launch is started a second time."""
@@ -312,7 +312,7 @@ def _launch_once(
     observer.launch_starts(planned, launch.commands)
 
     def tick() -> bool:
-        observer.steps_done(planned, launch.monitor.steps_done())
+        observer.rank_progressed(planned, launch.monitor.progress())
         return launch.monitor.tick()
 
     timeout = config.launch_timeout_seconds

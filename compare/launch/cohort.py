@@ -181,7 +181,7 @@ class Cohort:
                     self._fail(other, ending)
             if seconds > timeout:
                 return Ending(None, seconds, timed_out=True)
-            self._observer.steps_done(launch.planned, launch.monitor.steps_done())
+            self._observer.rank_progressed(launch.planned, launch.monitor.progress())
 
     def _require_progress(self, launch: PreparedLaunch) -> None:
         """Require that no rank of a launch has failed or stalled.

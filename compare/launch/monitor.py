@@ -15,7 +15,7 @@ from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
 from compare.schema.files import read_json
-from compare.schema.job import RankExit, RankFailure, read_progress
+from compare.schema.job import Progress, RankExit, RankFailure, read_progress
 
 T = TypeVar("T")
 _WATCHDOG_SECONDS = 5.0
@@ -52,10 +52,9 @@ class Monitor:
             or any(map(self._is_stuck, self._ranks))
         )
 
-    def steps_done(self) -> int:
-        """Return how many steps the first rank has done."""
-        progress = read_progress(self._files, 0)
-        return progress.step if progress else 0
+    def progress(self) -> Progress | None:
+        """Return the latest progress record of the first rank."""
+        return read_progress(self._files, 0)
 
     def conclude(self, where: str, ending: Ending, kind: type[T]) -> list[T]:
         """Return one result from every rank, or raise the root cause.

@@ -62,6 +62,28 @@ def as_json(changes: Changes) -> str:
     return msgspec.json.format(msgspec.json.encode(fields), indent=1).decode()
 
 
+def benchmark(changes: Changes) -> str:
+    """Render the JSON of github-action-benchmark, where smaller is better.
+
+    It has the new state of each arm. Its chart keeps the old ones.
+    """
+    entries = []
+    for shown in _with_units(changes):
+        arm, old, _, change, interval, verdict = map(printable, _row(shown))
+        if new := shown.change.new:
+            spread = (new.high - new.low) / 2 * shown.factor
+            entries.append(
+                {
+                    "name": f"{changes.command}: {arm}",
+                    "unit": shown.unit or "ms",
+                    "value": new.mean * shown.factor,
+                    "range": f"± {spread:.2f}",
+                    "extra": f"old {old}, change {change}, interval {interval}, {verdict}",
+                }
+            )
+    return msgspec.json.format(msgspec.json.encode(entries), indent=1).decode()
+
+
 def junit(changes: Changes) -> str:
     """Render JUnit XML, one test for each arm.
 
@@ -95,8 +117,9 @@ CHANGE_RENDERERS: dict[str, Callable[[Changes], str]] = {
     "table": table,
     "markdown": markdown,
     "json": as_json,
+    "github-benchmark": benchmark,
 }
-"""The formats of ``compare diff --format``."""
+"""The formats of ``--format``."""
 
 
 # ---- words ----

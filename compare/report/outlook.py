@@ -1,14 +1,93 @@
-"""Write the length, time and power that a run will have."""
+"""Write the standing of a run, and its length, time and power."""
 
 from __future__ import annotations
 
-from compare.analysis.budget import expected_seconds, planned_rounds, rounds_done
+import statistics
+
+from compare.analysis.budget import expected_seconds, is_oversubscribed, planned_rounds, rounds_done
 from compare.analysis.power import POWER, Power, plan_power
+from compare.analysis.ranking import verdicts
+from compare.analysis.step_times import step_seconds
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import in_percent
+from compare.schema.collectives import SweepConfig
 from compare.schema.config import MOST_ROUNDS, RunConfig
 from compare.schema.results import Run
 from compare.text import counted, duration
+
+
+class Pace:
+    """The pace of the launches, and the time left.
+
+    Times are of one monotonic clock.
+    """
+
+    def __init__(self, config: RunConfig | SweepConfig, arms: int, counts: int) -> None:
+        total = config.total_launches
+        self.launches = total * counts if total else None
+        """All launches; None where time decides."""
+        self.done = 0
+        self._arms = arms
+        self._expected = self.launches or FIRST_LOOK * arms
+        self._limit_seconds = config.limit_seconds if isinstance(config, RunConfig) else None
+        self._is_hard = isinstance(config, RunConfig) and config.budget_seconds is not None
+        self._began_at: float | None = None
+        self._ended_at = 0.0
+
+    def start(self, now: float) -> None:
+        """Start the clock with the first launch."""
+        if self._began_at is None:
+            self._began_at = now
+
+    def count(self, now: float) -> None:
+        """Count a launch that ended."""
+        self.done += 1
+        self._ended_at = now
+
+    def repeat(self) -> None:
+        """Expect the launches of a round again."""
+        self._expected += self._arms
+        self.launches = self.launches and self.launches + self._arms
+
+    def left(self, now: float) -> str:
+        """Write the time left; empty before the pace is known."""
+        if self._began_at is None:
+            return ""
+        if self._limit_seconds is not None and (self._is_hard or self.done >= self._expected):
+            return f"at most {_from_zero(self._began_at + self._limit_seconds - now)} left"
+        if not self.done:
+            return ""
+        of_one = (self._ended_at - self._began_at) / self.done
+        left = _from_zero(of_one * (self._expected - self.done) - (now - self._ended_at))
+        return f"about {left} left" if self.launches else f"about {left} for {FIRST_LOOK} rounds"
+
+
+def _from_zero(seconds: float) -> str:
+    return duration(max(0.0, seconds))
+
+
+def standing(run: Run) -> str:
+    """Write the step times of all rounds so far, the shortest first.
+
+    It states how many verdicts are settled where they are judged.
+    """
+    rounds, config = rounds_done(run), run.config
+    last = run.launches[-len(config.arms) :]
+    took = max(one.started_at + one.seconds for one in last) - min(one.started_at for one in last)
+    means = {arm.label: statistics.geometric_mean(map(step_seconds, run.of(arm))) for arm in config.arms}
+    figures = ", ".join(f"{label} {means[label] * 1e3:.2f}" for label in sorted(means, key=means.__getitem__))
+    of = f" of {config.rounds}" if config.limit_seconds is None else ""
+    return f"round {rounds}{of} ({duration(took)}): {figures} ms a step{_settled(run, rounds)}"
+
+
+def _settled(run: Run, rounds: int) -> str:
+    config = run.config
+    of_another_kind = config.comparisons is not None or config.slower_limit is not None
+    if rounds < FIRST_LOOK or of_another_kind or is_oversubscribed(run):
+        return ""
+    found = [verdict.kind for verdict in verdicts(run, config.baseline).values()]
+    settled = sum(kind != "unresolved" for kind in found)
+    return f"; {settled} of {counted(len(found), 'verdict')} settled" if found else ""
 
 
 def outlook(run: Run) -> list[str]:

@@ -1,82 +1,157 @@
-"""Show the progress of a run in a terminal."""
+"""Show progress: live in a terminal, else as plain lines."""
 
 from __future__ import annotations
 
 import shlex
+import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from backends.launchers.request import Command
-from compare.analysis.step_times import step_seconds
-from compare.report.outlook import outlook
+from compare.report.outlook import Pace, outlook, standing
+from compare.report.rows import printable_line
 from compare.schema.collectives import SweepConfig, SweepLaunch
 from compare.schema.config import RunConfig
-from compare.schema.job import Planned
+from compare.schema.job import Planned, Stage
+from compare.schema.job import Progress as RankProgress
 from compare.schema.results import ArmVerification, Launch, Run
+from compare.text import printable
+
+_WORDS: dict[Stage, str] = {
+    "start": "starting Python",
+    "load": "loading torch",
+    "data": "loading the data",
+    "join": "joining its group",
+    "parity": "proving",
+    "replica": "building the model",
+    "warm-up": "warming up",
+    "reference": "training, and timing single ranks",
+    "turn": "ready for its turns",
+    "train": "training",
+    "test": "testing the model",
+    "collectives": "timing collectives",
+    "end": "ending",
+}
+_TIMED: set[Stage] = {"reference", "turn", "train", "collectives"}
+"""Stages of timed code: a redraw would take a core from it."""
 
 
 class LiveProgress:
-    """Two bars, launches and steps, and a line per finished launch.
+    """What a launch does and how long the run takes, live.
 
-    Without a terminal there are only the lines.
+    A line for each round stays: the standing. Without a terminal there are only such lines, and ``quiet``
+    prints none. Nothing is drawn while an arm trains in its turn. Elsewhere the display changes twice a
+    second at most, and in timed stages only with news.
     """
 
     def __init__(
-        self, console: Console, config: RunConfig | SweepConfig, *, verbose: bool, counts: int = 1
+        self,
+        console: Console,
+        config: RunConfig | SweepConfig,
+        *,
+        verbose: bool = False,
+        quiet: bool = False,
+        counts: int = 1,
     ) -> None:
+        self._console = console
         self._config = config
+        self._verbose = verbose
+        self._quiet = quiet
         self._ranks = ""
         self._arms = len(config.arms) if isinstance(config, RunConfig) else len(config.groups)
-        self._verbose = verbose
-        self._bars = Progress(
+        self._counted: set[Stage] = (
+            {"collectives"} if isinstance(config, SweepConfig) else {"reference", "train"}
+        )
+        self._begun = 0
+        self._in_turn = False
+        self._seen: RankProgress | None = None
+        self._ended_before = 0
+        self._pace = Pace(config, self._arms, counts)
+        self._bar = Progress(
             TextColumn("{task.description}", style="bold"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+            TextColumn("{task.fields[left]}"),
+            auto_refresh=False,
         )
-        self._console = console
-        total = config.total_launches
-        self._launches = self._bars.add_task("launches", total=total and total * counts)
-        self._steps = self._bars.add_task("", total=config.total_steps)
+        self._launches = self._bar.add_task("launches", total=self._pace.launches, left="")
+        self._doing = Text()
+        drawn = console.is_terminal and not console.is_dumb_terminal and not quiet
+        # Without a thread that redraws: only events do.
+        self._live = Live(console=console, auto_refresh=False, transient=True) if drawn else None
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._live:
+            self._live.stop()
+
+    # ---- drawing ----
 
     def _place(self, planned: Planned) -> str:
-        """Return the round, with their number if known, and the arm."""
-        of = f"/{self._config.rounds}" if self._config.total_launches else ""
-        return f"round {planned.round}{of}  {self._ranks}{planned.label:<28}"
+        """Return the round, with their number if known."""
+        of = f" of {self._config.rounds}" if self._config.total_launches else ""
+        return f"{self._ranks}round {planned.round}{of}"
 
     def _print(self, line: str, style: str = "dim") -> None:
-        self._console.print(line, style=style, highlight=False, markup=False)
+        if not self._quiet:
+            self._console.print(printable_line(line, style), soft_wrap=True)
+
+    def _show(self, doing: str) -> None:
+        self._doing = Text(printable(doing), style="dim", no_wrap=True, overflow="ellipsis")
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._live:
+            left = self._pace.left(time.monotonic())
+            self._bar.update(self._launches, left=left, completed=self._pace.done, total=self._pace.launches)
+            self._live.update(Group(self._bar, self._doing), refresh=True)
+
+    # ---- a launch ----
 
     def launch_begins(self, planned: Planned) -> None:
-        """Reset the bar of steps."""
-        self._bars.reset(self._steps, description=f"round {planned.round}: {escape(planned.label)}")
+        """Show which launch of its round starts."""
+        self._pace.start(time.monotonic())
+        self._begun += 1
+        self._in_turn, self._seen = False, None
+        self._show(self._of_launch(planned, "starting"))
+
+    def _of_launch(self, planned: Planned, doing: str) -> str:
+        number = "" if self._in_turn else f" ({(self._begun - 1) % self._arms + 1} of {self._arms})"
+        return f"{self._place(planned)} · {planned.label}{number}: {doing}"
 
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
         """Print every command before it starts, with ``--verbose``."""
         del planned
         for command in commands if self._verbose else ():
-            self._console.print(f"$ {shlex.join(command.argv)}", style="dim", markup=False, soft_wrap=True)
+            self._print(f"$ {shlex.join(command.argv)}")
 
-    def steps_done(self, planned: Planned, steps: int) -> None:
-        """Move the bar of steps."""
-        del planned
-        self._bars.update(self._steps, completed=steps)
+    def rank_progressed(self, planned: Planned, progress: RankProgress | None) -> None:
+        """Show the stage that rank 0 is in."""
+        if progress is None:
+            return
+        news, self._seen = progress != self._seen, progress
+        stage = progress.stage
+        if stage in _TIMED and (self._in_turn or not news):
+            return
+        steps = f", {progress.step} of {self._config.total_steps}" if stage in self._counted else ""
+        self._show(self._of_launch(planned, _WORDS[stage] + steps))
+
+    def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
+        """Show the turn, before it begins; nothing is drawn within it."""
+        self._in_turn = True
+        self._show(f"{self._place(planned)} · turn {turn} of {turns}: {planned.arm.label} trains")
 
     def not_in_turns(self, why: str) -> None:
         """Print why the arms run one after another."""
@@ -84,53 +159,55 @@ class LiveProgress:
 
     def cohort_restarts(self, round_: int) -> None:
         """Print that a round begins again."""
+        self._begun = 0
         self._print(f"round {round_} begins again: this program was suspended (Ctrl-Z)", "yellow")
-
-    def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
-        """Show the turns of a cohort in the bar of steps."""
-        description = f"round {planned.round}: turn {turn} of {turns}, {escape(planned.arm.label)}"
-        self._bars.reset(self._steps, description=description)
 
     def launch_restarts(self, planned: Planned, reason: str) -> None:
         """Print that a launch starts a second time."""
-        self._print(f"{self._place(planned)} starts again: {reason}", "yellow")
+        self._print(f"{self._place(planned)}: {planned.label} starts again: {reason}", "yellow")
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
-        """Print the step time of a launch."""
-        self._bars.advance(self._launches)
-        step = f"{step_seconds(launch) * 1e3:8.2f} ms/step"
-        self._print(f"{self._place(planned)} {step}   {launch.seconds:5.1f} s in all")
+        """Count a launch; its step time is part of the standing."""
+        del planned, launch
+        self._count()
+
+    def _count(self) -> None:
+        self._in_turn = False
+        self._pace.count(time.monotonic())
+
+    # ---- a round ----
 
     def round_repeats(self, round_: int, other_load: float) -> None:
-        """Print that a round is repeated, and extend the bar."""
-        total, arms = self._bars.tasks[self._launches].total, self._arms
-        self._bars.update(self._launches, total=total and total + arms)
+        """Print that a round is repeated, which takes longer."""
+        self._pace.repeat()
+        self._ended_before = self._pace.done
         used = f"other processes used {other_load * 100:.0f} % of the CPUs"
         self._print(f"round {round_} is repeated: {used}", "yellow")
 
     def count_begins(self, ranks: int) -> None:
         """Name the number of ranks in the lines that follow."""
-        self._ranks = f"np {ranks:<4}"
+        self._ranks = f"np {ranks}, "
+        self._begun = 0
 
     def rounds_done(self, run: Run) -> None:
-        """Print how long the run will take, and what it will see.
+        """Print the standing and the outlook.
 
         A scaling series has several runs at once, and no outlook.
         """
+        if self._pace.done > self._ended_before:
+            self._ended_before = self._pace.done
+            self._print(f"{self._ranks}{standing(run)}")
         for line in () if self._ranks else outlook(run):
             self._print(line)
 
     def arm_verified(self, arm: ArmVerification) -> None:
         """Print the outcome of an arm."""
-        self._bars.advance(self._launches)
+        self._count()
         outcome = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
-        line = f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s in all"
-        self._print(line, "dim" if arm.proven else "red")
+        self._print(f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s", "dim" if arm.proven else "red")
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
         """Print the outcome of a launch of ``compare collectives``."""
-        self._bars.advance(self._launches)
-        if launch is None:
-            self._print(f"{self._place(planned)} failed", "red")
-        else:
-            self._print(f"{self._place(planned)} {launch.seconds:5.1f} s in all")
+        self._count()
+        outcome = f"{launch.seconds:5.1f} s" if launch else "failed"
+        self._print(f"{self._place(planned)}: {planned.label:<14} {outcome}", "dim" if launch else "red")

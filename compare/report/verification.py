@@ -1,46 +1,107 @@
-"""Render the table of ``compare verify``."""
+"""Render ``compare verify``: a table, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
+import msgspec
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from compare.analysis.parity import AT_PERIOD_1
 from compare.report.headline import headline
-from compare.report.rows import printable_line
+from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
-_FIGURES = ("float64", "float32", *(f"step {step}" for step in _SHOWN_STEPS))
+
+
+class Column(NamedTuple):
+    """A column, and its cell for one arm."""
+
+    heading: str
+    cell: Callable[[ArmVerification], str]
+    is_text: bool = False
+
+
+def columns() -> list[Column]:
+    """Return the columns of every table for people."""
+    return [
+        Column("arm", lambda arm: arm.arm, is_text=True),
+        Column("ranks", partial(_cell, "ranks"), is_text=True),
+        Column("float64", partial(_cell, "float64")),
+        Column("float32", partial(_cell, "float32")),
+        *(Column(f"step {step}", partial(_distance, step)) for step in _SHOWN_STEPS),
+        Column("verdict", _verdict, is_text=True),
+    ]
 
 
 def renderable(verification: Verification) -> RenderableType:
     """Build one row per arm, then the failures and notes."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("arm", "ranks", *_FIGURES, "verdict"):
-        table.add_column(heading, justify="right" if heading in _FIGURES else "left", overflow="fold")
+    shown = columns()
+    for column in shown:
+        table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
     for arm in verification.arms:
-        table.add_row(*map(printable_line, _row(arm)), style=None if arm.proven else "red")
+        cells = (printable_line(column.cell(arm)) for column in shown)
+        table.add_row(*cells, style=None if arm.proven else "red")
     return Group(
         printable_line(headline(verification.run), style="bold"),
         table,
-        *(printable_line(line, style="bold yellow") for line in _warnings(verification)),
-        *(printable_line(line, style="red") for line in _failures(verification)),
-        *(printable_line(line, style="dim") for line in _notes(verification)),
+        *(printable_line(line, style="bold yellow") for line in warnings(verification)),
+        *(printable_line(line, style="red") for line in failures(verification)),
+        *(printable_line(line, style="dim") for line in notes(verification)),
     )
 
 
-def _row(arm: ArmVerification) -> list[str]:
-    gates = {gate.name: gate for gate in arm.gates}
-    curve = [_figure(arm.curve[step - 1]) if step <= len(arm.curve) else "–" for step in _SHOWN_STEPS]
-    cells = [_cell(gates.get(name)) for name in ("ranks", "float64", "float32")]
-    return [arm.arm, *cells, *curve, _verdict(arm)]
+def markdown(verification: Verification) -> str:
+    """Render a heading line, the table, and the lines as a list."""
+    shown = columns()
+    rows = [
+        [column.heading for column in shown],
+        [":--" if column.is_text else "--:" for column in shown],
+        *([column.cell(arm) for column in shown] for arm in verification.arms),
+    ]
+    lines = [f"**{line}**" for line in [*warnings(verification), *failures(verification)]]
+    lines += notes(verification)
+    heading = f"**{headline(verification.run)}**"
+    return markdown_text([heading, "", *markdown_rows(rows), "", *(f"- {line}" for line in lines)])
 
 
-def _cell(gate: Gate | None) -> str:
+def csv(verification: Verification) -> str:
+    """Render one line per arm and gate, also of a failed launch."""
+    return csv_text([row for arm in verification.arms for row in _flat(arm)])
+
+
+def _flat(arm: ArmVerification) -> Iterator[dict[str, object]]:
+    for gate in arm.gates:
+        yield {"arm": arm.arm} | flat(gate)
+    if arm.failure:
+        failed = Gate(name="ranks", outcome="failed", what=arm.failure.message)
+        yield {"arm": arm.arm} | flat(failed) | {"name": "launch"}
+
+
+def json(verification: Verification) -> str:
+    """Render everything, also the launches."""
+    return msgspec.json.format(msgspec.json.encode(verification), indent=1).decode()
+
+
+VERIFICATION_RENDERERS: dict[str, Callable[[Verification], str]] = {
+    "markdown": markdown,
+    "csv": csv,
+    "json": json,
+}
+
+
+def _distance(step: int, arm: ArmVerification) -> str:
+    return _figure(arm.curve[step - 1]) if step <= len(arm.curve) else "–"
+
+
+def _cell(name: str, arm: ArmVerification) -> str:
+    gate = next((gate for gate in arm.gates if gate.name == name), None)
     if gate is None:
         return "–"
     if gate.outcome == "exempt":
@@ -70,7 +131,8 @@ def _verdict(arm: ArmVerification) -> str:
     return passes[0].what or ("exempt" if passes[0].figure is None else "lossy by design")
 
 
-def _warnings(verification: Verification) -> list[str]:
+def warnings(verification: Verification) -> list[str]:
+    """List what limits the proof."""
     run = verification.run
     lines = [] if run.complete else ["INCOMPLETE: it was stopped before every arm had run."]
     if run.dataset.note:
@@ -78,7 +140,8 @@ def _warnings(verification: Verification) -> list[str]:
     return lines + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
 
 
-def _failures(verification: Verification) -> Iterator[str]:
+def failures(verification: Verification) -> Iterator[str]:
+    """List failed launches and failed gates."""
     for arm in verification.arms:
         if arm.failure:
             yield arm.failure.message
@@ -91,7 +154,8 @@ def _failures(verification: Verification) -> Iterator[str]:
             yield f"{gate.what} {gate.found}"
 
 
-def _notes(verification: Verification) -> Iterator[str]:
+def notes(verification: Verification) -> Iterator[str]:
+    """Explain the columns."""
     yield "ranks: all start from one model, train, and end with the same parameters, bit for bit."
     gates = [gate for arm in verification.arms for gate in arm.gates]
     limits: dict[str, float] = {}

@@ -39,6 +39,18 @@ _SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
 _BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
 
 _SPECIAL = re.compile(r"[\\:,{}]")
+_ALSO_CALLED = {
+    "allreduce": "manual",
+    "torch": "ddp",
+    "torchddp": "ddp",
+    "distributeddataparallel": "ddp",
+    "hvd": "horovod",
+    "openmpi": "mpi",
+    "mpi4py": "mpi",
+    "gloo": "ddp:process_group=gloo",
+    "nccl": "ddp:process_group=nccl",
+}
+"""Backends by names that users try, without dashes and capitals."""
 _COUNT = re.compile(r"[0-9]{1,9}")
 
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -352,7 +364,8 @@ def _parse_value(option: Option, value: str, text: str) -> OptionValue:
 
 def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageError:
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    other = _ALSO_CALLED.get(re.sub("[-_ ]", "", name).lower(), "") if kind == "backend" else ""
+    close = [other] if other else difflib.get_close_matches(name, known, n=1)
     return UsageError(
         f"There is no {kind} called {name!r}" + (f" (in {text})." if text != name else "."),
         found=f"Did you mean {close[0]}?" if close else "",

@@ -31,7 +31,8 @@ _PREFIXES = (
 )
 # Variables of one launch: its place, its parent, its installation. They are no settings of a library.
 _OF_ONE_LAUNCH = (
-    *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "OMPI_MCA_shmem_RUNTIME"),
+    *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_plm_", "OMPI_MCA_pmix"),
+    "OMPI_MCA_shmem_RUNTIME",
     *("HOROVOD_CROSS_", "HOROVOD_GLOO_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK"),
     *("HOROVOD_SIZE", "OMPI_MCA_btl_vader_backing_directory", "LC_"),
 )

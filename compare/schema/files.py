@@ -67,6 +67,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     """
     if path == STANDARD_OUTPUT:
         sys.stdout.write(data.decode().removesuffix("\n") + "\n")
+        sys.stdout.flush()  # whole, before a table follows on standard error: a pod's log has both
         return
     try:
         if path.exists() and not path.is_file():

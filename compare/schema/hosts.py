@@ -127,19 +127,38 @@ def local_host(slots: int) -> Host:
 
 
 def is_local(host: Host) -> bool:
-    """Decide by its name alone whether a host is this machine.
+    """Decide whether a host is this machine.
 
-    Nothing is looked up. This machine under another name is not local, and the carrier reaches it. A
-    host with a user is never local: ``alice@localhost`` asks for a login as alice.
+    Its name decides. A longer or shorter form of this machine's name must have an address of this machine.
+    So the launcher of an MPIJob knows itself by its name in the hostfile. This machine under any other name
+    is not local, and the carrier reaches it. A host with a user is never local: ``alice@localhost`` asks for
+    a login as alice.
     """
     if host.user:
         return False
-    if host.key in ("localhost", socket.gethostname().lower()):
+    own = socket.gethostname().lower()
+    if host.key in ("localhost", own):
         return True
     try:
         return ipaddress.ip_address(host.name).is_loopback
     except ValueError:
-        return False
+        return _first_label(host.key) == _first_label(own) and _leads_here(host.name)
+
+
+def _first_label(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _leads_here(name: str) -> bool:
+    """Return whether a name has an address of this machine."""
+    import psutil  # only here: most runs look up no name
+
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+    except (OSError, UnicodeError):
+        return False  # perhaps not known yet: the record of a pod comes after its start
+    own = {address.address for each in psutil.net_if_addrs().values() for address in each}
+    return any(address in own or ipaddress.ip_address(address).is_loopback for address in found)
 
 
 def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:

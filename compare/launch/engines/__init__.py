@@ -22,6 +22,10 @@ STREAM_BYTES = 1 << 20
 _LAST_LINES = 3
 
 
+class AbsentHostError(HostError):
+    """A host that cannot be reached now. It may be starting."""
+
+
 class Answer(NamedTuple):
     """The outcome of a command on a host."""
 

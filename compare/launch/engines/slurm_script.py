@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compare.errors import AllocationError, OutputError, UnavailableError, UsageError, system_reason
-from compare.schema.environment import import_path, masked
+from compare.launch.engines.submission import names_flag, require_command, require_printable
+from compare.schema.environment import import_path
 from compare.schema.files import write_text
-
-COMMANDS = ("run", "aa", "verify", "scale", "collectives")
-"""The commands that launch ranks."""
 
 _LOOK_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
@@ -45,19 +43,14 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
     ``output`` is the file for what it prints.
 
     Raises:
-        UsageError: the command launches no ranks, or a value of ``-x`` would stand in the script.
+        UsageError: the command launches no ranks, or an option makes another kind of job. A value of ``-x``
+            is refused, too: it would stand in the script.
     """
-    if not words or words[0] not in COMMANDS:
-        raise UsageError(
-            "There is nothing to submit." if not words else f"{words[0]} is no command to submit.",
-            remedy=f"Name one of {', '.join(COMMANDS)} after two dashes: compare submit -- run --backend ddp",
-        )
-    if masked(words) != list(words):
-        raise UsageError(
-            "A value of -x would stand in the job's script.",
-            remedy="Set the variable in your shell, which the job inherits, and give its name: -x NAME",
-        )
-    engine = () if any(word.startswith("--engine") for word in words) else ("--engine", "slurm")
+    require_command(
+        words,
+        secrets="Set the variable in your shell, which the job inherits, and give its name: -x NAME",
+    )
+    engine = () if names_flag(words, "--engine") else ("--engine", "slurm")
     options = [
         f"--job-name=compare-{words[0]}",
         f"--nodes={resources.nodes}",
@@ -67,7 +60,8 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
         f"--output={output}",
         *resources.options,
     ]
-    _require_lines([*options, str(Path.cwd())], resources.options)
+    require_printable([*options, str(Path.cwd())])
+    _require_one_job(resources.options)
     path = f"PYTHONPATH={import_path(os.environ)}"
     command = ["env", path, "PYTHONSAFEPATH=1", sys.executable, "-m", "compare", *words, *engine]
     lines = [
@@ -80,24 +74,31 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
     return "\n".join(lines) + "\n"
 
 
-def _require_lines(values: Sequence[str], options: Sequence[str]) -> None:
-    """Require values of one line, and no option that moves the output.
+def _require_one_job(options: Sequence[str]) -> None:
+    """Require options of one job, with its output as named.
+
+    sbatch takes long options cut short, as ``--arr=1-3``.
 
     Raises:
-        UsageError: one is not.
+        UsageError: one makes several jobs or components, or moves the output.
     """
-    for value in values:
-        if not value.isprintable():
-            raise UsageError(
-                "A control character would stand in the job's script.",
-                found=repr(value),
-                remedy="Leave it out, or submit from a folder of another name.",
-            )
     for option in options:
         if option.startswith(("--output", "-o")):
             raise UsageError(
                 f"--option={option}: Ringside names this file, to show it.",
                 remedy="Leave it out; the file is printed.",
+            )
+        if option.startswith(("--ar", "-a")):
+            raise UsageError(
+                f"--option={option} makes a job array.",
+                found="Every part would measure beside the others.",
+                remedy="Leave it out, and submit one job.",
+            )
+        if option.startswith(("hetjob", "packjob", "--het", "--pack")):
+            raise UsageError(
+                f"--option={option} makes a heterogeneous job.",
+                found="srun reaches one of its components alone.",
+                remedy="Leave it out, and ask for all nodes at once.",
             )
 
 

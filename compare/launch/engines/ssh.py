@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from compare.errors import HostError, UnavailableError
-from compare.launch.engines import Answer, named
+from compare.launch.engines import AbsentHostError, Answer, named
 from compare.launch.engines.local import Local
 from compare.schema.hosts import Host, is_local
 
@@ -46,7 +46,7 @@ exec {ssh} -F {config} "$@"
 """
 
 # What ssh prints, what that means, what to do. The first that fits counts.
-_TROUBLES = (
+_REFUSALS = (
     (
         ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED", "No matching host key"),
         "is not known to ssh, or its host key has changed",
@@ -57,15 +57,18 @@ _TROUBLES = (
         "does not let you log in without a password",
         "Set up a key with ssh-copy-id until {by_hand} asks nothing; or name user and key.",
     ),
+)
+# The same for a host that may be starting.
+_ABSENCES = (
     (
         ("Could not resolve hostname", "Name or service not known"),
         "has a name that does not resolve",
-        "Correct the name in the hostfile, or add it to DNS, /etc/hosts or ~/.ssh/config.",
+        "Correct it in the hostfile, add it to DNS or ~/.ssh/config, or wait for it: --wait-for-hosts 120.",
     ),
     (
         ("Connection refused",),
         "runs no sshd at this port",
-        "Start sshd there, or name the right port.",
+        "Start sshd there, or name the right port; or wait for it: --wait-for-hosts 120.",
     ),
     (
         (
@@ -124,9 +127,10 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
             return None
         name, by_hand = named(answer.host), f"`{self.by_hand(answer.host)}`"
         printed, found = answer.stderr.decode(errors="replace"), answer.last_lines
-        for marks, what, remedy in _TROUBLES:
-            if any(mark in printed for mark in marks):
-                return HostError(f"{name} {what}.", found=found, remedy=remedy.format(by_hand=by_hand))
+        for kind, troubles in ((HostError, _REFUSALS), (AbsentHostError, _ABSENCES)):
+            for marks, what, remedy in troubles:
+                if any(mark in printed for mark in marks):
+                    return kind(f"{name} {what}.", found=found, remedy=remedy.format(by_hand=by_hand))
         return HostError(f"{name}: ssh failed.", found=found, remedy=f"Try {by_hand}.")
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:

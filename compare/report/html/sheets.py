@@ -1,4 +1,4 @@
-"""Make the pages of collectives, of scaling and of predictions."""
+"""Make the pages of collectives, scaling, predictions and verifications."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from compare.analysis.collectives import GroupAtSize, summarise_sweeps
 from compare.analysis.estimate import Estimate
 from compare.analysis.predict import Prediction
 from compare.analysis.scale import HOLDS, ScalePoint, summarise_scale
-from compare.report import collectives, predictions, scale
+from compare.report import collectives, predictions, scale, verification
+from compare.report.headline import headline
 from compare.report.html.canvas import Picture
 from compare.report.html.charts import (
     BYTES,
@@ -24,6 +25,7 @@ from compare.report.html.charts import (
 )
 from compare.report.html.page import Item, attested, facts_of
 from compare.schema.collectives import CollectivesRun
+from compare.schema.results import Verification
 from compare.schema.scale import Scale
 from compare.text import listed
 
@@ -156,6 +158,18 @@ def of_predictions(page: predictions.Page) -> Item:
         pictures=list(drawn),
         tables=[_table("", predictions.columns(page.rows), page.rows)],
         notes=page.lines,
+    )
+
+
+def of_verification(found: Verification) -> Item:
+    """Make the page of ``compare verify``, which has no pictures."""
+    return _item(
+        f"verification · {headline(found.run)}",
+        warnings=[*verification.warnings(found), *verification.failures(found)],
+        pictures=[],
+        tables=[_table("", verification.columns(), found.arms)],
+        notes=list(verification.notes(found)),
+        facts=facts_of(found.run),
     )
 
 

@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from backends import BACKENDS, GROUPS
 from compare import data, errors
 from compare.analysis import analyse
 from compare.cli import main as cli
-from compare.cli.help import EXAMPLES
+from compare.cli.help import EXAMPLES, SUMMARIES
 from compare.data import mnist
 from compare.data.catalogue import FILES, TRAIN_IMAGES
 from compare.doctor import availability
@@ -33,7 +34,9 @@ from compare.errors import (
     UnavailableError,
     UsageError,
 )
+from compare.experiment import collectives as sweeping
 from compare.experiment import run
+from compare.experiment import scale as scaling
 from compare.experiment import verify as verification
 from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
@@ -118,6 +121,17 @@ def carried_out(monkeypatch):
     ("arguments", "code", "says"),
     [
         ("--backend dpp", USAGE, ["'dpp'", "Did you mean ddp?", "none, ddp, manual, horovod, mpi"]),
+        ("--backend allreduce", USAGE, ["'allreduce'", "Did you mean manual?"]),
+        ("--backend All-Reduce", USAGE, ["Did you mean manual?"]),
+        ("--backend gloo", USAGE, ["Did you mean ddp:process_group=gloo?"]),
+        ("--backend ddp --nproc-per-node 2 -np 2", USAGE, ["--nproc-per-node", "-np 2 is there", "Use -np"]),
+        (
+            "--backend ddp --nproc-per-node 2 -H a:2,b:2",
+            USAGE,
+            ["--nproc-per-node", "other hosts"],
+        ),
+        ("scale --backend ddp --nproc-per-node 2", USAGE, ["needs numbers of ranks"]),
+        ("--backend ddp -q -v", USAGE, ["--quiet and --verbose exclude each other"]),
         ("--backend ddp:bucket=1", USAGE, ["'bucket'", "ddp:bucket=1", "bucket_cap_mb"]),
         ("--backend ddp:process_group=mpi", USAGE, ["'mpi'", "auto or nccl or gloo"]),
         ("--backend ddp,ddp", USAGE, ["named twice", "--repeats"]),
@@ -152,8 +166,9 @@ def carried_out(monkeypatch):
         ("verify --backend dpp", USAGE, ["Did you mean ddp?"]),
         ("scale --backend ddp", USAGE, ["needs numbers of ranks", "-np 1,2,4"]),
         ("scale --backend ddp -np 2", USAGE, ["-np/--num-proc cannot be 2", "two or more"]),
-        ("scale --backend ddp -np 1,2 --format xml", USAGE, ["--format cannot be 'xml'", "markdown"]),
+        ("scale --backend ddp -np 1,2 --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
         ("scale --backend ddp -np 1,3 --strong", USAGE, ["3 ranks cannot share a global batch of 64"]),
+        ("predict gone --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
         ("verify --backend ,", USAGE, ["--backend names no arm"]),
         ("verify --backend mpi", UNAVAILABLE, ["mpi4py is not installed"]),
         ("verify --backend ddp --model resnet", USAGE, ["--model cannot be resnet"]),
@@ -167,7 +182,7 @@ def carried_out(monkeypatch):
         ("collectives --dtype float31", USAGE, ["--dtype cannot be float31", "bfloat16"]),
         ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
-        ("collectives --format xml", USAGE, ["--format cannot be 'xml'", "markdown"]),
+        ("collectives --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
         ("collectives --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
         ("doctor -H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
@@ -354,7 +369,7 @@ def test_a_path_that_the_system_refuses_exits_with_5(compare, arguments):
     [
         ("run", ["all available", "np<ranks>"]),
         ("aa", ["The one arm that is compared with itself", "np<ranks>-aa"]),
-        ("verify", ["np<ranks>-verify", "Also write the verification here"]),
+        ("verify", ["np<ranks>-verify", "Also write the tables and notes here"]),
         ("collectives", ["-<collective>-np<ranks>", ", ".join(GROUPS)]),
     ],
 )
@@ -375,12 +390,32 @@ def test_help_groups_the_flags_and_ends_with_examples(compare, command):
 
 
 def test_every_command_has_examples_and_every_long_help_has_groups(compare):
-    commands = [*cli.COMMANDS, "rehearse", "data fetch", "data status", "install horovod", "install mpich"]
-    assert set(commands) == set(EXAMPLES)
+    groups = ["data fetch", "data status", "install horovod", "install mpich"]
+    assert {*SUMMARIES, *groups} - {"data", "install"} == set(EXAMPLES)
     shown = compare("run", "--help").out
     for group in ("Arms:", "Training:", "Time:", "Ranks and hosts:", "Output:", "Options:", "Examples:"):
         assert f"\n{group}\n" in shown
     assert re.search(r"^Options:\n  -h, --help .*\n\n", shown, re.MULTILINE), "every flag is in a group"
+
+
+def test_summaries_of_the_commands_are_theirs():
+    program = typer.main.get_command(cli.app)
+    assert {name: own.help.splitlines()[0] for name, own in program.commands.items()} == SUMMARIES
+
+
+def test_help_of_the_program_loads_no_command():
+    script = """
+import sys
+sys.argv = ["compare", "--help"]
+from compare.cli.main import main
+try:
+    main()
+except SystemExit:
+    assert not {"compare.cli.options", "compare.cli.run", "rich", "msgspec"} & set(sys.modules)
+"""
+    done = execute(["-c", script])
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^  ([a-z]+)  ", done.stdout, re.MULTILINE) == [*SUMMARIES]
 
 
 def test_help_in_place_of_a_command_is_no_error(compare):
@@ -390,8 +425,22 @@ def test_help_in_place_of_a_command_is_no_error(compare):
     assert "Commands:" in ended.err
 
 
-def test_shells_complete_commands_and_choices(tmp_path):
-    asked = {"_COMPARE_COMPLETE": "complete_bash", "COMP_WORDS": "compare run --device ", "COMP_CWORD": "3"}
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("run --device ", ["auto", "cpu", "cuda"]),
+        ("collectives --format ", ["table", "markdown", "html", "csv", "json"]),
+        ("run --backend none,ho", ["none,horovod"]),
+        ("collectives --op max,a", ["max,avg"]),
+        ("pre", ["predict"]),
+    ],
+)
+def test_shells_complete_commands_and_choices(words, completed):
+    asked = {
+        "_COMPARE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"compare {words}",
+        "COMP_CWORD": str(len(words.split(" "))),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "compare"],
         env=os.environ | asked,
@@ -400,7 +449,7 @@ def test_shells_complete_commands_and_choices(tmp_path):
         check=False,
         timeout=60,
     )
-    assert done.stdout.split() == ["auto", "cpu", "cuda"]
+    assert done.stdout.split() == completed
 
 
 # ---- exports ----
@@ -431,6 +480,37 @@ def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, error, c
     assert ended.code == code
     assert json.loads(Path("a.json").read_text())["run"]["complete"] is False
     assert Path("a.csv").read_text().splitlines()[1].startswith("none,")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (OutputError("The disk is full."), OUTPUT)],
+)
+@pytest.mark.parametrize(
+    ("command", "module", "name", "starts"),
+    [
+        ("verify --backend ddp", verification, "verify", ["{", "arm", "**mlp", "<!doctype"]),
+        ("collectives --group gloo", sweeping, "sweep_groups", ["{", "group", "**2 ranks", "<!doctype"]),
+        ("scale --backend ddp -np 1,2", scaling, "carry_out", ["{", "arm", "**weak", "<!doctype"]),
+    ],
+)
+def test_command_that_ends_early_exports_every_format(
+    compare, monkeypatch, command, module, name, starts, error, code
+):
+    """Before the first launch, too: the files say that it is incomplete."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(module, name, fail)
+    files = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html")}
+    flags = [text for form, file in files.items() for text in (f"--export-{form}", file)]
+    ended = compare(*command.split(), "--output", "out", *flags)
+    assert ended.code == code
+    assert "could not be" not in ended.err
+    texts = [Path(file).read_text() for file in files.values()]
+    assert all(text.startswith(start) for text, start in zip(texts, starts, strict=True))
+    assert [text for text in texts[2:] if "INCOMPLETE" not in text] == []
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "markdown", "html"])
@@ -647,7 +727,11 @@ def test_run_without_a_backend_takes_all_that_can_run(compare):
 
 
 @pytest.mark.parametrize(
-    "spelling", [["-np", "3"], ["--num-proc", "3"], ["--num_proc", "3"], ["--num_proc=3"], ["--num-proc=3"]]
+    "spelling",
+    [
+        *(["-np", "3"], ["--num-proc", "3"], ["--num_proc", "3"], ["--num_proc=3"], ["--num-proc=3"]),
+        *(["--nproc-per-node", "3"], ["--nproc_per_node=3"]),
+    ],
 )
 def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
     (command,) = dry_run(
@@ -780,6 +864,29 @@ for arguments in (["--help"], ["-h"], ["run", "--help"], ["aa", "--help"], ["ver
     assert done.returncode == 0, done.stderr
     for flag in ("--backend", "--num-proc", "--hostfile", "--format", "--data-dir", "--force"):
         assert flag in done.stdout
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_another_system_is_refused_before_anything_is_loaded(system):
+    script = f"""
+import runpy, sys
+sys.platform = {system!r}
+try:
+    runpy.run_module("compare", run_name="__main__", alter_sys=True)
+finally:
+    assert not {{"typer", "rich", "msgspec", "compare.cli.main"}} & set(sys.modules)
+"""
+    done = execute(["-c", script])
+    assert done.returncode == UNAVAILABLE
+    assert done.stderr.splitlines() == [
+        "error: Ringside runs on Linux only.",
+        f"  This system is {system}.",
+        "  Use a machine with Linux, a container, or WSL 2 on Windows.",
+    ]
+
+
+def test_first_screen_says_that_it_runs_on_linux(compare):
+    assert "It runs on Linux." in compare("--help").out
 
 
 def execute(arguments, stdout=subprocess.PIPE, cwd=ROOT):

@@ -56,11 +56,27 @@ def test_diff_has_an_exit_code_for_slower_and_one_for_open(old, tmp_path, times,
     assert diff(old, new).exit_code == 0  # nothing fails without a limit
 
 
+def test_conclusion_of_a_diff_that_fails_is_printed_once(old, tmp_path):
+    new = saved(tmp_path / "new", [time * 1.1 for time in QUIET])
+    done = diff(old, new, "--fail-if-slower", "5%")
+    assert f"{done.output}{done.exception}".count("SLOWER by more than 5 %: ddp.") == 1
+    assert str(done.exception).startswith("The diff did not pass (exit code 14).\n")
+
+
 def test_diff_of_unlike_runs_needs_force_and_states_it(old, tmp_path):
     new = saved(tmp_path / "new", QUIET, cores=8)
     assert isinstance(diff(old, new).exception, ConditionsError)
     shown = diff(old, new, "--force", "--format", "json")
     assert json.loads(shown.output)["forced"] is True
+
+
+def test_diff_as_a_benchmark_has_the_new_state_of_each_arm(old, tmp_path):
+    new = saved(tmp_path / "new", [time * 1.1 for time in QUIET])
+    (entry,) = json.loads(diff(old, new, "--format", "github-benchmark").output)
+    assert (entry["name"], entry["unit"]) == ("diff: ddp", "×")
+    assert entry["value"] == pytest.approx(1.1 * 5 / 4, rel=0.01)
+    assert entry["range"].startswith("± 0.0")
+    assert "slower" in entry["extra"]
 
 
 @pytest.mark.parametrize("limit", ["0", "-1%", "five", "nan", "1e9"])

@@ -45,7 +45,6 @@ def test_predict_against_another_run_prints_both_times(saved):
         (["two", "--hosts", "many"], UsageError, "--hosts cannot be"),
         (["two", "--link", "fast"], UsageError, "--link cannot be"),
         (["two", "--bucket-cap", "0"], UsageError, "--bucket-cap cannot be"),
-        (["two", "--format", "xml"], UsageError, "--format cannot be"),
     ],
 )
 def test_predict_with_a_mistake_is_refused(saved, arguments, error, says):

@@ -1,17 +1,21 @@
 """The order of the sources of hosts, and the engines."""
 
+import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from compare.errors import AllocationError, BudgetError, HostError, UsageError
-from compare.experiment import allocation
+from compare.experiment import allocation, collectives, run, verify
 from compare.experiment.allocation import choose_allocation, endings_named, require_time
 from compare.launch.engines.local import Local
 from compare.launch.engines.slurm import Slurm
 from compare.launch.engines.slurm_job import SlurmJob
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
+from tests.unit.collectives import a_sweep_config
+from tests.unit.factories import a_run
 
 HOSTS = (Host("n1", 2, source="Slurm job 17"), Host("n2", 1, source="Slurm job 17"))
 JOB = SlurmJob("17", HOSTS, {"n1": 2, "n2": 1}, {}, math.inf)
@@ -109,3 +113,24 @@ def test_job_too_short_for_a_round_is_refused_before_it():
     require_time(None, "arm", least_seconds=math.inf, now=80.0)
     with pytest.raises(BudgetError, match="Slurm job 17 ends before every arm can run once"):
         require_time(AnEndedJob(), "arm", least_seconds=30.0, now=80.0)
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "settle"),
+    [
+        (run, "compare_arms", "settle"),
+        (verify, "verify_arms", "settle"),
+        (collectives, "compare_collectives", "settle_sweep"),
+    ],
+)
+def test_command_refused_for_its_time_keeps_nothing(tmp_path, monkeypatch, module, command, settle):
+    config = a_sweep_config("gloo", "mpi") if settle == "settle_sweep" else a_run().config
+    monkeypatch.setattr(
+        module, "open_hosts", lambda *_: contextlib.nullcontext(SimpleNamespace(job=AnEndedJob()))
+    )
+    monkeypatch.setattr(module, settle, lambda *_: (config, {}))
+    folder = tmp_path / "run"
+    with pytest.raises(BudgetError, match="ends before every") as caught:
+        getattr(module, command)(SimpleNamespace(output=folder), None, None)
+    assert not getattr(caught.value, "__notes__", [])
+    assert not folder.exists()

@@ -96,7 +96,7 @@ def test_sweep_group_that_fails_stops_no_other(tmp_path, monkeypatch):
     assert read_json(tmp_path / COLLECTIVES_FILE, CollectivesRun) == run
 
 
-def in_a_job(folder, monkeypatch, *, seconds_left=60, launches):
+def in_a_job(folder, monkeypatch, *, launches):
     """Sweep two groups in a job that ends after so many launches."""
     config = a_sweep_config("gloo", "mpi", rounds=2)
 
@@ -107,7 +107,7 @@ def in_a_job(folder, monkeypatch, *, seconds_left=60, launches):
         return a_sweep_launch(config, planned.group, planned.number)
 
     monkeypatch.setattr(collectives, "launch_sweep", launch)
-    job = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + seconds_left)
+    job = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + 60)
     run = a_collectives_run(config, [], complete=False)
     return sweep_groups(run, folder, SimpleNamespace(job=job), _Silent())
 
@@ -119,9 +119,6 @@ def test_sweep_in_a_job_ends_with_its_time(tmp_path, monkeypatch):
     assert read_json(tmp_path / COLLECTIVES_FILE, CollectivesRun) == run
 
 
-@pytest.mark.parametrize(
-    ("seconds_left", "says"), [(60, "The time of Slurm job 17 ended"), (5, "Slurm job 17 ends before")]
-)
-def test_sweep_in_a_job_too_short_for_every_group_fails(tmp_path, monkeypatch, seconds_left, says):
-    with pytest.raises(BudgetError, match=says):
-        in_a_job(tmp_path, monkeypatch, seconds_left=seconds_left, launches=1)
+def test_sweep_in_a_job_too_short_for_every_group_fails(tmp_path, monkeypatch):
+    with pytest.raises(BudgetError, match="The time of Slurm job 17 ended"):
+        in_a_job(tmp_path, monkeypatch, launches=1)

@@ -11,7 +11,9 @@ from rich.console import Console
 
 from compare.errors import BudgetError, LaunchError, OutputError
 from compare.experiment.verify import VERIFICATION_FILE, verify
-from compare.report.verification import renderable
+from compare.report.html import page_of
+from compare.report.html.sheets import of_verification
+from compare.report.verification import VERIFICATION_RENDERERS, renderable
 from compare.schema.files import read_json
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
@@ -74,6 +76,14 @@ def test_table_has_every_figure_and_under_it_what_failed():
     assert "did not run" in row(text, "mpi")
     below = ("manual is wrong. Why.", "rank 1 died", "1e-12 in float64 and 1e-06 in float32", DIGITS.note)
     assert [part for part in below if part not in " ".join(text.split())] == []
+
+
+def test_every_format_has_the_failures():
+    found = Verification(run=a_run(), arms=[an_arm(), an_arm("manual", "failed", 0.5), did_not_run()])
+    texts = [render(found) for render in VERIFICATION_RENDERERS.values()]
+    texts.append(page_of([of_verification(found)]))
+    assert [text for text in texts if "manual" not in text or "failed" not in text.lower()] == []
+    assert [text for text in texts if "rank 1 died" not in text] == []
 
 
 def test_figures_that_are_no_numbers_are_called_so():
@@ -162,10 +172,3 @@ def test_verify_in_a_job_that_ends_too_early_keeps_what_is_finished(tmp_path, mo
         verify(run, tmp_path, a_job(60), Silent())
     assert caught.value.found == "1 of 2 had."
     assert [arm.arm for arm in read_json(tmp_path / VERIFICATION_FILE, Verification).arms] == ["ddp"]
-
-
-def test_verify_in_a_job_without_time_for_every_arm_launches_none(tmp_path):
-    observer = Silent()
-    with pytest.raises(BudgetError, match="Slurm job 17 ends before every arm can run once"):
-        verify(a_run({"ddp": [], "manual": []}, launches=[], complete=False), tmp_path, a_job(5), observer)
-    assert observer.events == []

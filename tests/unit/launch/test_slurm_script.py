@@ -35,9 +35,17 @@ def test_script_of_no_launch_or_with_a_secret_is_refused(words):
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("option", ["--output=mine", "-omine", "--comment=a\ncurl evil"])
-def test_option_that_moves_the_output_or_the_line_is_refused(option):
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        *[(option, "names this file") for option in ("--output=mine", "-omine")],
+        *[(option, "job array") for option in ("--array=1-3", "--arr=1-3", "-a1-3")],
+        *[(option, "heterogeneous") for option in ("hetjob", "packjob", "--het-group=0")],
+        ("--comment=a\ncurl evil", "control character"),
+    ],
+)
+def test_option_that_makes_another_job_is_refused(option, says):
+    with pytest.raises(UsageError, match=says):
         write_script(RESOURCES._replace(options=[option]), ["run"], Path("out"))
 
 

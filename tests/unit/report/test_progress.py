@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
+import time
+from typing import get_args
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from compare.report.outlook import Pace
 from compare.report.progress import LiveProgress
+from compare.schema.arms import parse_arm
+from compare.schema.job import Planned, Progress, Stage
 from tests.unit.factories import a_launch, a_rank, a_run
 
 TIMES = (5.0, 5.1, 5.2, 5.1, 5.0)
@@ -66,3 +72,116 @@ def test_progress_announces_length_then_time_then_power(rounds, config, line):
 )
 def test_progress_announces_nothing_where_nothing_is_to_come(rounds, config):
     assert printed(a_start(rounds, config)) == []
+
+
+# ---- the standing ----
+
+
+def a_planned(arm="ddp", round_=1, number=1):
+    return Planned(number, round_, parse_arm(arm))
+
+
+def after_a_round(run, **options):
+    """Return what is printed after the launches of a run's last round."""
+    console = Console(file=io.StringIO(), width=80)
+    with LiveProgress(console, run.config, **options) as progress:
+        for number, launch in enumerate(run.launches[-3:], start=1):
+            progress.launch_begins(a_planned(launch.arm, launch.round, number))
+            progress.launch_ended(a_planned(launch.arm, launch.round, number), launch)
+        progress.rounds_done(run)
+        progress.rounds_done(run)  # a scaling series begins with one that is known
+    return console.file.getvalue().splitlines()
+
+
+def test_progress_without_a_terminal_prints_a_line_a_round():
+    run = a_start(3, {"rounds": 7})
+    assert after_a_round(run) == ["round 3 of 7 (30 s): none 5.00, mpi 5.10, ddp 5.13 ms a step"]
+    assert after_a_round(run, quiet=True) == []
+
+
+def test_standing_counts_the_verdicts_that_are_settled():
+    (line,) = after_a_round(a_start(5, {"rounds": 7}))
+    assert line.endswith(" ms a step; 0 of 1 verdict settled")
+
+
+@pytest.mark.parametrize(
+    ("config", "done", "left"),
+    [
+        ({"rounds": 7}, 0, ""),
+        ({"rounds": 7}, 3, "about 58 s left"),
+        ({"rounds": 7}, 21, "about 0 s left"),
+        (DEFAULT, 3, "about 38 s for 5 rounds"),
+        (DEFAULT, 15, "at most 4 min 8 s left"),
+        (BUDGET, 0, "at most 9 min 58 s left"),
+    ],
+)
+def test_pace_tells_the_time_left(config, done, left):
+    pace = Pace(a_start(0, config).config, 3, 1)
+    pace.start(100.0)
+    for _ in range(done):
+        pace.count(100.0 + done / 3 * 10)
+    assert pace.left(100.0 + done / 3 * 10 + 2) == left
+
+
+def test_pace_expects_the_launches_of_a_repeated_round():
+    pace = Pace(a_start(0, {"rounds": 2}).config, 3, 1)
+    pace.repeat()
+    assert pace.launches == 9
+
+
+# ---- in a terminal ----
+
+
+@pytest.fixture
+def live():
+    """A display, and what it has written since the last look."""
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, legacy_windows=False, _environ={})
+    with LiveProgress(console, a_start(0, {"rounds": 2}).config) as progress:
+
+        def written():
+            text = console.file.getvalue()
+            console.file.seek(0)
+            console.file.truncate()
+            return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+        yield progress, written
+
+
+def a_record(stage, step=0):
+    return Progress(stage=stage, step=step, at=0.0, limit_seconds=1.0)
+
+
+def test_terminal_shows_the_stage_of_a_launch(live):
+    progress, written = live
+    progress.launch_begins(a_planned("none"))
+    progress.launch_begins(a_planned("ddp"))
+    assert "round 1 of 2 · ddp (2 of 3): starting" in written()
+    for stage in get_args(Stage):
+        if stage not in {"turn", "reference", "train", "collectives"}:
+            progress.rank_progressed(a_planned(), a_record(stage))
+            assert "round 1 of 2 · ddp (2 of 3): " in written()
+    progress.rank_progressed(a_planned(), a_record("load"))
+    assert "loading torch" in written()
+
+
+def test_terminal_draws_nothing_while_an_arm_trains(live):
+    progress, written = live
+    progress.launch_begins(a_planned())
+    progress.turn_begins(a_planned(), 2, 12)
+    assert "turn 2 of 12: ddp trains" in written()
+    for step in range(5):
+        progress.rank_progressed(a_planned(), a_record("turn", step))
+        progress.rank_progressed(a_planned(), a_record("train", step))
+    time.sleep(0.3)  # a thread that redraws would have
+    assert written() == ""
+    progress.rank_progressed(a_planned(), a_record("test"))
+    assert "ddp: testing" in written()
+
+
+def test_terminal_draws_news_alone_where_launches_train(live):
+    progress, written = live
+    progress.launch_begins(a_planned())
+    progress.rank_progressed(a_planned(), a_record("train", 30))
+    assert "training, 30 of" in written()
+    progress.rank_progressed(a_planned(), a_record("train", 30))
+    assert written() == ""

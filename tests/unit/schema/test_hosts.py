@@ -37,9 +37,26 @@ def test_is_local_knows_this_machine_by_name_alone(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "Box7")
     for name in ("localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "::1", "box7", "BOX7"):
         assert is_local(Host(name, 1))
-    for name in ("box8", "box7.example.com", "10.0.0.1", "127.example.com", "fe80::1", "localhost.evil.org"):
+    for name in ("box8", "10.0.0.1", "127.example.com", "fe80::1", "localhost.evil.org"):
         assert not is_local(Host(name, 1))
     assert not is_local(Host("localhost", 1, user="alice"))
+
+
+def test_is_local_looks_up_other_forms_of_this_machines_name(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "pi-launcher")
+    addresses = {"pi-launcher.pi.default.svc": "127.0.1.1", "pi-launcher.elsewhere": "203.0.113.9"}
+
+    def getaddrinfo(name, _port):
+        if name not in addresses:
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    assert not is_local(Host("pi-launcher.not-yet.svc", 1))
+    assert is_local(Host("pi-launcher.pi.default.svc", 1))
+    assert not is_local(Host("pi-launcher.elsewhere", 1))
+    addresses["pi-worker-0.pi.default.svc"] = "127.0.0.1"
+    assert not is_local(Host("pi-worker-0.pi.default.svc", 1))
 
 
 def test_local_host_is_this_machine():

@@ -1,0 +1,181 @@
+"""Write the manifest of an MPIJob, which Kubernetes' MPI operator carries out.
+
+The operator starts the pods, gives them an ssh key in common, and writes the hostfile of the launcher's pod.
+Ringside runs there, and reaches the workers over ssh.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from compare.errors import UsageError
+from compare.launch.engines.submission import names_flag, require_command, require_printable
+
+MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
+"""What a worker gets if the user gives no sizes."""
+_SSHD_PORT = 22
+_START_SECONDS = 600
+"""Maximum time for the workers' pods to start."""
+_READY_SECONDS = 2
+_VOLUME = "shared-memory"
+_LAUNCHER = {"cpu": "1", "memory": "2Gi"}
+"""Resources of the pod that trains nothing."""
+# Names of pods are made of it, with up to 17 characters more.
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?([kMGT]|[KMGT]i)?")
+# YAML reads these as they are; it would take others for numbers, truth values or marks.
+_PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
+_WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+class Resources(NamedTuple):
+    """What a job asks for; those of one worker, unless stated."""
+
+    image: str
+    workers: int
+    ranks_per_worker: int
+    minutes: int
+    """Time limit of the whole job."""
+    cpus: int | None = None
+    """None for one CPU a rank."""
+    gpus: int = 0
+    name: str = ""
+    """Name of the job, or empty."""
+    namespace: str = ""
+    """Empty for that of kubectl."""
+    memory: str = MEMORY
+    shared_memory: str = SHARED_MEMORY
+    """Size of /dev/shm, which is a part of the memory."""
+
+
+def job_name(resources: Resources, words: Sequence[str]) -> str:
+    """Return the name of the job."""
+    return resources.name or f"compare-{words[0]}"
+
+
+def write_manifest(resources: Resources, words: Sequence[str]) -> str:
+    """Return the manifest that runs a command of Ringside as an MPIJob.
+
+    Raises:
+        UsageError: the command launches no ranks, or a size is none. A value of ``-x`` is refused, too.
+    """
+    require_command(
+        words,
+        secrets="Add it to the launcher's container as a variable from a Secret, and give its name: -x NAME",
+    )
+    require_printable([*words, resources.image, resources.namespace])
+    _require_written_well(resources)
+    return _yaml(_manifest(resources, words))
+
+
+def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
+    cpus = resources.cpus or resources.ranks_per_worker
+    own = {"cpu": str(cpus), "memory": resources.memory}
+    if resources.gpus:
+        own["nvidia.com/gpu"] = str(resources.gpus)
+    command = ["ringside", *(word.replace("$", "$$") for word in words)]  # Kubernetes would expand $(NAME)
+    for flag, value in (
+        ("--engine", "ssh"),  # never the launcher's pod alone
+        ("--wait-for-hosts", str(_START_SECONDS)),
+        # A container sees all CPUs of its node, and may use its limit.
+        ("--threads", str(max(1, cpus // resources.ranks_per_worker))),
+    ):
+        if not names_flag(words, flag):
+            command += [flag, value]
+    sshd = {
+        # The folder of the operator's keys can be written by everybody.
+        "command": ["/usr/sbin/sshd", "-De", "-oStrictModes=no", f"-p{_SSHD_PORT}"],
+        "readinessProbe": {"tcpSocket": {"port": _SSHD_PORT}, "periodSeconds": _READY_SECONDS},
+    }
+    named = {"namespace": resources.namespace} if resources.namespace else {}
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": job_name(resources, words), **named},
+        "spec": {
+            "slotsPerWorker": resources.ranks_per_worker,
+            "runPolicy": {
+                "cleanPodPolicy": "Running",
+                "backoffLimit": 0,
+                "activeDeadlineSeconds": 60 * resources.minutes,
+            },
+            "mpiReplicaSpecs": {
+                "Launcher": _replicas(1, resources, {"command": command}, _LAUNCHER),
+                "Worker": _replicas(resources.workers, resources, sshd, own),
+            },
+        },
+    }
+
+
+def _replicas(
+    count: int, resources: Resources, runs: Mapping[str, Any], asked: Mapping[str, str]
+) -> dict[str, Any]:
+    container = {
+        "name": "ringside",
+        "image": resources.image,
+        **runs,
+        "resources": {"requests": dict(asked), "limits": dict(asked)},
+        "volumeMounts": [{"name": _VOLUME, "mountPath": "/dev/shm"}],  # noqa: S108 -- of POSIX
+    }
+    memory = {"medium": "Memory", "sizeLimit": resources.shared_memory}
+    return {
+        "replicas": count,
+        "restartPolicy": "Never",
+        "template": {"spec": {"containers": [container], "volumes": [{"name": _VOLUME, "emptyDir": memory}]}},
+    }
+
+
+def _require_written_well(resources: Resources) -> None:
+    if not resources.image:
+        raise UsageError(
+            "An MPIJob needs an image.",
+            found="It has Ringside, sshd and ssh; docs/kubernetes.md has one.",
+            remedy="Name it: --image registry/ringside:1",
+        )
+    if resources.name and not _NAME.fullmatch(resources.name):
+        raise UsageError(
+            f"--name cannot be {resources.name!r}.",
+            remedy="Use up to 40 small letters, digits and dashes, with a letter first.",
+        )
+    for flag, quantity in (("--memory", resources.memory), ("--shm", resources.shared_memory)):
+        if not _QUANTITY.fullmatch(quantity):
+            raise UsageError(f"{flag} cannot be {quantity!r}.", remedy=f"Write it as in {flag} 8Gi.")
+
+
+# ---- YAML, without a library -----------------------------------------------------------------------------
+
+
+def _yaml(fields: Mapping[str, Any]) -> str:
+    return "\n".join(_lines(fields)) + "\n"
+
+
+def _lines(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Write a mapping, with lists of words in one line."""
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            yield f"{_scalar(key)}:"
+            yield from (f"  {line}" for line in _lines(value))
+        elif isinstance(value, list) and isinstance(value[0], Mapping):
+            yield f"{_scalar(key)}:"
+            for item in value:
+                first, *more = _lines(item)
+                yield f"- {first}"
+                yield from (f"  {line}" for line in more)
+        elif isinstance(value, list):
+            yield f"{_scalar(key)}: [{', '.join(map(_quoted, value))}]"
+        else:
+            yield f"{_scalar(key)}: {_scalar(value)}"
+
+
+def _scalar(value: str | int) -> str:
+    if isinstance(value, int) or (_PLAIN.fullmatch(value) and value.lower() not in _WORDS_OF_YAML):
+        return str(value)
+    return _quoted(value)
+
+
+def _quoted(value: str) -> str:
+    # YAML reads the strings of JSON.
+    return json.dumps(value, ensure_ascii=False)

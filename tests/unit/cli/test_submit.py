@@ -1,0 +1,40 @@
+"""``compare submit``: what it prints where, and which flags belong together."""
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from compare.cli.main import app
+from compare.errors import UsageError
+
+POD = ["--engine", "kubernetes", "--image", "registry/ringside:1"]
+
+
+def submit(*arguments):
+    return CliRunner().invoke(app, ["submit", *arguments])
+
+
+def test_submit_to_kubernetes_prints_the_manifest_alone_on_stdout():
+    done = submit(*POD, "--namespace", "team", "--shm", "2Gi", "-t", "5", "--", "verify", "--backend", "ddp")
+    assert done.exit_code == 0, done.output
+    job = yaml.safe_load(done.stdout)
+    assert job["metadata"] == {"name": "compare-verify", "namespace": "team"}
+    assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == 300
+    assert 'sizeLimit: "2Gi"' in done.stdout
+    assert "| kubectl apply -f -" in done.stderr
+    assert "kubectl -n team logs -f --pod-running-timeout=10m job/compare-verify-launcher" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([*POD, "--wait"], "--wait means nothing to --engine kubernetes"),
+        ([*POD, "--dry-run"], "--dry-run means nothing"),
+        (["--gpus", "1"], "--gpus means nothing to --engine slurm"),
+        (["--engine", "pbs"], "cannot be 'pbs'"),
+    ],
+)
+def test_submit_refuses_flags_of_another_scheduler(arguments, says):
+    done = submit(*arguments, "--", "run")
+    assert isinstance(done.exception, UsageError)
+    assert says in str(done.exception)

@@ -1,0 +1,151 @@
+"""The manifest of an MPIJob, checked against the operator's own definition."""
+
+import copy
+
+import jsonschema
+import pytest
+import yaml
+
+from compare.errors import UsageError
+from compare.launch.engines.kubernetes import Resources, write_manifest
+from tests.comparing import ROOT
+
+RESOURCES = Resources("registry/ringside:1", workers=3, ranks_per_worker=2, minutes=20, cpus=5, gpus=2)
+WORDS = ["run", "--backend", "ddp,horovod", "--workload", "my file.py:make"]
+
+
+def a_manifest(words=WORDS, **changes):
+    return yaml.safe_load(write_manifest(RESOURCES._replace(**changes), words))
+
+
+@pytest.fixture(scope="module")
+def definition():
+    """Provide the schema of an MPIJob, which refuses unknown fields."""
+    file = ROOT.parent / "shared" / "data" / "crds" / "kubeflow.org_mpijobs.yaml"
+    if not file.exists():
+        pytest.skip("the definition of an MPIJob is not in ../shared/data/crds beside the repository")
+    (version,) = yaml.load(file.read_text(), yaml.CSafeLoader)["spec"]["versions"]
+    assert version["name"] == "v2beta1"
+    schema = closed(version["schema"]["openAPIV3Schema"])
+    names = {"type": "string"}
+    # Of the API server itself, and open in every definition.
+    schema["properties"]["metadata"] = closed({"properties": {"name": names, "namespace": names}})
+    return jsonschema.Draft202012Validator(schema)
+
+
+def closed(schema):
+    """Refuse fields that a schema does not name, at every depth."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: closed(value) for key, value in schema.items()}
+    if "properties" in schema and "additionalProperties" not in schema:
+        inner["additionalProperties"] = False
+    return inner
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"gpus": 0, "cpus": None, "name": "mine", "namespace": "team-a", "shared_memory": "512Mi"}],
+)
+def test_manifest_is_an_mpijob_by_its_definition(definition, changes):
+    definition.validate(a_manifest(**changes))
+
+
+def misspell(job):
+    job["spec"]["slotsPerWorkers"] = job["spec"].pop("slotsPerWorker")
+
+
+def quote_a_number(job):
+    job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = "3"
+
+
+def misplace_the_probe(job):
+    pod = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod["readinessProbe"] = pod["containers"][0].pop("readinessProbe")
+
+
+def forget_the_medium(job):
+    pod = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod["volumes"][0] = {"name": "shared-memory", **pod["volumes"][0]["emptyDir"]}
+
+
+def write_a_shell_string(job):
+    container = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    container["command"] = " ".join(container["command"])
+
+
+@pytest.mark.parametrize(
+    "mistake", [misspell, quote_a_number, misplace_the_probe, forget_the_medium, write_a_shell_string]
+)
+def test_definition_refuses_a_planted_mistake(definition, mistake):
+    job = copy.deepcopy(a_manifest())
+    mistake(job)
+    assert not definition.is_valid(job)
+
+
+def pods_of(job):
+    return {
+        role: (each["replicas"], each["template"]["spec"]["containers"][0])
+        for role, each in job["spec"]["mpiReplicaSpecs"].items()
+    }
+
+
+def test_manifest_has_the_pods_that_were_asked_for():
+    job = a_manifest()
+    assert job["spec"]["slotsPerWorker"] == 2
+    assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == 1200
+    pods = pods_of(job)
+    (launchers, launcher), (workers, worker) = pods["Launcher"], pods["Worker"]
+    assert (launchers, workers) == (1, 3)
+    assert worker["resources"]["limits"] == {"cpu": "5", "memory": "8Gi", "nvidia.com/gpu": "2"}
+    assert worker["command"][0] == "/usr/sbin/sshd"
+    assert worker["readinessProbe"]["tcpSocket"]["port"] == 22
+    assert launcher["command"][: len(WORDS) + 1] == ["ringside", *WORDS]
+    assert launcher["command"][len(WORDS) + 1 :] == [
+        *("--engine", "ssh", "--wait-for-hosts", "600", "--threads", "2")
+    ]
+    for role, (_, container) in pods.items():
+        assert container["image"] == "registry/ringside:1"
+        (mount,) = container["volumeMounts"]
+        (volume,) = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]["volumes"]
+        assert mount == {"name": volume["name"], "mountPath": "/dev/shm"}  # noqa: S108
+        assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+
+
+def test_manifest_keeps_every_word_and_the_users_own_flags():
+    words = [
+        "run",
+        "--threads=4",
+        "--wait-for-hosts",
+        "30",
+        "--backend",
+        "ddp,a: b",
+        "--output",
+        '$(HOME)"',
+        "no",
+    ]
+    _, launcher = pods_of(a_manifest(words))["Launcher"]
+    kept = [word.replace("$$", "$") for word in launcher["command"]]
+    assert kept == ["ringside", *words, "--engine", "ssh"]
+    assert '$$(HOME)"' in launcher["command"], "Kubernetes expands $(HOME)"
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "says"),
+    [
+        ([], {}, "nothing to submit"),
+        (["report"], {}, "no command to submit"),
+        (["run", "-x", "TOKEN=hunter2"], {}, "value of -x"),
+        (["run", "a\nb"], {}, "control character"),
+        (["run"], {"image": ""}, "needs an image"),
+        (["run"], {"name": "Mine"}, "--name cannot be"),
+        (["run"], {"memory": "8 GB"}, "--memory cannot be"),
+        (["run"], {"shared_memory": "much"}, "--shm cannot be"),
+    ],
+)
+def test_manifest_that_cannot_work_is_refused(words, changes, says):
+    with pytest.raises(UsageError, match=says) as caught:
+        write_manifest(RESOURCES._replace(**changes), words)
+    assert "hunter2" not in str(caught.value)
