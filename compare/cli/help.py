@@ -102,7 +102,7 @@ SUMMARIES = {
     "scale": "Run arms with several numbers of ranks; find where they bend.",
     "collectives": "Time each group's collectives alone over sizes, and check the results.",
     "predict": "Predict step times with other hosts, links and bucket sizes.",
-    "submit": "Submit a command as a job.",
+    "submit": "Submit a command as a job of Slurm, or print an MPIJob.",
     "report": "Show a run again in any format, also one that was stopped.",
     "explain": "Explain a run's figures as a lesson, with the code that synchronises.",
     "diff": "Compare what synchronising costs in two runs, as ratios within each.",

@@ -59,7 +59,7 @@ class _Commands(TyperGroup):
     _loaded: Mapping[str, Any] = {}
 
     @property
-    def commands(self) -> Mapping[str, Any]:  # type: ignore[override]
+    def commands(self) -> Any:
         """Return every command by its name."""
         self._loaded = self._loaded or _load_commands()
         return self._loaded
@@ -181,7 +181,7 @@ def _require_working_folder() -> None:
         ) from None
 
 
-def _load_commands() -> dict[str, Any]:
+def _load_commands() -> Mapping[str, Any]:
     """Import every command, and register it."""
     from compare.cli import (
         aa,
@@ -228,13 +228,16 @@ def _load_commands() -> dict[str, Any]:
         _register(every, command, name)
     # Flags behind the other command's name are that command's.
     _register(every, rehearse.rehearse, "rehearse", allow_interspersed_args=False)
-    below = {"data": (data.fetch, data.status), "install": (install.horovod, install.mpich)}
+    below: dict[str, tuple[Callable[..., None], ...]] = {
+        "data": (data.fetch, data.status),
+        "install": (install.horovod, install.mpich),
+    }
     for name, of_group in below.items():
         group = typer.Typer(help=SUMMARIES[name], no_args_is_help=True, rich_markup_mode=None)
         every.add_typer(group, name=name)
-        for command in of_group:
-            _register(group, command, f"{name} {command.__name__}")
-    loaded: dict[str, Any] = typer.main.get_group(every).commands
+        for member in of_group:
+            _register(group, member, f"{name} {member.__name__}")
+    loaded: Mapping[str, Any] = typer.main.get_group(every).commands
     return loaded
 
 

@@ -53,8 +53,7 @@ class LaunchRequest:
     config: Mapping[str, Any]
     """Every other field of the config that has a flag."""
     command: Sequence[str] = ()
-    wait_seconds: float = 0.0
-    """Maximum time for hosts that are starting."""
+    wait_seconds: float = 0.0  # for hosts that are starting
 
 
 @dataclass(frozen=True, kw_only=True)
