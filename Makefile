@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu fuzz lint bench false-differences false-alarms schema reference docs clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu matrix fuzz lint bench false-differences false-alarms schema reference docs clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -71,6 +71,9 @@ lint: setup ## ruff and mypy
 # It installs nothing: the machine may have no network, and its own torch.
 test-gpu: ## try what needs a GPU, with an interpreter that has torch (PYTHON=python3 GPU_ARGS="--device cpu")
 	$(PYTHON) -m tests.gpu $(GPU_ARGS) build/gpu-$$(date +%Y-%m-%dT%H-%M-%S)
+
+matrix: setup ## try every Python and torch that is here (PYTHONS="/other/bin/python" WHEELS=/folder/of/torch/wheels)
+	WHEELS="$(WHEELS)" $(PY) -m tests.matrix build/matrix-$$(date +%Y-%m-%dT%H-%M-%S) --python $(PYTHONS)
 
 bench: setup ## measure Ringside itself (BENCH_ARGS="...")
 	$(PY) -m tests.bench $(BENCH_ARGS)

@@ -32,3 +32,17 @@ def test_types_and_licence_are_shipped():
     for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         assert (ROOT / package / "py.typed").is_file()
     assert [(ROOT / name).is_file() for name in PROJECT["project"]["license-files"]] == [True]
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_containerfile_copies_what_is_there_and_leaves_root(name):
+    lines = (ROOT / "containers" / f"{name}.Containerfile").read_text().splitlines()
+    ignored, *allowed = (ROOT / ".dockerignore").read_text().split()
+    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[2:-1]]
+    assert ignored == "*"
+    for path in copied:
+        assert (ROOT / path).exists()
+        assert f"!{path}" in allowed
+    assert {"constraints.txt", "backends", "compare"} <= set(copied)
+    assert re.search(r"^FROM \S+:\d+\.\d+\.\d+-", "\n".join(lines), re.MULTILINE), "its base is pinned"
+    assert [line for line in lines if line.startswith("USER ")] == ["USER 1000"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,8 @@ class TorchGroup(Group):
             versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return {
             "library": f"torch.distributed {backend}",
+            # One name may stand for several: `nccl` is ProcessGroupNCCL2 from torch 2.15 on.
+            "process_group": type(_process_group()._get_backend(self.device)).__name__,  # noqa: SLF001
             "transport": _transport(backend, self.world_size),
             "versions": versions,
         }
@@ -110,6 +112,10 @@ class TorchGroup(Group):
     def leave(self) -> None:
         # Without this a Gloo program aborts at exit.
         dist.destroy_process_group()
+
+
+def _process_group() -> Any:
+    return dist.group.WORLD
 
 
 def _choose(asked: str, device: torch.device) -> str:

@@ -198,6 +198,7 @@ _ITEMS = (
         by_host=True,
     ),
     _compared("library", _attested("group", "library")),
+    _compared("process group", _attested("group", "process_group"), "process_group", by_library=True),
     _compared("controller", _attested("group", "controller")),
     _compared(
         "buckets in bytes",

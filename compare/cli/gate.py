@@ -17,6 +17,7 @@ from compare.cli.options import (
     output_flag,
     output_option,
     read_request,
+    time_flag,
     training_flag,
     with_run_flags,
 )
@@ -55,7 +56,8 @@ def gate(
         ),
     ] = None,
     budget: Annotated[
-        float | None, length_flag(help="Maximum time in seconds: add rounds until every arm is settled.")
+        float | None,
+        time_flag(help="Maximum time, in seconds or as 5m: add rounds until every arm is settled."),
     ] = None,
     max_reruns: MaxReruns = 3,
     form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = ChangeFormat.TABLE,

@@ -16,7 +16,8 @@ from typer.core import TyperGroup
 from compare import __version__
 from compare.cli import streams
 from compare.cli.console import print_error, print_notes
-from compare.cli.help import SUMMARIES, Command
+from compare.cli.help import SUMMARIES
+from compare.cli.settings import ConfiguredCommand, configurable
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
 
@@ -130,7 +131,10 @@ def _call() -> int:
 
 
 def _register(to: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
-    """Register a command that turns Ctrl-C and wrong paths into exit codes."""
+    """Register a command that turns Ctrl-C and wrong paths into exit codes.
+
+    ``name`` is the whole one, such as ``data fetch``.
+    """
 
     @wraps(command)
     def interruptible(*arguments: Any, **options: Any) -> None:
@@ -159,7 +163,9 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
                 remedy="Choose another path, or change its permissions.",
             ) from error
 
-    to.command(name, cls=Command, context_settings=EITHER_SPELLING | settings)(interruptible)
+    *_, last = name.split()
+    register = to.command(last, cls=ConfiguredCommand, context_settings=EITHER_SPELLING | settings)
+    register(configurable(interruptible, name))
 
 
 def _require_working_folder() -> None:
@@ -230,8 +236,8 @@ def _load_commands() -> dict[str, Any]:
     for name, of_group in below.items():
         group = typer.Typer(help=SUMMARIES[name], no_args_is_help=True, rich_markup_mode=None)
         every.add_typer(group, name=name)
-        for one in of_group:
-            _register(group, one, one.__name__)
+        for member in of_group:
+            _register(group, member, f"{name} {member.__name__}")
     return dict(typer.main.get_group(every).commands)
 
 

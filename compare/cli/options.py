@@ -23,6 +23,8 @@ from compare.cli.choices import (
 )
 from compare.cli.hosts import read_allocation
 from compare.cli.passing import pass_flags
+from compare.cli.settings import command_line
+from compare.cli.times import read_seconds
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ hosts_flag = partial(typer.Option, rich_help_panel="Ranks and hosts")
 output_flag = partial(typer.Option, rich_help_panel="Output")
 """Declare a flag in a group of ``--help``."""
 
+time_flag = partial(length_flag, parser=read_seconds, metavar="TIME")
 DataDir = Annotated[
     Path | None,
     training_flag(
@@ -156,8 +159,8 @@ class LaunchFlags:
     export_csv: Annotated[Path | None, output_flag(help="Also write every figure here.")] = None
     export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
     export_html: Annotated[Path | None, output_flag(help="Also write a page here, with pictures.")] = None
-    timeout: Annotated[float, length_flag(help="Maximum time for a launch, in seconds.")] = 300.0
-    stall: Annotated[float, length_flag(help="Maximum time without progress, in seconds.")] = 30.0
+    timeout: Annotated[float, time_flag(help="Maximum time for a launch, in seconds.")] = 300.0
+    stall: Annotated[float, time_flag(help="Maximum time without progress, in seconds.")] = 30.0
     verbose: Annotated[
         bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")
     ] = False
@@ -325,6 +328,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         "exported": read_exports(flags.env or [], os.environ),
         "output": flags.output,
         "threads_per_rank": flags.threads,
+        "command": command_line(),
         "wait_seconds": flags.wait_for_hosts,
         "config": {
             "device": flags.device.value,

@@ -14,13 +14,14 @@ from compare.cli.options import (
     length_flag,
     output_flag,
     read_request,
+    time_flag,
     training_flag,
     with_run_flags,
 )
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
-    from compare.experiment.run import Plan
+    from compare.experiment.plan import Plan
     from compare.experiment.settle import UserRequest
     from compare.schema.results import Run
 
@@ -40,7 +41,7 @@ def run(
     ] = None,
     budget: Annotated[
         float | None,
-        length_flag(help="Maximum time in seconds: add rounds until every verdict is settled."),
+        time_flag(help="Maximum time, in seconds or as 5m: add rounds until every verdict is settled."),
     ] = None,
     max_reruns: MaxReruns = 3,
     baseline: Annotated[
@@ -51,7 +52,8 @@ def run(
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
     dry_run: Annotated[
-        bool, output_flag("--dry-run", help="Print the commands of one round, and stop.")
+        bool,
+        output_flag("--dry-run", help="Print one round as blocks for a shell, and stop."),
     ] = False,
     strict: Annotated[
         bool, output_flag("--strict", help="Fail if the arms ran under different conditions.")
@@ -73,7 +75,7 @@ def run(
         **choose_length(repeats, budget),
     )
     if dry_run:
-        _print_plan(plan(request, make_say(make_console(stderr=True))))
+        _print_plan(plan(request))
         return
     analysis = carry_out_and_print(request, flags)
     if strict:
@@ -138,7 +140,12 @@ def _require_same_conditions(analysis: Analysis) -> None:
 
 
 def _print_plan(plan: Plan) -> None:
+    """Print comments and blocks, which a shell accepts."""
+    from compare.report.outlook import planned_time
+
     console = make_console()
-    for section in plan:
-        console.print(f"# {section.title}", soft_wrap=True, markup=False, style="dim")
-        console.print(section.text, soft_wrap=True, markup=False)
+    for line in [planned_time(plan.config, plan.round_seconds), *plan.notes]:
+        console.print(f"# {line}", soft_wrap=True, markup=False, style="dim")
+    for block in plan.blocks:
+        console.print(f"\n# {block.title}", soft_wrap=True, markup=False, style="dim")
+        console.print(block.text, soft_wrap=True, markup=False)

@@ -6,7 +6,7 @@ from compare.data.files import FileStatus, files_in, holds, status
 from compare.data.idx import load_split
 from compare.data.mnist import fetch_mnist
 from compare.data.own import MOST_BYTES, code_digest, own_source, size_bytes
-from compare.data.source import default_root, resolve
+from compare.data.source import default_root, expect, resolve
 
 __all__ = [
     "MOST_BYTES",
@@ -16,6 +16,7 @@ __all__ = [
     "FileStatus",
     "code_digest",
     "default_root",
+    "expect",
     "fetch_mnist",
     "files_in",
     "files_of",

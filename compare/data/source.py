@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from compare.data.catalogue import DatasetChoice, DatasetSource
+from compare.data.catalogue import DatasetChoice, DatasetName, DatasetSource
 from compare.data.digits import prepare_digits
+from compare.data.files import digits_directory, holds, mnist_directory
 from compare.data.mnist import MnistNotFoundError, fetch_mnist
 from compare.errors import OutputError
 
@@ -59,6 +60,19 @@ def resolve(
             note=f"MNIST is not available ({reason}): scikit-learn's digits instead",
         )
     return DatasetSource(name="mnist", requested=dataset, directory=str(directory))
+
+
+def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
+    """Return what ``resolve`` would use, without fetching or making it."""
+    there = [name for name, folder in _folders(root).items() if holds(name, folder)]
+    choices: list[DatasetName] = ["mnist", "digits"] if dataset == "auto" else [dataset]
+    name = next((name for name in choices if name in there), choices[0])
+    note = "" if name in there else f"The data is not in {root} yet: a run gets it first."
+    return DatasetSource(name=name, requested=dataset, directory=str(_folders(root)[name]), note=note)
+
+
+def _folders(root: Path) -> dict[DatasetName, Path]:
+    return {"mnist": mnist_directory(root), "digits": digits_directory(root)}
 
 
 def _prepare_digits_somewhere(root: Path) -> Path:

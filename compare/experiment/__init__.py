@@ -1,7 +1,8 @@
 """Settle a request, decide what comes next, and carry it out."""
 
 from compare.experiment.collectives import SweepRequest, compare_collectives
-from compare.experiment.run import compare_arms, plan
+from compare.experiment.plan import plan
+from compare.experiment.run import compare_arms
 from compare.experiment.scale import ScaleRequest, scale_arms
 from compare.experiment.settle import UserRequest
 from compare.experiment.verify import verify_arms

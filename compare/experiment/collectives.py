@@ -16,7 +16,7 @@ from compare.doctor import availability
 from compare.doctor.availability import Survey
 from compare.errors import BudgetError, LaunchError, UnavailableError
 from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
-from compare.experiment.run import Watch, command_line, kept, open_hosts
+from compare.experiment.run import Watch, kept, open_hosts
 from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch import Observer, launch_sweep
@@ -65,7 +65,7 @@ def compare_collectives(
         run = CollectivesRun(
             ringside_version=__version__,
             started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-            command=command_line(),
+            command=list(request.command),
             config=config,
             hosts=list(cluster.hosts),
             network=cluster.network,

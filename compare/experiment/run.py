@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,37 +18,25 @@ from compare.doctor import quick_check
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.allocation import endings_named, require_time, too_little_time
 from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
-from compare.experiment.schedule import discard_unfinished, least_round_seconds, order_of
+from compare.experiment.schedule import discard_unfinished, least_round_seconds
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
-from compare.launch.arm import commands_for, launch_files
 from compare.launch.cluster import Cluster
 from compare.launch.engines.arrival import wait_for_hosts
 from compare.launch.signals import uninterrupted
 from compare.schema.clock import unix_time
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
-from compare.schema.environment import masked
 from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE, is_local
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
-from compare.schema.store import RESULTS_FILE, create_output, default_output, read_run, write_request
+from compare.schema.store import RESULTS_FILE, create_output, read_run, write_request
 
 ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
 T = TypeVar("T")
 Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
 """Makes the observer of a run of some config."""
-
-
-class Section(NamedTuple):
-    """A part of a plan: what it shows, and the text."""
-
-    title: str
-    text: str
-
-
-Plan = list[Section]
 
 
 def compare_arms(
@@ -100,39 +86,6 @@ def kept(
                 except OutputError as unwritten:  # the first error is the one to report
                     error.add_note(unwritten.what)
         raise
-
-
-def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
-    """Return the commands of one round, without starting them.
-
-    Raises:
-        RingsideError: the request cannot be settled.
-    """
-    with open_hosts(request, say) as cluster:
-        config, _ = settle(request, cluster)
-        directory = Path(os.path.realpath(request.output or default_output(config)))
-        sections: Plan = []
-        for number, arm in enumerate(order_of(config, 1), start=1):
-            sections += _plan_launch(config, Planned(number, 1, arm), directory, cluster)
-        if not cluster.is_this_machine:
-            job = msgspec.json.format(msgspec.json.encode(config)).decode()
-            sections.append(Section("job.json on every host: this, and the arm", job))
-        return sections
-
-
-def _plan_launch(config: RunConfig, planned: Planned, directory: Path, cluster: Cluster) -> Plan:
-    arm = planned.arm
-    in_turns = arm if choose_interleaving(config).mode == "blocks" else None
-    place = cluster.place(launch_files(directory, planned), in_turns=in_turns)
-    # On this machine they name folders that exist during a launch alone.
-    own = {} if cluster.is_this_machine else place.settings()
-    commands = commands_for(config, arm, place, own)
-    sections = []
-    for command in commands:
-        settings = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
-        where = f" on {command.host.name}" if command.host else ""
-        sections.append(Section(f"{arm.label}{where}", " ".join([*settings, shlex.join(command.argv)])))
-    return sections + [Section(name, content) for name, content in place.described().items()]
 
 
 @contextmanager
@@ -185,7 +138,7 @@ def begin(
     source = find_data(request, say)
     directory = create_output(request.output, config.model, config.ranks, purpose=purpose)
     cluster.stage(source, say)
-    return new_run(config, source, cluster, left_out), directory
+    return new_run(config, source, cluster, left_out, request.command), directory
 
 
 def find_data(request: UserRequest, say: Callable[[str], None]) -> DatasetSource:
@@ -250,12 +203,18 @@ def _save_failure(run: Run, planned: Planned, error: BaseException, directory: P
         write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))
 
 
-def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_out: dict[str, str]) -> Run:
+def new_run(
+    config: RunConfig,
+    dataset: DatasetSource,
+    cluster: Cluster,
+    left_out: dict[str, str],
+    command: Sequence[str],
+) -> Run:
     """Begin the record of a run."""
     return Run(
         ringside_version=__version__,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        command=command_line(),
+        command=list(command),
         config=config,
         dataset=dataset,
         hosts=list(cluster.hosts),
@@ -265,9 +224,3 @@ def new_run(config: RunConfig, dataset: DatasetSource, cluster: Cluster, left_ou
         left_out=left_out,
         interleaved=choose_interleaving(config),
     )
-
-
-def command_line() -> list[str]:
-    """Return the command line of this program, without secrets."""
-    # A path may hold bytes that are no text; they are shown, not lost.
-    return ["compare", *(os.fsencode(word).decode(errors="replace") for word in masked(sys.argv[1:]))]

@@ -13,7 +13,7 @@ from compare import __version__
 from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.experiment.allocation import endings_named, require_time
-from compare.experiment.run import Watch, carry_out, command_line, find_data, kept, new_run, open_hosts
+from compare.experiment.run import Watch, carry_out, find_data, kept, new_run, open_hosts
 from compare.experiment.schedule import least_round_seconds
 from compare.experiment.settle import UserRequest, settle
 from compare.launch import Observer, open_cluster
@@ -61,7 +61,7 @@ def scale_arms(
     series = Series(
         ringside_version=__version__,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        command=command_line(),
+        command=list(request.command),
         mode=request.mode,
         counts=list(request.counts),
     )
@@ -116,7 +116,7 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
         config, left_out = settle(largest, cluster)
         source = find_data(request, say)
         cluster.stage(source, say)
-        runs[request.counts[-1]] = new_run(config, source, cluster, left_out)
+        runs[request.counts[-1]] = new_run(config, source, cluster, left_out, request.command)
         network = cluster.network
     for count, asked in zip(request.counts, fewer, strict=False):
         own = replace(
@@ -131,7 +131,7 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
             open_cluster(allocation, interface=network.interface, exported=own.exported) as cluster,
         ):
             settled, _ = settle(own, cluster)
-            runs[count] = new_run(settled, source, cluster, left_out)
+            runs[count] = new_run(settled, source, cluster, left_out, request.command)
     return {count: runs[count] for count in request.counts}, source
 
 

@@ -52,8 +52,8 @@ class LaunchRequest:
     """None to share the cores."""
     config: Mapping[str, Any]
     """Every other field of the config that has a flag."""
-    wait_seconds: float = 0.0
-    """Maximum time for hosts that are starting."""
+    command: Sequence[str] = ()
+    wait_seconds: float = 0.0  # for hosts that are starting
 
 
 @dataclass(frozen=True, kw_only=True)

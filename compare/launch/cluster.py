@@ -11,7 +11,6 @@ import copy
 import itertools
 import math
 import os
-import shlex
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError, UnavailableError
 from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
 from compare.launch.engines import Allocation, Carrier, ScheduledJob
-from compare.launch.engines.commands import enough_files, join_errors, python_command
+from compare.launch.engines.commands import enough_files, join_errors
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
@@ -263,11 +262,6 @@ class Cluster:
     def remote_shell(self, folder: Path) -> Mapping[str, str]:
         """Return the files that let launchers start ranks on hosts."""
         return self._carrier.remote_shell(folder, self.hosts)
-
-    def agent_commands(self) -> list[str]:
-        """Return the commands that start the agents of other hosts, for ``--dry-run``."""
-        agent = python_command(sys.executable, "compare.launch.agent")
-        return [shlex.join(self._carrier.argv(host, agent)) for host in self.hosts if not is_local(host)]
 
 
 def _require_ready(agents: Sequence[Connection], hosts: int) -> None:

@@ -27,7 +27,7 @@ from compare.launch.agent.protocol import Start, Turns
 from compare.launch.processes import Ending, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.arms import Arm
-from compare.schema.environment import EXPORTED, MASK, inherited, library_settings
+from compare.schema.environment import EXPORTED, inherited, library_settings
 from compare.schema.files import temporary_root, write_json
 from compare.schema.job import LaunchJob
 from compare.schema.launch_files import LaunchFiles
@@ -108,21 +108,6 @@ class LaunchPlace:
         """Return the folders that are removed after the launch."""
         mirrored = () if self.cluster.is_this_machine else (self._directory,)
         return (*mirrored, self._temporary, self._shared_memory)
-
-    def described(self) -> dict[str, str]:
-        """Return the texts of small files, with values of ``-x`` masked."""
-        exported = dict.fromkeys(self.cluster.exported, MASK)
-        texts = {
-            "the agents, one connection to each host for the whole run": "\n".join(
-                self.cluster.agent_commands()
-            ),
-            f"{self._exported.name}, which the ranks alone read": msgspec.json.encode(exported).decode()
-            if exported
-            else "",
-        }
-        for name, text in self.cluster.remote_shell(self._temporary).items():
-            texts[f"{name} of the launchers that start on this machine"] = text
-        return {name: text for name, text in texts.items() if text}
 
     def begin(self, commands: Sequence[Command], job: LaunchJob, *, deadline_seconds: float) -> None:
         """Make the folders on every host, and start the commands.

@@ -97,13 +97,12 @@ def outlook(run: Run) -> list[str]:
     done = rounds_done(run)
     if run.config.comparisons is not None or planned_rounds(run) <= done:
         return []
-    lines = {0: length, 1: time_to_take, 2: planned_power}
+    lines = {0: lambda run: length(run.config), 1: time_to_take, 2: planned_power}
     return [line] if done in lines and (line := lines[done](run)) else []
 
 
-def length(run: Run) -> str:
+def length(config: RunConfig) -> str:
     """Write how many rounds a run has, or what decides it."""
-    config = run.config
     arms = counted(len(config.arms), "arm")
     until = "until every verdict is settled"
     if config.limit_seconds is None:
@@ -113,6 +112,17 @@ def length(run: Run) -> str:
         return f"{counted(FIRST_LOOK, 'round')} of {arms}, then more {until} or {time} are over."
     rounds = "Rounds" if config.rounds >= MOST_ROUNDS else f"At most {counted(config.rounds, 'round')}"
     return f"{rounds} of {arms} {until}, for at most {config.budget_seconds:g} s."
+
+
+def planned_time(config: RunConfig, round_seconds: float) -> str:
+    """Write the length of a planned run, and guess its time."""
+    rounds = config.rounds if config.limit_seconds is None else FIRST_LOOK
+    guess = duration(round_seconds * rounds)
+    if config.budget_seconds is None:
+        guess = f"{counted(rounds, 'round')} take about {guess}"
+    else:
+        guess = f"a round takes about {duration(round_seconds)}"
+    return f"{length(config)} By the starts and turns alone, {guess}."
 
 
 def time_to_take(run: Run) -> str:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS
 from compare.analysis import analyse
+from compare.cli.times import read_seconds
 from compare.data.own import own_source
 from compare.doctor import checkup, examine
 from compare.doctor.facts import Facts
@@ -48,6 +49,7 @@ from compare.schema.job import RankExit, RankFailure, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.link import parse_link
 from compare.schema.scale import read_counts
+from compare.schema.settings import Flag, read_settings, settings_for
 from compare.schema.store import read_run
 from tests.unit.factories import a_run
 
@@ -204,9 +206,29 @@ def test_values_of_flags_of_any_text_are_read_or_a_usage_error(text):
         read_counts,
         own_source,
         lambda text: read_exports([text], {}),
+        read_seconds,
     ):
         with contextlib.suppress(UsageError):
             read(text)
+
+
+SETTINGS = pieces("[run]", "\n", "steps", "backend", " = ", "60", "'ddp'", "[", "]", "{", "}", "a.")
+FLAGS_OF = {
+    "run": {"steps": Flag("steps", "whole number"), "backend": Flag("backend", "text", many=True)},
+    "data fetch": {"data_dir": Flag("data_dir", "path")},
+}
+
+
+@fuzz
+@given(BYTES | SETTINGS.map(lambda text: text.encode(errors="surrogatepass")))
+@example(b"a = " + b"[" * 100_000)
+@example(b"a." * 50_000 + b"a = 1")
+@example(b"steps = " + b"9" * 5_000)
+@example(b"steps = 1e400")
+def test_settings_of_any_bytes_are_read_or_a_usage_error(shared_file, content):
+    shared_file.write_bytes(content)
+    with contextlib.suppress(UsageError):
+        settings_for(read_settings(shared_file), "run", FLAGS_OF)
 
 
 # ---- other programs ----

@@ -101,3 +101,7 @@ os._exit(0)
 def _output_of_plain_torch():
     command = [sys.executable, "-c", _WITHOUT_AND_WITH_COMMUNICATION]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
+
+
+def test_group_attests_the_class_of_its_process_group(group):
+    assert group.attest()["process_group"] == "ProcessGroupGloo"

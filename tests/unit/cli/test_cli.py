@@ -44,6 +44,8 @@ from compare.report import RENDERERS, render
 from compare.report.collectives import SWEEP_RENDERERS
 from compare.schema.collectives import COLLECTIVES_FILE
 from compare.schema.files import read_json, write_json
+from compare.schema.job import read_job
+from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import ArmVerification, Gate, Verification
 from compare.schema.store import RESULTS_FILE
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
@@ -664,13 +666,18 @@ def test_a_defect_of_ours_keeps_its_traceback(compare, carried_out, monkeypatch)
 
 
 def dry_run(compare, *arguments):
+    """Return the command of each block, by its title."""
     ended = compare("run", "--dry-run", *arguments)
     assert ended.code == 0, ended.err
     assert list(Path.cwd().iterdir()) == []
-    lines = ended.out.splitlines()
-    return dict(
-        zip((line.removeprefix("# ") for line in lines[::2]), map(shlex.split, lines[1::2]), strict=True)
-    )
+    length, *blocks = ended.out.split("\n\n# ")
+    assert length.startswith("# 5 rounds of ")
+    assert subprocess.run(["bash", "-n"], input=ended.out, text=True, check=False).returncode == 0
+    commands = {}
+    for block in blocks:
+        title, _, text = block.partition("\n")
+        commands[title] = shlex.split(text.partition("\nenv ")[2].rpartition("\n)")[0])
+    return commands
 
 
 def test_dry_run_prints_one_command_an_arm_and_starts_nothing(compare):
@@ -681,13 +688,36 @@ def test_dry_run_prints_one_command_an_arm_and_starts_nothing(compare):
     assert "GLOO_SOCKET_IFNAME=lo" in commands["ddp"]
 
 
-def test_dry_run_prints_commands_that_a_shell_accepts(compare, monkeypatch):
-    monkeypatch.setenv("PATH", "/opt/my programs:/bin")
-    ended = compare("run", "--dry-run", "--backend", "ddp", "--no-control", "--output", "my runs")
-    _, line = ended.out.splitlines()
-    # A quote before the name would make the shell take the whole word for a program.
-    assignment = r"[A-Z_]+=('[^']*'|[^' ]*)"
-    assert re.fullmatch(rf"({assignment} )+/opt/env/bin/torchrun .* '[^']*/job.json'", line)
+def test_dry_run_prints_blocks_that_a_shell_accepts(compare, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("PATH", f"/opt/my programs:{os.environ['PATH']}")
+    folder = tmp_path_factory.mktemp("its folder's") / "my runs"
+    stand_in = tmp_path_factory.mktemp("bin") / "torchrun"
+    stand_in.write_text('#!/bin/sh\nls "${0%/bin*}" >/dev/null; echo "$PATH" "$@"\n')
+    stand_in.chmod(0o700)
+    monkeypatch.setattr(launching, "find_launcher", lambda *_: stand_in)
+    ended = compare("run", "--dry-run", "--backend", "ddp", "--no-control", "--output", folder, "-x", "KEY=v")
+    assert "v\n" not in ended.out
+    _, block = ended.out.split("\n\n# ddp\n")
+    pasted = subprocess.run(["bash"], input=block, capture_output=True, text=True, check=True)
+    (job,) = folder.glob("launches/*/job.json")
+    assert "/opt/my programs:" in pasted.stdout
+    assert pasted.stdout.endswith(f"{job}\n")
+    assert read_job(LaunchFiles(job.parent)).config.ranks == 2
+    assert json.loads((job.parent / "exported.json").read_text()) == {"KEY": "***"}
+
+
+def test_dry_run_asks_no_host(compare, tmp_path_factory):
+    hostfile = tmp_path_factory.mktemp("hosts") / "hosts"
+    hostfile.write_text("nosuchhost-a slots=2\nnosuchhost-b slots=1\n")
+    commands = dry_run(compare, "--backend", "ddp,horovod", "--no-control", "--hostfile", hostfile)
+    assert "--master_addr=nosuchhost-a" in commands["ddp on nosuchhost-b"]
+    assert "GLOO_SOCKET_IFNAME=${RINGSIDE_INTERFACE:?}" in commands["ddp on nosuchhost-a"]
+    assert "nosuchhost-a:2,nosuchhost-b:1" in commands["horovod, here"]
+    assert "horovod on nosuchhost-a, nosuchhost-b, first; it ends with Ctrl-C" in commands
+    named = dry_run(compare, "--backend", "ddp", "-H", "nosuchhost-a,localhost", "--interface", "eth0")
+    assert "GLOO_SOCKET_IFNAME=eth0" in named["ddp on localhost"]
+    on_gpus = dry_run(compare, "--backend", "ddp", "-H", "nosuchhost-a:4", "--device", "cuda")
+    assert "--nproc_per_node=4" in on_gpus["ddp on nosuchhost-a"]
 
 
 def test_run_without_a_backend_takes_all_that_can_run(compare):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -395,10 +394,9 @@ def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
     assert ":" not in name.name
 
 
-def test_a_new_run_records_what_it_begins_with(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/opt/env/bin/compare", "run", "-np", "2"])
+def test_a_new_run_records_what_it_begins_with():
     here = a_cluster(cpus=sorted(os.sched_getaffinity(0)))
-    run = new_run(a_config(), DIGITS, here, {"mpi": "not here"})
+    run = new_run(a_config(), DIGITS, here, {"mpi": "not here"}, ["compare", "run", "-np", "2"])
     assert run.command == ["compare", "run", "-np", "2"]
     assert run.ringside_version == __version__
     assert run.cores == len(os.sched_getaffinity(0))

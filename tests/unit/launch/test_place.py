@@ -186,14 +186,6 @@ def test_carry_out_exited_agent_is_not_told_to_end(files):
     assert agent.exited == Exited(status=0)
 
 
-def test_described_masks_what_the_user_gives_to_the_ranks(files):
-    agent = AnAgent()
-    secret = {"MY_TOKEN": "hunter2"}
-    cluster = of([agent], agent, exported=secret)
-    assert list(cluster.place(files).described().values()) == ['{"MY_TOKEN":"***"}']
-    assert a_cluster().place(files).described() == {}
-
-
 def test_job_for_host_of_a_sweep_needs_no_data_set():
     agent = AnAgent(cpus=(2, 3))
     cluster = of([agent], agent)

@@ -1,0 +1,80 @@
+"""Plan a run, as blocks for a shell."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from compare import data
+from compare.experiment.rounds import choose_interleaving
+from compare.experiment.schedule import least_round_seconds, order_of
+from compare.experiment.settle import UserRequest, settle
+from compare.launch.arm import launch_files
+from compare.launch.blocks import Block, blocks_of
+from compare.launch.unreached import INTERFACE, Unreached
+from compare.schema.config import RunConfig
+from compare.schema.environment import MASK
+from compare.schema.job import Job, Planned
+from compare.schema.store import default_output
+from compare.text import counted
+
+
+class Plan(NamedTuple):
+    """What a run would do."""
+
+    config: RunConfig
+    round_seconds: float
+    """Least time of a round."""
+    notes: list[str]
+    """What is not known, and what is assumed."""
+    blocks: list[Block]
+
+
+def plan(request: UserRequest) -> Plan:
+    """Plan one round. No host is asked, and nothing is started.
+
+    Raises:
+        RingsideError: the request cannot be settled.
+    """
+    hosts = Unreached(
+        request.allocation,
+        interface=request.interface,
+        exported=request.exported,
+        with_gpus=request.config["device"] == "cuda",
+    )
+    config, _ = settle(request, hosts)
+    directory = Path(os.path.realpath(request.output or default_output(config)))
+    source = request.own or data.expect(request.dataset, request.data_dir or data.default_root())
+    blocks = []
+    for number, arm in enumerate(order_of(config, 1), start=1):
+        planned = Planned(number, 1, arm)
+        place = hosts.place(launch_files(directory, planned))
+        job = Job(
+            config=config.as_run_by(arm, hosts.hosts[0].slots),
+            arm=arm,
+            affinity=hosts.cpus()[0],
+            number=number,
+            launched_at=time.time(),
+            exported=list(hosts.exported),
+            dataset=source,
+        )
+        blocks += blocks_of(job, place, hosts)
+    mode = choose_interleaving(config).mode
+    return Plan(config, least_round_seconds(config, mode), _notes(request, hosts, source), blocks)
+
+
+def _notes(request: UserRequest, hosts: Unreached, source: data.DatasetSource) -> list[str]:
+    notes = []
+    if source.note:
+        notes.append(source.note)
+    if not hosts.is_this_machine:
+        cpus = counted(len(hosts.cpus()[0]), "CPU")
+        gpus = "a GPU for each rank" if request.config["device"] == "cuda" else "no GPU"
+        notes.append(f"No host was asked. Each is taken for one like this machine, with {cpus} and {gpus}.")
+        if request.interface is None:
+            notes.append(f"Set {INTERFACE} first, to the network interface of all hosts, or add --interface.")
+    if request.exported:
+        notes.append(f"Write the values of -x in place of {MASK}.")
+    return notes

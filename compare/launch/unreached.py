@@ -1,0 +1,67 @@
+"""The hosts of a plan: nothing is asked of them."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import uuid
+from collections.abc import Mapping
+
+import msgspec
+
+from compare.launch.agent.machine import describe
+from compare.launch.agent.protocol import Ready
+from compare.launch.cluster import Cluster
+from compare.launch.engines import Allocation
+from compare.launch.network import network_of_one
+from compare.schema.hosts import Network, is_local
+
+INTERFACE = "RINGSIDE_INTERFACE"
+"""Stands for the interface that the hosts would be asked for."""
+_PORT = 29500
+"""The port that torchrun takes by default."""
+
+
+class Unreached(Cluster):
+    """Hosts as they are written, without agents and connections.
+
+    Other hosts are taken for machines like this one, with ``with_gpus`` one for each rank.
+    """
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        *,
+        interface: str | None,
+        exported: Mapping[str, str],
+        with_gpus: bool,
+    ) -> None:
+        self.hosts, self._carrier, _, self.job, rehearsed = allocation
+        self.is_this_machine = all(map(is_local, self.hosts))
+        self.exported = exported
+        self.agents = []
+        here = describe()
+        self._ready = [here if is_local(host) else _like(here, host.slots * with_gpus) for host in self.hosts]
+        self._name = f"ringside-{uuid.uuid4().hex[:8]}"
+        self._launches = itertools.count(1)
+        if self.is_this_machine:
+            self.network = network_of_one(here.addresses, asked=interface)
+        else:
+            name = interface or INTERFACE
+            addresses = tuple(here.hostname if is_local(host) else host.name for host in self.hosts)
+            self.network = Network(interface=name, network=name, addresses=addresses, rehearsed=rehearsed)
+
+    def free_port(self) -> int:
+        """Return a port that is free here, or the usual one elsewhere."""
+        if not self.is_this_machine:
+            return _PORT
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            return int(listening.getsockname()[1])
+
+    def require_launchers(self, names: set[str]) -> None:
+        """Require nothing: no network is known."""
+
+
+def _like(ready: Ready, gpus: int) -> Ready:
+    return msgspec.structs.replace(ready, gpus=gpus)

@@ -1,0 +1,127 @@
+"""Flags from a file: the command line wins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from compare.cli import main as cli
+from compare.cli import options
+from compare.cli import run as running
+from compare.cli.times import read_seconds
+from compare.errors import UsageError
+
+RUN = ["run", "--dry-run"]
+
+
+@pytest.fixture
+def requested(monkeypatch, capfd, tmp_path):
+    """Return the request of a command line, with what was printed."""
+    monkeypatch.chdir(tmp_path)
+    requests = []
+    read = options.read_request
+
+    def reading(*given, **more):
+        requests.append(read(*given, **more))
+        return requests[0]
+
+    monkeypatch.setattr(running, "read_request", reading)
+    monkeypatch.setattr("compare.experiment.plan", lambda *_: None)
+    monkeypatch.setattr(running, "_print_plan", lambda _: None)
+
+    def call(*arguments):
+        requests.clear()
+        monkeypatch.setattr(sys, "argv", ["compare", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return (requests or [ended.value.code])[0], err
+
+    return call
+
+
+def write(text, name="run.toml"):
+    Path(name).write_text(text)
+
+
+def test_flags_of_a_file_are_taken_and_named(requested):
+    write('backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\n')
+    request, err = requested(*RUN, "--config", "run.toml")
+    assert [arm.label for arm in request.arms] == ["ddp", "manual"]
+    assert request.config["budget_seconds"] == 300
+    assert (request.control, request.allocation.hosts[0].slots) == (False, 3)
+    assert "Settings of run.toml: backend, budget, control, num_proc" in err
+
+
+def test_flags_of_the_command_line_win_over_the_file(requested):
+    write('backend = ["ddp"]\nsteps = 60\n[run]\nbaseline = "ddp"\n')
+    request, err = requested(*RUN, "--config", "run.toml", "--backend", "mpi", "--baseline", "mpi")
+    assert [arm.label for arm in request.arms] == ["mpi"]
+    assert (request.baseline, request.config["steps"]) == ("mpi", 60)
+    assert "Settings of run.toml: steps\n" in err
+
+
+def test_flags_of_the_command_line_replace_their_rivals_in_the_file(requested):
+    write("node1 slots=2\n", "hosts")
+    write('hostfile = "hosts"\nsteps = 90\n')
+    request, _ = requested(*RUN, "--config", "run.toml", "-H", "localhost:5", "--epochs", "2")
+    assert [host.slots for host in request.allocation.hosts] == [5]
+    assert (request.config["steps"], request.config["epochs"]) == (None, 2)
+
+
+def test_settings_of_the_nearest_pyproject_are_recorded(requested, monkeypatch):
+    write("[tool.ringside]\nsteps = 90\n", "pyproject.toml")
+    folder = Path.cwd()
+    (folder / "inner").mkdir()
+    monkeypatch.chdir(folder / "inner")
+    request, err = requested(*RUN)
+    assert request.config["steps"] == 90
+    assert "Settings of ../pyproject.toml: steps" in err
+    assert list(request.command) == ["compare", *RUN, "--config", str(folder / "pyproject.toml")]
+    named, _ = requested(*RUN, "--config", str(folder / "pyproject.toml"))
+    assert named.config == request.config
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("stepz = 3", "run.toml: there is no setting 'stepz'"),
+        ("device = 'gpu'", "run.toml: device: 'gpu' is not one of"),
+        ("num-proc = 0", "run.toml: num_proc: "),
+        ("yes = true", "there is no setting 'yes'"),
+        ("config = 'other.toml'", "there is no setting 'config'"),
+    ],
+)
+def test_wrong_settings_name_their_file(requested, written, says):
+    write(written)
+    code, err = requested(*RUN, "--config", "run.toml")
+    assert code == 2
+    assert says in err
+
+
+def test_help_needs_no_settings(requested):
+    write("[tool.ringside]\nstepz = 90\n", "pyproject.toml")
+    assert requested("run", "--help")[0] in {0, None}
+    assert requested(*RUN)[0] == 2
+
+
+def test_settings_hold_for_listing_commands_and_leave_their_output(requested):
+    write("[tool.ringside.clean]\nkeep = 3\n", "pyproject.toml")
+    Path("runs").mkdir()
+    _, err = requested("clean")
+    assert err == "Settings of pyproject.toml: keep\n"
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("90", 90), ("90s", 90), ("1.5 h", 5400), ("5m", 300)])
+def test_time_is_read_with_or_without_a_unit(written, seconds):
+    assert read_seconds(written) == seconds
+
+
+@pytest.mark.parametrize("written", ["", "m", "5 days", "1e", "5m5", "x" * 10_000])
+def test_time_that_is_none_is_refused(written):
+    with pytest.raises(UsageError) as refused:
+        read_seconds(written)
+    assert "90s, 5m, 1h" in str(refused.value)
