@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from backends import base
 from backends.base import Group
@@ -23,8 +25,8 @@ from compare.worker.wire import read_counters
 
 _ITERATION_SECONDS = 0.005
 """Least time of an iteration, far above that of a barrier."""
-_REFUSAL_SECONDS = 0.02
-"""Time for a library to forget a call that it refused."""
+_FIRST_BYTES = 1 << 20
+"""Size of a call before all others, if they are larger."""
 _MOST_CALLS = 1 << 14
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _REASON_CHARACTERS = 160
@@ -38,25 +40,35 @@ class _Pace:
     def __init__(self) -> None:
         self._seconds, self._bytes = 0.0, 1
 
-    def learn(self, seconds: float, nbytes: int) -> None:
-        self._seconds, self._bytes = seconds, max(1, nbytes)
+    @property
+    def known(self) -> bool:
+        return self._seconds > 0
+
+    def learn(self, timing: SizeTiming) -> None:
+        if timing.ns and timing.message_bytes:  # a barrier says nothing of bytes
+            self._seconds, self._bytes = max(timing.ns) / 1e9, timing.message_bytes
 
     def expect(self, nbytes: int) -> float:
         return self._seconds * max(1.0, nbytes / self._bytes)
 
 
 def time_sizes(group: Group, job: SweepJob, watchdog: Watchdog) -> list[SizeTiming]:
-    """Time every exchange at every size in rising order, and check each."""
+    """Time every exchange at every size in rising order, and check each.
+
+    A call may take longer than the stall where the last size predicts that. So a small size goes first.
+    """
     pace, timings = _Pace(), []
+    first = msgspec.structs.replace(job, config=msgspec.structs.replace(job.config, iterations=1))
     for number, (exchange, nbytes) in enumerate(job.config.measurements):
 
         def note(calls: int, number: int = number, nbytes: int = nbytes) -> None:
             watchdog.note("collectives", number, expected_seconds=calls * pace.expect(nbytes))
 
-        timing = time_size(group, exchange, nbytes, job, note)
-        if timing.ns:
-            pace.learn(max(timing.ns) / 1e9, nbytes)
-        timings.append(timing)
+        quantum = exchange.quantum(group.world_size) if nbytes else 1
+        if nbytes > _FIRST_BYTES and not pace.known:
+            pace.learn(time_size(group, exchange, _FIRST_BYTES // quantum * quantum, first, note))
+        timings.append(time_size(group, exchange, nbytes, job, note))
+        pace.learn(timings[-1])
     return timings
 
 
@@ -75,13 +87,10 @@ def time_size(
         "message_bytes": nbytes,
     }
     note(1)
-    try:
-        buffers = make_buffers(exchange, nbytes, group)
-        call = group.prepare(buffers)
-        call()
-    except REFUSALS as error:
-        _meet_after_refusal(group)
-        return SizeTiming(**of_all, refused=one_line(error))
+    ready = _prepare(group, exchange, nbytes)
+    if isinstance(ready, str):
+        return SizeTiming(**of_all, refused=ready)
+    buffers, call = ready
     calls = _agree_on_calls(group, call, max(0, config.warmup_iterations - 1), note)
 
     def barrier() -> None:
@@ -101,14 +110,37 @@ def time_size(
     return SizeTiming(**of_all, calls=calls, ns=ns, wrong=_count_wrong(group, exchange, buffers, call))
 
 
-def _meet_after_refusal(group: Group) -> None:
-    """Wait for all ranks without a barrier.
+def _prepare(
+    group: Group, exchange: Exchange, nbytes: int
+) -> tuple[base.Exchange, Callable[[], torch.Tensor]] | str:
+    """Allocate buffers, and call once.
 
-    Gloo's barrier raises the refusal once more, while a thread still holds the refused call. If another rank
-    failed, this raises as well.
+    Returns:
+        The buffers and the call, or the library's reason to refuse it.
     """
-    group.all_reduce_(torch.zeros(1, device=group.device))
-    time.sleep(_REFUSAL_SECONDS)
+    buffers = make_buffers(exchange, nbytes, group)
+    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (buffers.source, buffers.target)]
+    call = None
+    try:
+        call = group.prepare(buffers)
+        call()
+    except REFUSALS as error:
+        refused = one_line(error)
+        error.__traceback__ = None  # its frames hold the buffers
+    else:
+        return buffers, call
+    del buffers, call
+    _await_release(storages)
+    return refused
+
+
+def _await_release(storages: list[StorageWeakRef]) -> None:
+    """Wait until no thread of the library holds a refused call.
+
+    Until then Gloo's barrier would raise the refusal once more. The watchdog limits the wait.
+    """
+    while not all(storage.expired() for storage in storages):
+        time.sleep(0)
 
 
 def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Exchange:

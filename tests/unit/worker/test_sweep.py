@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -103,14 +104,10 @@ class _Refusing(_Group):
     def __init__(self, error, *, at):
         super().__init__()
         self._error, self._at = error, at
-        self.met = False
 
     def barrier(self):
         """Raise a refused call again, as Gloo may."""
         raise self._error
-
-    def all_reduce_(self, _tensor):
-        self.met = True
 
     def prepare(self, _exchange):
         if self._at == "prepare":
@@ -127,10 +124,33 @@ class _Refusing(_Group):
     "error", [BackendError("no room"), TypeError("no room\nC++ frames"), ValueError("no room")]
 )
 def test_time_size_refusal_is_kept_with_its_reason(error, at):
-    group = _Refusing(error, at=at)
-    timing = timed(group)
-    assert group.met, "the other ranks refuse it as well"
+    timing = timed(_Refusing(error, at=at))
     assert (timing.refused, timing.ns, timing.wrong) == ("no room", [], 0)
+
+
+class _Holding(_Group):
+    """A thread of it still holds a call that it has refused."""
+
+    released = False
+
+    def prepare(self, exchange):
+        kept = [exchange.target]
+
+        def release():
+            self.released = True
+            kept.clear()
+
+        def call():
+            Timer(0.05, release).start()
+            raise RuntimeError("Invalid scalar type")
+
+        return call
+
+
+def test_time_size_refused_call_is_awaited_until_released():
+    group = _Holding()
+    assert timed(group).refused == "Invalid scalar type"
+    assert group.released, "before that, Gloo's barrier would raise the refusal again"
 
 
 def test_one_line_shortens_and_never_is_empty():
@@ -146,3 +166,13 @@ def test_time_sizes_records_progress_at_every_size():
     assert [timing.message_bytes for timing in timings] == [8, 16]
     assert {stage for stage, _ in noted} == {"collectives"}
     assert {number for _, number in noted} == {0, 1}
+
+
+def test_time_sizes_large_first_size_has_a_limit_of_its_own():
+    """A call on a slow link may take longer than the stall."""
+    expected = []
+    watchdog = SimpleNamespace(note=lambda stage, number, expected_seconds: expected.append(expected_seconds))
+    (timing,) = time_sizes(_Group(), a_job(iterations=1, begin_bytes=4 << 20, end_bytes=4 << 20), watchdog)
+    assert timing.message_bytes == 4 << 20, "the smaller size before it is no result"
+    limited = next(seconds for seconds in expected if seconds)
+    assert all(expected[expected.index(limited) :]), "every record after it has a limit"
