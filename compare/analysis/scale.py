@@ -13,7 +13,7 @@ from compare.analysis.budget import is_oversubscribed
 from compare.analysis.causes import FEWEST_ROUNDS, Cause, find_causes
 from compare.analysis.estimate import Estimate
 from compare.analysis.step_times import noisy_rounds, step_seconds
-from compare.analysis.summary import summarise
+from compare.analysis.summary import ArmSummary, summarise
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 from compare.schema.scale import Scale
@@ -38,6 +38,25 @@ class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks outnumber the cores: no statement uses this point."""
 
 
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step takes longer than with fewer ranks, in its parts.
+
+    Computing, waiting and synchronising add up to the step. Strong scaling has less to compute, so the times
+    of fewer ranks are those of their share.
+    """
+
+    since_ranks: int
+    step_seconds: float
+    computing_seconds: float
+    """Of the step without synchronisation, in the same processes."""
+    waiting_seconds: float
+    """Wait for the slowest rank."""
+    synchronising_seconds: float
+    """The rest."""
+    collective_seconds: float | None
+    """The step's collectives alone; None where the fewer ranks have none."""
+
+
 class Bend(msgspec.Struct, frozen=True, kw_only=True):
     """The first count at which an arm falls below ``HOLDS``, and why."""
 
@@ -48,6 +67,8 @@ class Bend(msgspec.Struct, frozen=True, kw_only=True):
     """Step time beyond the ideal."""
     computing_seconds: float | None
     """The part that the control loses too; None without a control."""
+    growth: Growth | None
+    """Since the count before; None where no step without synchronisation was timed."""
     causes: list[Cause]
     """Of this arm at this count."""
 
@@ -130,10 +151,11 @@ def _stated(points: list[ScalePoint]) -> Iterator[ScalePoint]:
 
 def _bend(scale: Scale, points: list[ScalePoint], arm: str) -> Bend | None:
     """Find the first count at which an arm surely falls below ``HOLDS``."""
-    below = [point for point in _stated(points) if point.arm == arm and point.efficiency.high < HOLDS]
-    if not below:
+    own = [point for point in _stated(points) if point.arm == arm]
+    index = next((index for index, point in enumerate(own) if point.efficiency.high < HOLDS), None)
+    if index is None:
         return None
-    point = below[0]
+    point = own[index]
     control = next((p for p in points if p.arm == CONTROL and p.ranks == point.ranks), None)
     run = scale.runs[point.ranks]
     return Bend(
@@ -142,8 +164,37 @@ def _bend(scale: Scale, points: list[ScalePoint], arm: str) -> Bend | None:
         efficiency=point.efficiency,
         lost_seconds=_lost(point),
         computing_seconds=_lost(control) if control else None,
+        growth=_growth(scale, arm, (own[index - 1].ranks, point.ranks)),
         causes=[cause for cause in find_causes(run, summarise(run)) if cause.arm == arm],
     )
+
+
+def _growth(scale: Scale, arm: str, counts: tuple[int, int]) -> Growth | None:
+    """Split what a step grew by from one count to the next."""
+    then, now = (_of_arm(scale.runs[count], arm) for count in counts)
+    if not (then.detail.reference_seconds and now.detail.reference_seconds):
+        return None
+    share = counts[0] / counts[1] if scale.series.mode == "strong" else 1.0
+    step = now.step_seconds.mean - share * then.step_seconds.mean
+    computing = now.detail.reference_seconds.mean - share * then.detail.reference_seconds.mean
+    waiting = _mean(now.detail.skew_seconds) - share * _mean(then.detail.skew_seconds)
+    alone, earlier = now.detail.collective_seconds, then.detail.collective_seconds
+    return Growth(
+        since_ranks=counts[0],
+        step_seconds=step,
+        computing_seconds=computing,
+        waiting_seconds=waiting,
+        synchronising_seconds=step - computing - waiting,
+        collective_seconds=alone.mean - earlier.mean if alone and earlier else None,
+    )
+
+
+def _of_arm(run: Run, arm: str) -> ArmSummary:
+    return next(own for own in summarise(run).arms if own.arm == arm)
+
+
+def _mean(estimate: Estimate | None) -> float:
+    return estimate.mean if estimate else 0.0
 
 
 def _lost(point: ScalePoint) -> float:

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from compare.analysis.estimate import Estimate
-from compare.analysis.scale import HOLDS, Bend, ScaleFigures, ScalePoint
+from compare.analysis.scale import HOLDS, Bend, Growth, ScaleFigures, ScalePoint
 from compare.report.causes import explain
 from compare.report.headline import DATASET_NAMES
 from compare.report.notes import noisy_in
@@ -131,6 +131,8 @@ def statements(figures: ScaleFigures) -> Iterator[str]:
     """Say where each arm bends and why, and which arms hold."""
     for bend in figures.bends:
         yield _bends(bend)
+        if bend.growth:
+            yield f"  {_grew(bend.growth, bend.ranks)}"
         noisy = " (measured in noisy rounds)" if bend.ranks in figures.noisy else ""
         yield from (f"  {line}" for line in explain(bend.causes, noisy=noisy))
     for arm, ranks in figures.holds.items():
@@ -154,6 +156,22 @@ def _bends(bend: Bend) -> str:
         f"{text}: {computing * 1e3:+.2f} ms also without communication, as ranks slow each other down; "
         f"{rest * 1e3:+.2f} ms by synchronising."
     )
+
+
+def _grew(growth: Growth, ranks: int) -> str:
+    """List the parts that a step grew by, the largest first."""
+    parts = {
+        "computing": growth.computing_seconds,
+        "waiting for the slowest rank": growth.waiting_seconds,
+        "synchronising": growth.synchronising_seconds,
+    }
+    shown = [f"{parts[name] * 1e3:+.2f} ms {name}" for name in sorted(parts, key=lambda name: -parts[name])]
+    alone = growth.collective_seconds
+    text = (
+        f"From {growth.since_ranks} to {counted(ranks, 'rank')} it grew by {growth.step_seconds * 1e3:.2f} ms"
+    )
+    text += f": {', '.join(shown)}."
+    return text if alone is None else f"{text} Its collectives alone: {alone * 1e3:+.2f} ms."
 
 
 def notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from compare.analysis.scale import summarise_scale
+from compare.schema.scale import read_scale
 from compare.schema.store import read_run
 from tests.comparing import ROOT, compare
 from tests.lab.hosts import network_namespaces, why_no_rate_limit
@@ -100,3 +102,21 @@ def test_rehearsal_doctor_finds_no_problem(every_backend):
     done = compare("rehearse", "--hosts", "2", "--", "doctor", "--quick")
     assert done.returncode == 0, done.stdout
     assert "rehearsal-2" in done.stdout
+
+
+def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requires_backend):
+    requires_backend("ddp")
+    done = compare(
+        *("rehearse", "--hosts", "2", "--link", "100mbit", "--", "scale", "-np", "1,2", *RUN[1:]),
+        *("--data-dir", mnist_dir, "--backend", "ddp", "--steps", "20", "--model", "mlp:784-128-10"),
+        *("--output", tmp_path / "series"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "REHEARSED: 2 hosts on one machine, 100 mbit/s" in done.stdout
+    scale = read_scale(tmp_path / "series")
+    (launch,) = scale.runs[2].launches
+    assert [rank.host for rank in launch.ranks] == ["rehearsal-1", "rehearsal-2"]
+    of_one, of_two = summarise_scale(scale).points
+    assert (of_one.efficiency.mean, of_two.beyond_cores) == (1, False)
+    # 400 kB take over 30 ms on the link, and a step computes less than 10 ms.
+    assert of_two.efficiency.mean < 0.5

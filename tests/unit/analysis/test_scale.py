@@ -1,8 +1,10 @@
 """Efficiency by paired ratios, the ideal, and where arms bend."""
 
+import msgspec
 import pytest
 
 from compare.analysis.scale import summarise_scale
+from tests.unit.factories import a_block
 from tests.unit.scales import BENDING, a_scale
 
 
@@ -32,6 +34,40 @@ def test_bend_is_split_by_what_the_control_loses_too():
     assert (bend.arm, bend.ranks) == ("ddp", 2)
     assert bend.lost_seconds * 1e3 == pytest.approx(4.2, rel=0.01)
     assert bend.computing_seconds * 1e3 == pytest.approx(0.4)
+
+
+def _with_reference(run, reference, collective_ns):
+    """Give each rank a step time without synchronisation."""
+    launches = [
+        msgspec.structs.replace(
+            launch,
+            ranks=[
+                msgspec.structs.replace(
+                    rank,
+                    blocks=[*rank.blocks, a_block(reference, mode="reference")],
+                    collective_ns=[collective_ns] * 3,
+                )
+                for rank in launch.ranks
+            ],
+        )
+        for launch in run.launches
+    ]
+    return msgspec.structs.replace(run, launches=launches)
+
+
+@pytest.mark.parametrize(("mode", "computing"), [("weak", 0.5), ("strong", 2.5)])
+def test_bend_names_what_grew_since_the_count_before(mode, computing):
+    times = {2: {"ddp": [5.0] * 3}, 4: {"ddp": [5.0 if mode == "weak" else 2.5] * 3}, 8: {"ddp": [9.0] * 3}}
+    scale = a_scale(times, mode=mode)
+    then, now = _with_reference(scale.runs[4], 4.0, 10**6), _with_reference(scale.runs[8], 4.5, 3 * 10**6)
+    scale = msgspec.structs.replace(scale, runs=scale.runs | {4: then, 8: now})
+    growth = summarise_scale(scale).bends[0].growth
+    assert growth.since_ranks == 4
+    assert growth.computing_seconds * 1e3 == pytest.approx(computing)
+    assert growth.collective_seconds * 1e3 == pytest.approx(2.0)
+    parts = growth.computing_seconds + growth.waiting_seconds + growth.synchronising_seconds
+    assert parts == pytest.approx(growth.step_seconds)
+    assert growth.step_seconds * 1e3 == pytest.approx(4.0 if mode == "weak" else 7.75)
 
 
 def test_counts_beyond_the_cores_enter_no_statement():

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from compare.analysis.scale import summarise_scale
+from compare.analysis.scale import Growth, summarise_scale
 from compare.report.scale import SCALE_RENDERERS
 from compare.schema.hosts import Host, Network
 from compare.schema.link import Link
@@ -27,6 +27,23 @@ def test_scale_says_where_an_arm_bends_and_why(form):
     assert "ddp bends at 2 ranks: 50 % [50, 50] of the ideal" in text
     assert "+0.40 ms also without communication" in text
     assert "mpi keeps at least 90 % of the ideal up to 2 ranks." in text
+
+
+def test_scale_lists_what_grew_the_largest_part_first():
+    scale = a_scale(BENDING, cores=2)
+    figures = summarise_scale(scale)
+    growth = Growth(
+        since_ranks=1,
+        step_seconds=4e-3,
+        computing_seconds=1e-3,
+        waiting_seconds=-5e-4,
+        synchronising_seconds=35e-4,
+        collective_seconds=2e-3,
+    )
+    bends = [msgspec.structs.replace(figures.bends[0], growth=growth)]
+    text = " ".join(SCALE_RENDERERS["table"](scale, msgspec.structs.replace(figures, bends=bends)).split())
+    assert "From 1 to 2 ranks it grew by 4.00 ms: +3.50 ms synchronising, +1.00 ms computing" in text
+    assert "-0.50 ms waiting for the slowest rank. Its collectives alone: +2.00 ms." in text
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
