@@ -11,6 +11,7 @@ import math
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +19,11 @@ import msgspec
 
 from compare.analysis.measured import Measured, measure, why_not
 from compare.analysis.predict import Target, predict_all_reduce, predict_step
-from compare.analysis.validated import validated_error
 from compare.schema.link import Link
 from compare.schema.store import read_run
 from tests.comparing import ROOT
 
-ARMS = "ddp,ddp:bucket_cap_mb=1,manual,mpi"
+ARMS = "ddp,ddp:bucket_cap_mb=1,manual,mpi,horovod"
 BASE = (2, "200mbit")
 CELLS = [(3, "200mbit"), (4, "200mbit"), (2, "100mbit"), (4, "500mbit")]
 OTHER_CAP = "ddp:bucket_cap_mb=4"
@@ -52,7 +52,6 @@ class Cell(NamedTuple):
     measured: float
     call_predicted: float
     call_measured: float
-    covered: bool
     faster: bool
     """The link is faster than the base's."""
 
@@ -60,6 +59,11 @@ class Cell(NamedTuple):
     def error(self) -> float:
         """Return the relative error of the step."""
         return self.predicted / self.measured - 1
+
+    @property
+    def log_error(self) -> float:
+        """Return the logarithm of predicted over measured."""
+        return math.log(self.predicted / self.measured)
 
     @property
     def call_error(self) -> float:
@@ -90,9 +94,7 @@ def _judge(base: Measured, measured: Measured, cap: float | None) -> Cell:
     target = Target(hosts=measured.ranks, link=link, bucket_cap_mb=cap)
     predicted = predict_step(base, target).seconds
     nbytes, call_measured = measured.points[-1]
-    ratio = predicted / measured.step_seconds
     faster = (measured.bits_per_second or 0) > (base.bits_per_second or 0)
-    error = 1 + validated_error(base.library, base.schedule, faster=faster)
     return Cell(
         arm=measured.arm,
         hosts=measured.ranks,
@@ -101,9 +103,28 @@ def _judge(base: Measured, measured: Measured, cap: float | None) -> Cell:
         measured=measured.step_seconds,
         call_predicted=predict_all_reduce(base, nbytes, target).seconds,
         call_measured=call_measured,
-        covered=1 / error <= ratio <= error,
         faster=faster,
     )
+
+
+def interval_error(cells: Sequence[Cell]) -> float:
+    """Return the relative error that 95 % of further cells keep.
+
+    It is Student's interval of one more error, whose mean is zero.
+    """
+    from scipy.special import stdtrit
+
+    spread = math.sqrt(statistics.fmean(cell.log_error**2 for cell in cells))
+    return math.expm1(float(stdtrit(len(cells), 0.975)) * spread)
+
+
+def is_covered(cell: Cell, cells: Sequence[Cell]) -> bool:
+    """Return whether the interval from all other cells holds a cell.
+
+    Only cells of faster links tell about them, and likewise for the rest.
+    """
+    others = [one for one in cells if one is not cell and one.faster == cell.faster]
+    return abs(cell.log_error) <= math.log1p(interval_error(others))
 
 
 def model_errors(record: Record) -> dict[str, float]:
@@ -155,8 +176,11 @@ def table(cells: list[Cell]) -> str:
             f"| {cell.arm} | {cell.hosts} | {cell.link} | {cell.measured * 1e3:.0f} | "
             f"{cell.predicted * 1e3:.0f} | {cell.error:+.1%} | {cell.call_error:+.1%} |"
         )
-    covered = sum(cell.covered for cell in cells)
-    rows += ["", f"The intervals hold {covered} of {len(cells)} measured steps."]
+    covered = sum(is_covered(cell, cells) for cell in cells)
+    widths = [interval_error([cell for cell in cells if cell.faster == faster]) for faster in (False, True)]
+    held = f"Intervals from all other cells hold {covered} of {len(cells)} measured steps."
+    factors = f"From all cells, the factor is {1 + widths[0]:.2f}, and {1 + widths[1]:.2f} at a faster rate."
+    rows += ["", f"{held} {factors}"]
     return "\n".join(rows)
 
 

@@ -12,13 +12,14 @@ from compare.analysis.cost_model import Call, Curve, Network, expected_maximum, 
 from compare.analysis.forms import FORMS
 from compare.analysis.predict import forecast, with_measured_link
 from compare.analysis.timeline import MIB, Gradient, ddp_buckets, lay_out
+from compare.analysis.validated import validated_error
 from compare.errors import OutputError
 from compare.report.predictions import PREDICTION_RENDERERS, page_against, page_of
 from compare.schema.arms import parse_arm
 from compare.schema.files import read_json
 from compare.schema.hosts import Host
 from compare.schema.link import parse_link
-from tests.bench.predictions import RECORD, Record, judge, model_errors
+from tests.bench.predictions import RECORD, Record, interval_error, is_covered, judge, model_errors
 from tests.unit.factories import a_block
 from tests.unit.predictions import a_measured_run
 
@@ -126,8 +127,16 @@ def test_timeline_is_nearer_than_both_extremes(record, extreme):
     assert errors["timeline"] < errors[extreme]
 
 
-def test_validated_errors_cover_the_recorded_cells(record):
-    assert [cell for cell in judge(record) if not cell.covered] == []
+def test_intervals_from_other_cells_hold_nine_tenths(record):
+    """No cell is judged by an interval that it was part of."""
+    cells = judge(record)
+    assert sum(is_covered(cell, cells) for cell in cells) >= 0.9 * len(cells)
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_validated_error_is_that_of_the_recorded_cells(record, faster):
+    found = interval_error([cell for cell in judge(record) if cell.faster == faster])
+    assert found <= validated_error(faster=faster) < found + 0.03
 
 
 # ---- runs ----
