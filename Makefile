@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu matrix fuzz lint bench false-differences false-alarms schema reference docs clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu matrix fuzz lint bench false-differences false-alarms other-programs schema reference docs clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -83,6 +83,9 @@ false-differences: setup ## compare an arm with itself, and add that to a record
 
 false-alarms: setup ## gate this environment against itself, and add that to a record (BENCH_ARGS="--more 10")
 	$(PY) -m tests.bench.false_alarms $(BENCH_ARGS)
+
+other-programs: setup ## time MPI's collectives beside IMB and OSU, which it fetches into build/
+	$(PY) -m tests.bench.other_programs build/other-programs $(BENCH_ARGS)
 
 schema: setup ## write the JSON Schema of results.json into docs/
 	$(VENV)/bin/compare schema --output docs/results.schema.json

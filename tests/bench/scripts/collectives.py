@@ -1,8 +1,8 @@
 """Time MPI's collectives by Ringside's loop, under any MPI's launcher.
 
-``mpiexec -n 2 python -m tests.bench.scripts.collectives all_reduce,all_to_all 1K 4M 4`` prints a line
+``mpiexec -n 2 python -m tests.bench.scripts.collectives all_reduce,all_to_all 1K 4M 4 IMB`` prints a line
 for each size. So a program of the same MPI can be compared in turns. ``compare collectives`` starts only
-Open MPI.
+Open MPI. Calls are in place or not as those of the program: IMB's all-reduce is not, OSU's all-gather is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,22 @@ from compare.schema.job import SweepJob
 from compare.worker.sweep import time_size
 
 
-def main(collectives, begin, end, factor):
+class _AsIMB(MPIGroup):
+    def prepare(self, exchange):
+        if exchange.collective != "all_reduce":
+            return super().prepare(exchange)
+        given = torch.zeros_like(exchange.source).numpy()
+        return exchange.by(MPI.COMM_WORLD.Allreduce, given, exchange.target.numpy())
+
+
+class _AsOSU(MPIGroup):
+    def prepare(self, exchange):
+        if exchange.collective != "all_gather":
+            return super().prepare(exchange)
+        return exchange.by(MPI.COMM_WORLD.Allgather, MPI.IN_PLACE, exchange.target.numpy())
+
+
+def main(collectives, begin, end, factor, like):
     torch.set_num_threads(1)
     world = MPI.COMM_WORLD
     config = SweepConfig(
@@ -35,7 +50,7 @@ def main(collectives, begin, end, factor):
         config=config, group="mpi", arm=config.arm_of("mpi"), affinity=[], number=1, launched_at=0.0
     )
     placement = Placement(world.rank, world.rank, world.size, world.size, "here")
-    group = MPIGroup(placement, torch.device("cpu"))
+    group = {"IMB": _AsIMB, "OSU": _AsOSU}[like](placement, torch.device("cpu"))
     for exchange, nbytes in config.measurements:
         timing = time_size(group, exchange, nbytes, job, lambda _: None)
         slowest = [max(ns) for ns in zip(*world.allgather(timing.ns), strict=True)]
