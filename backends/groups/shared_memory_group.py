@@ -32,6 +32,8 @@ class SharedMemoryGroup(TorchGroup):
             raise BackendError(f"Ringside's shared memory has no {exchange.collective}, only all_reduce")
         if exchange.operation != "sum":
             raise BackendError(f"Ringside's shared memory has no operation {exchange.operation}, only sum")
+        # A dtype that torch cannot add up fails here on all ranks. The call would fail on some alone.
+        exchange.target[:1].add_(exchange.target[:1])
         tensors = [exchange.target]
         self._last = shared = SharedSum([nn.Parameter(exchange.target, requires_grad=False)], self)
 
