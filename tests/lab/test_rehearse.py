@@ -104,6 +104,7 @@ def test_rehearsal_doctor_finds_no_problem(every_backend):
     assert "rehearsal-2" in done.stdout
 
 
+@pytest.mark.rest
 def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requires_backend):
     requires_backend("ddp")
     done = compare(
