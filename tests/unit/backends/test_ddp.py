@@ -55,7 +55,7 @@ def test_ddp_bucket_size_is_used_and_attested(group):
     "given", [{"comm_hook": "none"}, {"comm_hook": "fp16"}, {"comm_hook": "powersgd", "powersgd_rank": 2}]
 )
 def test_ddp_comm_hook_is_the_one_that_torch_runs(group, given):
-    """Take a model of one bucket: the callbacks of two can fill both threads of Gloo, and PowerSGD's wait."""
+    # A model of one bucket: PowerSGD's callbacks wait, and those of two can fill both threads of Gloo.
     replica = replica_of(group, "mlp:784-16-10", **given, powersgd_start=2)
     buckets_of(replica.wrapped)
     facts = replica.attest()
