@@ -154,7 +154,7 @@ def test_gate_of_ranks_in_shards_is_exempt_with_its_reason(declare):
     assert gates["float64"].outcome == "passed"
     row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
     assert _verdict(row) == "the same training"
-    assert _cell(gates["ranks"]) == "held in shards; proven by the reference alone"
+    assert _cell("ranks", row) == "held in shards; proven by the reference alone"
     step = WrongStep(step=1, parameter="0.weight", difference=0.1)
     wrong = [
         a_rank(rank, parity=[a_pass(differences=[0.1] * 20, wrong=step, error_of_first_update=0.7)])
@@ -177,7 +177,7 @@ def test_gate_of_another_training_is_exempt_with_its_figure(declare):
     assert gates["ranks"].outcome == "passed"
     row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
     assert _verdict(row) == "another training by declaration"
-    assert _cell(gates["float64"]) == "1e-01 other"
+    assert _cell("float64", row) == "1e-01 other"
 
 
 def test_same_training_at_period_1_is_judged_by_the_reference(declare):

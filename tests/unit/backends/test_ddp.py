@@ -22,6 +22,7 @@ BATCH = torch.zeros(4, 784), torch.zeros(4, dtype=torch.int64)
 def group():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield TorchGroup(Placement(0, 0, 1, 1, "here"), torch.device("cpu"))
+    gc.collect()  # Gloo's threads must not be the last to hold what a hook of Python returned
     dist.destroy_process_group()
 
 
