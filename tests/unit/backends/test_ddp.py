@@ -1,5 +1,6 @@
 """Test that the ddp arm is torch's DDP with torch's defaults."""
 
+import gc
 import subprocess
 import sys
 
