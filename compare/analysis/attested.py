@@ -156,8 +156,8 @@ _ITEMS = (
     Item("threads", "controlled", _attested("threads"), by_process=True),
     Item("inter-op threads", "controlled", _attested("interop_threads")),
     Item("affinity", "controlled", _attested("affinity")),
-    Item("nice", "controlled", _attested("nice"), by_host=True),
-    Item("CPU quota in cores", "controlled", _attested("core_quota"), by_host=True),
+    Item("nice", "controlled", _attested("nice")),
+    Item("CPU quota in cores", "controlled", _attested("core_quota")),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
     Item(
