@@ -42,7 +42,7 @@ def a_run_with_single():
     """Return two ranks of 64 samples, and one process of 128."""
 
     def result(arm, rank, milliseconds):
-        facts = attested("none" if arm == "single" else arm, rank)
+        facts = attested("none" if arm == "single" else arm, rank) | {"nice": 0, "core_quota": None}
         if arm == "single":
             facts["batch"] |= {"samples": 128, "shard": [0, 1]}
             facts["threads"] = 2
