@@ -83,7 +83,7 @@ def benchmark(changes: Changes) -> str:
                     "extra": ". ".join([told, *map(printable, _forced(changes))]),
                 }
             )
-    return msgspec.json.format(msgspec.json.encode(entries), indent=1).decode()
+    return json_text(entries)
 
 
 def junit(changes: Changes) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,6 +13,7 @@ from rich.table import Table
 from compare.analysis.parity import AT_PERIOD_1
 from compare.report.headline import headline
 from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
+from compare.schema.files import json_text
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
@@ -86,7 +86,7 @@ def _flat(arm: ArmVerification) -> Iterator[dict[str, object]]:
 
 def json(verification: Verification) -> str:
     """Render everything, also the launches."""
-    return msgspec.json.format(msgspec.json.encode(verification), indent=1).decode()
+    return json_text(verification)
 
 
 VERIFICATION_RENDERERS: dict[str, Callable[[Verification], str]] = {

@@ -20,7 +20,7 @@ def folders(controller: str, groups: Path = ROOT, own: Path = OWN) -> Iterator[t
     The limits of all parents hold as well. Inside a container the path may be that of the host. Then some of
     these folders do not exist.
     """
-    for line in own.read_text().splitlines():
+    for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
