@@ -43,10 +43,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", nargs="*", default=[], help="further interpreters")
     given = parser.parse_args()
-    given.folder.mkdir(parents=True)
+    if missing := [name for name in given.python if not shutil.which(name)]:
+        parser.error(f"There is no interpreter {', '.join(missing)}.")
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True)
     print(f"{'Python':<8}{'torch':<16}{'outcome':<10}{'Horovod':<9}why")
     done = []
-    for cell in cells(given.python, given.folder):
+    # Not resolved: the link to an interpreter is what names its environment.
+    named = [os.path.abspath(shutil.which(name)) for name in given.python]  # noqa: PTH100
+    for cell in cells(named, folder):
         done.append(cell)
         print(f"{cell.python:<8}{cell.torch:<16}{cell.outcome:<10}{cell.horovod:<9}{cell.why}", flush=True)
     sys.exit(any(cell.outcome == "FAILED" for cell in done))
@@ -83,7 +88,7 @@ def interpreters(named: Sequence[str]) -> list[str]:
 def wheels() -> list[Path]:
     """Return the torch wheels in the folders of WHEELS."""
     folders = filter(None, os.environ.get("WHEELS", "").split(os.pathsep))
-    return sorted(wheel for folder in folders for wheel in Path(folder).glob("torch-*.whl"))
+    return sorted(wheel for folder in folders for wheel in Path(folder).resolve().glob("torch-*.whl"))
 
 
 def why_not(version: str) -> str:
@@ -102,15 +107,15 @@ def from_wheel(wheel: Path, version: str, torch: str, folder: Path) -> Cell:
     python = environment / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     steps = [
-        [f"python{version}", "-m", "venv", str(environment)],
-        [*pip, "--no-deps", str(wheel)],
-        [*pip, *OF_TORCH, *others, *project["optional-dependencies"]["mpi"]],
-        [str(python), "-c", ASK],
+        ("not here", [f"python{version}", "-m", "venv", str(environment)]),
+        ("FAILED", [*pip, "--no-deps", str(wheel)]),
+        ("FAILED", [*pip, *OF_TORCH, *others, *project["optional-dependencies"]["mpi"]]),
+        ("not here", [str(python), "-c", ASK]),  # some wheels need CUDA's libraries
     ]
-    for step in steps:
+    for outcome, step in steps:
         done = subprocess.run(step, capture_output=True, text=True, check=False, cwd=folder)
         if done.returncode:
-            return Cell(version, torch, "not here", last_line(done.stderr))
+            return Cell(version, torch, outcome, last_line(done.stderr))
     return tried(str(python), version, torch, folder)
 
 
