@@ -3,11 +3,11 @@
 import psutil
 import pytest
 
-from tests.faults.started import LAUNCHERS, MPICH
+from tests.faults.started import LAUNCHERS
 
 _ARMS = [
     pytest.param(arm, marks=[] if arm == LAUNCHERS["mpirun"] else [pytest.mark.faults])
-    for arm in [*LAUNCHERS.values(), MPICH, "manual:mode=shared_memory"]
+    for arm in [*LAUNCHERS.values(), "manual:mode=shared_memory"]
     if arm != "horovod:controller=mpi"  # horovodrun chooses Open MPI's transports itself
 ]
 

@@ -31,6 +31,6 @@ def _also_in_agents(module):
 
 change_when_imported("compare.launch.engines.commands", _also_in_agents)
 if _why == "memory":
-    change_when_imported("compare.launch.agent.machine", _little_memory)
+    change_when_imported("compare.launch.agent.launch", _little_memory)
 else:
     change_when_imported("compare.launch.agent.turns", _no_stop)
