@@ -43,6 +43,11 @@ _KINDS: dict[type, Kind] = {bool: "switch", int: "whole number", float: "number"
 _RIVALS = {
     "hosts": ["hostfile"],
     "hostfile": ["hosts"],
+    "num_proc": ["nproc_per_node"],
+    "nproc_per_node": ["num_proc"],
+    "quiet": ["verbose"],
+    "verbose": ["quiet"],
+    "backend": ["baseline"],
     "epochs": ["steps"],
     "steps": ["epochs"],
     "workload": ["model", "dataset", "data_dir", "optimizer", "lr", "epochs"],
@@ -69,18 +74,18 @@ class ConfiguredCommand(Command):
 
         command = ctx.command_path.partition(" ")[2]
         named = given.get("config")
-        file = read_settings(Path(named)) if named else find_settings()
+        file = read_settings(Path(named)) if named is not None else find_settings()
         if file is None:
             return super().parse_args(ctx, args)
         flags_of = {name: _flags_of(hints) for name, hints in _HINTS.items()}
         flags, settings = flags_of[command], settings_for(file, command, flags_of)
         replaced = {name for flag in given for name in (flag, *_RIVALS.get(flag, []))}
         taken = {key: value for key, value in settings.items() if flags[key].parameter not in replaced}
-        if named or taken:
+        if named is not None or taken:
             listed = ", ".join(taken) or f"none for `compare {command}`"
             typer.secho(printable(f"Settings of {file.path}: {listed}"), dim=True, err=True)
         ctx.default_map = {flags[key].parameter: value for key, value in taken.items()}
-        _USED.set(file.path if taken and not named else None)
+        _USED.set(file.path if taken and named is None else None)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -136,7 +141,9 @@ def _flags_of(hints: Mapping[str, Any]) -> Flags:
         option = next((note for note in notes if isinstance(note, typer.models.OptionInfo)), None)
         if option is None:
             continue
-        written = [word for word in option.param_decls or () if word.startswith("--")] or [parameter]
+        # With one name alone, typer keeps it in the place of the default.
+        names = [option.default, *(option.param_decls or ())]
+        written = [name for name in names if str(name).startswith("--")] or [parameter]
         key = written[0].partition("/")[0].removeprefix("--").replace("-", "_")
         if key not in _NEVER:
             found[key] = _flag_of(parameter, key, kind, option)
