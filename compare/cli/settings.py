@@ -143,7 +143,7 @@ def _flags_of(hints: Mapping[str, Any]) -> Flags:
             continue
         # With one name alone, typer keeps it in the place of the default.
         names = [option.default, *(option.param_decls or ())]
-        written = [name for name in names if str(name).startswith("--")] or [parameter]
+        written = [str(name) for name in names if str(name).startswith("--")] or [parameter]
         key = written[0].partition("/")[0].removeprefix("--").replace("-", "_")
         if key not in _NEVER:
             found[key] = _flag_of(parameter, key, kind, option)
