@@ -42,8 +42,8 @@ class Item(NamedTuple):
     """The control has it; it does not communicate."""
     by_rank: bool = False
     """Ranks differ in it; each is compared with its counterparts."""
-    by_host: bool = False
-    """Ranks on different hosts may differ in it."""
+    by_host: str = ""
+    """Why ranks on different hosts may differ in it, or nothing."""
     optional: bool = False
     """Arms without it count as the same."""
     by_process: bool = False
@@ -141,10 +141,11 @@ BY_ANOTHER_INTERPRETER = "by declaration: another interpreter"
 BY_LAYERS = "by declaration: its ranks hold different layers and share each batch"
 BY_ANOTHER_TRAINING = "by declaration: another training"
 BY_HOST = "a rank that is alone on its host cannot use shared memory"
+BY_LIMIT = "each host has limits of its own"
 WHAT_IS_COMPARED = "this is what is compared"
 
 
-def _compared(name: str, read: Callable[[RankResult], Any], *options: str, **kinds: bool) -> Item:
+def _compared(name: str, read: Callable[[RankResult], Any], *options: str, **kinds: Any) -> Item:
     """Describe an item that is part of the comparison."""
     why = f"part of the backend: {WHAT_IS_COMPARED}"
     return Item(name, "compared", read, why, options, in_control=False, **kinds)
@@ -156,8 +157,8 @@ _ITEMS = (
     Item("threads", "controlled", _attested("threads"), by_process=True),
     Item("inter-op threads", "controlled", _attested("interop_threads")),
     Item("affinity", "controlled", _attested("affinity")),
-    Item("nice", "controlled", _attested("nice")),
-    Item("CPU quota in cores", "controlled", _attested("core_quota")),
+    Item("nice", "controlled", _attested("nice"), by_host=BY_LIMIT),
+    Item("CPU quota in cores", "controlled", _attested("core_quota"), by_host=BY_LIMIT),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
     Item(
@@ -195,7 +196,7 @@ _ITEMS = (
         ("process_group", "controller", "library", "mode"),
         by_library=True,
         in_control=False,
-        by_host=True,
+        by_host=BY_HOST,
     ),
     _compared("library", _attested("group", "library")),
     _compared("process group", _attested("group", "process_group"), "process_group", by_library=True),

@@ -13,7 +13,6 @@ import msgspec
 from compare.analysis.attested import (
     BY_ANOTHER_INTERPRETER,
     BY_ANOTHER_TRAINING,
-    BY_HOST,
     BY_LAYERS,
     BY_ONE_PROCESS,
     BY_OWN_STEP,
@@ -73,7 +72,7 @@ def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
     kind, why = _classify([arm for arm in asked if arm.label not in exempt], seen, hosts, item)
     if kind == "same" and exempt:
         kind, why = "declared", "; ".join(f"{label} differs {by}" for label, by in exempt.items())
-    own = kind == "declared" and _is_by_library(asked, seen, item)
+    own = kind == "declared" and _is_by_library(asked, seen, hosts, item)
     return Condition(item=item.name, role=item.role, kind=kind, values=values, why=why, by_library=own)
 
 
@@ -100,13 +99,17 @@ def _classify(
     uneven = [arm.label for arm in arms if _differs_within(seen[arm.label], hosts[arm.label], item)]
     if uneven:
         return "different", f"ranks or rounds of {', '.join(uneven)} differ"
-    first = {arm.label: _first_values(seen[arm.label], item) for arm in arms}
+    first = {arm.label: _first_values(seen[arm.label], item, hosts[arm.label]) for arm in arms}
+    if item.by_host:
+        # An arm of one process is on the first host alone, and agrees on the others.
+        most = max(first.values(), key=len, default=[])
+        first = {label: [*values, *most[len(values) :]] for label, values in first.items()}
     compared = [ranks for ranks in first.values() if not item.optional or set(ranks) != {ABSENT}]
     if not compared or all(ranks == compared[0] for ranks in compared):
         apart = [arm.label for arm in arms if len(set(first[arm.label])) > 1] if item.by_host else []
-        return ("declared", f"hosts of {', '.join(apart)} differ: {BY_HOST}") if apart else ("same", "")
+        return ("declared", f"hosts of {', '.join(apart)} differ: {item.by_host}") if apart else ("same", "")
     if item.role != "controlled":
-        return "declared", _why_compared(arms, seen, item)
+        return "declared", _why_compared(arms, seen, hosts, item)
     by_option = {arm.label: name for arm in arms if (name := _declaring(arm, first[arm.label], item))}
     # Arms without such an option must agree, and must attest their option's default.
     rest = [arm for arm in arms if arm.label not in by_option]
@@ -117,29 +120,35 @@ def _classify(
     return "different", item.why or "the arms did not run under the same conditions"
 
 
-def _first_values(rounds: list[list[str]], item: Item) -> list[str]:
-    """Return the values of the first round; one if ranks must agree.
+def _first_values(rounds: list[list[str]], item: Item, hosts: list[str]) -> list[str]:
+    """Return the values of the first round, without those that must agree.
 
-    Arms may have different numbers of ranks.
+    Of ranks that must agree one stays, or one for each host. Arms may have different numbers of ranks.
     """
-    return rounds[0] if item.by_rank or item.by_host else rounds[0][:1]
+    if item.by_host:
+        return list(dict(zip(hosts, rounds[0], strict=True)).values())
+    return rounds[0] if item.by_rank else rounds[0][:1]
 
 
-def _why_compared(arms: list[Arm], seen: dict[str, list[list[str]]], item: Item) -> str:
+def _why_compared(
+    arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: Item
+) -> str:
     """Name the options of the arms if nothing else makes them differ."""
     given = [name for name in item.options if any(name in arm.given for arm in arms)]
-    if item.role != "compared" or not given or _is_by_library(arms, seen, item):
+    if item.role != "compared" or not given or _is_by_library(arms, seen, hosts, item):
         return item.why
     return f"set by the option {', '.join(given)}: {WHAT_IS_COMPARED}"
 
 
-def _is_by_library(arms: list[Arm], seen: dict[str, list[list[str]]], item: Item) -> bool:
+def _is_by_library(
+    arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: Item
+) -> bool:
     """Return whether two arms differ by their backends and not by options."""
 
     def asked(arm: Arm) -> bool:
         return any(name in arm.given for name in item.options)
 
-    first = {arm.label: _first_values(seen[arm.label], item) for arm in arms}
+    first = {arm.label: _first_values(seen[arm.label], item, hosts[arm.label]) for arm in arms}
     known = [arm for arm in arms if not item.optional or set(first[arm.label]) != {ABSENT}]
     return item.by_library and any(
         first[one.label] != first[other.label]

@@ -200,9 +200,22 @@ def _default_interface() -> str:
 
 
 def _core_quota() -> float | None:
-    """Return the CPU limit of this control group in cores, or None."""
-    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+    """Return the CPU limit of this process in cores, or None.
+
+    Those of its control group and of all above it count, as in ``compare.schema.limits``.
+    """
+    quotas = []
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        groups = Path("/sys/fs/cgroup", controllers)
+        for folder in (groups / path.lstrip("/"), *(groups / path.lstrip("/")).parents):
+            texts = (folder / "cpu.max", folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+            words = " ".join(_text(str(file)) for file in texts).split()
+            if len(words) > 1 and words[0].isdigit() and words[1].isdigit():
+                quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
 
 
 def _gpus() -> list[str]:

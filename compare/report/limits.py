@@ -16,26 +16,28 @@ def limits(run: Run, summary: Summary) -> list[str]:
 
 
 def _nice(run: Run) -> list[str]:
-    highest = max(_attested(run, "nice"), default=0)
+    attested = (rank.attestation.get("nice") for launch in run.launches for rank in launch.ranks)
+    highest = max((nice for nice in attested if isinstance(nice, int)), default=0)
     if highest <= 0:
         return []
     return [f"Nice {highest:g}: the ranks wait for programs of higher priority, so load distorts them more."]
 
 
 def _quota(run: Run) -> list[str]:
-    least = min(_attested(run, "core_quota"), default=None)
-    cpus = min((rank.machine.cpus for la in run.launches for rank in la.ranks if rank.machine), default=0)
-    if least is None or least >= cpus:
+    least, cpus = min(_quotas(run), default=(None, 0))
+    if least is None:
         return []
     allowed = f"a control group allows {counted(least, 'core')} of the {cpus} that a host has"
     return [f"CPU quota: {allowed}. Ranks that use it up are stopped, and steps include that."]
 
 
-def _attested(run: Run, name: str) -> Iterator[float]:
+def _quotas(run: Run) -> Iterator[tuple[float, int]]:
+    """Yield quota and CPUs of each host with fewer cores allowed."""
     for launch in run.launches:
         for rank in launch.ranks:
-            if isinstance(value := rank.attestation.get(name), int | float):
-                yield value
+            quota, cpus = rank.attestation.get("core_quota"), rank.machine.cpus if rank.machine else 0
+            if isinstance(quota, int | float) and quota < cpus:
+                yield quota, cpus
 
 
 def _oversubscribed(run: Run, summary: Summary) -> list[str]:

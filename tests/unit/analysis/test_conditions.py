@@ -340,8 +340,11 @@ def other_start(arm, round_, rank, facts):
         (on_two_hosts(MIXED, "TCP over eth0", "TCP over eth0"), "transport"),
         (on_own_hosts(attests("threads", 2, "mpi", rank=1)), "threads"),
         (on_own_hosts(both(*OTHER_TRANSPORTS)), "transport"),
+        (on_own_hosts(attests("nice", 19, "mpi", rank=1)), "nice"),
+        (a_run_of(*EVERY_ARM, change=attests("nice", 19, "mpi", rank=1)), "nice"),
     ],
-    ids=["rounds", "start", "transport within a host", "threads by host", "transport by round"],
+    ids=["rounds", "start", "transport within a host", "threads by host", "transport by round"]
+    + ["nice of an arm", "nice within a host"],
 )
 def test_conditions_must_not_differ_by_round_rank_or_host(run, item):
     assert different(run) == [item]
@@ -353,6 +356,14 @@ def test_conditions_transport_of_a_lone_rank_is_a_confounder(arms):
     assert (condition.role, condition.kind) == ("confounder", "declared")
     assert condition.values["mpi"] == f"rank 0: {MIXED}, rank 1: {MIXED}, rank 2: TCP over eth0"
     assert condition.why
+
+
+@pytest.mark.parametrize("item", [("core_quota", "CPU quota in cores", 2.0), ("nice", "nice", 19)])
+def test_conditions_limits_of_a_host_are_its_own(item):
+    key, name, value = item
+    condition = found(on_own_hosts(attests(key, value, rank=1)))[name]
+    assert condition.kind == "declared"
+    assert "each host has limits of its own" in condition.why
 
 
 # ---- variables of the shell ----

@@ -4,6 +4,7 @@ import pytest
 
 from compare.analysis import analyse
 from compare.report.limits import limits
+from compare.schema.hosts import Host
 from compare.schema.results import MachineUse
 from tests.unit.factories import a_launch, a_rank, a_run
 
@@ -26,6 +27,16 @@ def test_low_priority_is_named():
 def test_quota_below_the_cores_is_named(quota, text):
     (line,) = shown(core_quota=quota)
     assert text in line
+
+
+def test_quota_is_held_against_the_cores_of_its_own_host():
+    def rank(number, cpus, quota):
+        use = MachineUse(wall_ns=10**9, cpus=cpus, busy_ns=10**9, stolen_ns=0)
+        return a_rank(number, host="ab"[number], attestation={"core_quota": quota}, machine=use)
+
+    launch = a_launch("ddp", 1, ranks=[rank(0, 4, None), rank(1, 64, 8.0)])
+    run = a_run({"ddp": []}, launches=[launch], hosts=[Host("a", 1), Host("b", 1)])
+    assert any("8 cores of the 64" in line for line in limits(run, analyse(run).summary))
 
 
 @pytest.mark.parametrize(
