@@ -72,16 +72,13 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
 
 
 def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
-    cpus = resources.cpus or resources.ranks_per_worker
-    own = {"cpu": str(cpus), "memory": resources.memory}
+    own = {"cpu": str(resources.cpus or resources.ranks_per_worker), "memory": resources.memory}
     if resources.gpus:
         own["nvidia.com/gpu"] = str(resources.gpus)
     command = ["ringside", *(word.replace("$", "$$") for word in words)]  # Kubernetes would expand $(NAME)
     for flag, value in (
         ("--engine", "ssh"),  # never the launcher's pod alone
         ("--wait-for-hosts", str(_START_SECONDS)),
-        # A container sees all CPUs of its node, and may use its limit.
-        ("--threads", str(max(1, cpus // resources.ranks_per_worker))),
     ):
         if not names_flag(words, flag):
             command += [flag, value]

@@ -103,9 +103,7 @@ def test_manifest_has_the_pods_that_were_asked_for():
     assert worker["command"][0] == "/usr/sbin/sshd"
     assert worker["readinessProbe"]["tcpSocket"]["port"] == 22
     assert launcher["command"][: len(WORDS) + 1] == ["ringside", *WORDS]
-    assert launcher["command"][len(WORDS) + 1 :] == [
-        *("--engine", "ssh", "--wait-for-hosts", "600", "--threads", "2")
-    ]
+    assert launcher["command"][len(WORDS) + 1 :] == ["--engine", "ssh", "--wait-for-hosts", "600"]
     for role, (_, container) in pods.items():
         assert container["image"] == "registry/ringside:1"
         (mount,) = container["volumeMounts"]
@@ -117,7 +115,6 @@ def test_manifest_has_the_pods_that_were_asked_for():
 def test_manifest_keeps_every_word_and_the_users_own_flags():
     words = [
         "run",
-        "--threads=4",
         "--wait-for-hosts",
         "30",
         "--backend",
