@@ -136,6 +136,7 @@ def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> No
     typer.echo(kubernetes.write_manifest(resources, words), nl=False)
     where = ["-n", resources.namespace] if resources.namespace else []
     job = f"job/{kubernetes.job_name(resources, words)}-launcher"
+    logs = shlex.join(["kubectl", *where, "logs", "-f", job])
     say = make_say(make_console(stderr=True))
     say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")
-    say(f"To follow it: {shlex.join(['kubectl', *where, 'logs', '-f', '--pod-running-timeout=10m', job])}")
+    say(f"To follow it: until {logs}; do sleep 2; done")  # it fails while the container is being made

@@ -22,7 +22,8 @@ def test_submit_to_kubernetes_prints_the_manifest_alone_on_stdout():
     assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == 300
     assert 'sizeLimit: "2Gi"' in done.stdout
     assert "| kubectl apply -f -" in done.stderr
-    assert "kubectl -n team logs -f --pod-running-timeout=10m job/compare-verify-launcher" in done.stderr
+    follow = "until kubectl -n team logs -f job/compare-verify-launcher; do sleep 2; done"
+    assert follow in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
