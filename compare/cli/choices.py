@@ -58,6 +58,13 @@ class EngineName(StrEnum):
     SLURM = "slurm"
 
 
+class Scheduler(StrEnum):
+    """Where ``compare submit`` sends a command."""
+
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+
+
 class Device(StrEnum):
     """What the ranks compute on."""
 

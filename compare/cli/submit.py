@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from compare.cli.choices import Scheduler
 from compare.cli.console import make_console, make_say
 from compare.errors import UsageError
 
@@ -24,18 +25,20 @@ Words: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- COMMAND", help="The command, as without a scheduler: run --backend ddp."),
 ]
-Engine: TypeAlias = Annotated[str, typer.Option(help="The scheduler: slurm or kubernetes.")]
+Engine: TypeAlias = Annotated[Scheduler, typer.Option(help="Where the job runs.")]
 Nodes: TypeAlias = Annotated[
     int, typer.Option("-N", "--nodes", min=1, help="Number of nodes, or of workers' pods.")
 ]
 RanksPerNode: TypeAlias = Annotated[int, typer.Option(min=1, help="Ranks on each of them.")]
 Minutes: TypeAlias = Annotated[int, typer.Option("-t", "--minutes", min=2, help="Time limit of the job.")]
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Print the job, and stop; an MPIJob is only printed.")
+]
 Partition: TypeAlias = Annotated[str, slurm_flag("-p", "--partition", show_default="the cluster's")]
 Options: TypeAlias = Annotated[
     list[str] | None, slurm_flag(help="A further option of sbatch: --option=--gres=gpu:4.")
 ]
 Wait: TypeAlias = Annotated[bool, slurm_flag("--wait", help="Show what the job prints until it ends.")]
-DryRun: TypeAlias = Annotated[bool, slurm_flag("--dry-run", help="Print the script, and stop.")]
 Image: TypeAlias = Annotated[str, kubernetes_flag(help="Image of all pods.", show_default=False)]
 Cpus: TypeAlias = Annotated[
     int | None, kubernetes_flag(min=1, show_default="one a rank", help="CPUs of a worker.")
@@ -52,7 +55,7 @@ Namespace: TypeAlias = Annotated[str, kubernetes_flag(show_default="kubectl's")]
 def submit(
     words: Words = None,
     *,
-    engine: Engine = "slurm",
+    engine: Engine = Scheduler.SLURM,
     nodes: Nodes = 2,
     ranks_per_node: RanksPerNode = 1,
     minutes: Minutes = 30,
@@ -75,7 +78,7 @@ def submit(
     """
     from compare.launch.engines import kubernetes, slurm_script
 
-    of_slurm = {"--partition": partition, "--option": option, "--wait": wait, "--dry-run": dry_run}
+    of_slurm = {"--partition": partition, "--option": option, "--wait": wait}
     of_kubernetes = {
         "--image": image,
         "--cpus": cpus,
@@ -85,22 +88,20 @@ def submit(
         "--name": name,
         "--namespace": namespace,
     }
-    if engine == "slurm":
-        _refuse(of_kubernetes, "slurm")
+    if engine is Scheduler.SLURM:
+        _refuse(of_kubernetes, engine)
         script = slurm_script.Resources(nodes, ranks_per_node, minutes, partition, option or ())
         _submit_to_slurm(script, words or [], wait=wait, dry_run=dry_run)
-    elif engine == "kubernetes":
-        _refuse(of_slurm, "kubernetes")
+    else:
+        _refuse(of_slurm, engine)
         asked = (memory or kubernetes.MEMORY, shm or kubernetes.SHARED_MEMORY)
         pods = kubernetes.Resources(
             image, nodes, ranks_per_node, minutes, cpus, gpus, name, namespace, *asked
         )
         _print_manifest(pods, words or [])
-    else:
-        raise UsageError(f"--engine cannot be {engine!r}.", remedy="Use slurm or kubernetes.")
 
 
-def _refuse(flags: Mapping[str, object], engine: str) -> None:
+def _refuse(flags: Mapping[str, object], engine: Scheduler) -> None:
     """Refuse the flags of the other scheduler."""
     for flag, value in flags.items():
         if value:
