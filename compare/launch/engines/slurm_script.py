@@ -83,7 +83,7 @@ def _require_one_job(options: Sequence[str]) -> None:
         UsageError: one makes several jobs or components, or moves the output.
     """
     for option in options:
-        if option.startswith(("--output", "-o")):
+        if option.startswith(("--ou", "-o")):
             raise UsageError(
                 f"--option={option}: Ringside names this file, to show it.",
                 remedy="Leave it out; the file is printed.",

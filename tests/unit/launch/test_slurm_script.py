@@ -38,7 +38,7 @@ def test_script_of_no_launch_or_with_a_secret_is_refused(words):
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        *[(option, "names this file") for option in ("--output=mine", "-omine")],
+        *[(option, "names this file") for option in ("--output=mine", "--out=mine", "--ou=mine", "-omine")],
         *[(option, "job array") for option in ("--array=1-3", "--arr=1-3", "-a1-3")],
         *[(option, "heterogeneous") for option in ("hetjob", "packjob", "--het-group=0")],
         ("--comment=a\ncurl evil", "control character"),
