@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from compare.errors import UsageError
 from compare.launch.engines.submission import names_flag, require_command, require_printable
+from compare.text import counted
 
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
 """What a worker gets if the user gives no sizes."""
@@ -136,6 +137,13 @@ def _require_written_well(resources: Resources) -> None:
         raise UsageError(
             f"--name cannot be {resources.name!r}.",
             remedy="Use up to 40 small letters, digits and dashes, with a letter first.",
+        )
+    ranks, gpus = resources.ranks_per_worker, resources.gpus
+    if 0 < gpus < ranks:
+        raise UsageError(
+            f"A worker cannot have {counted(ranks, 'rank')} and {counted(gpus, 'GPU')}.",
+            found="Every rank needs a GPU of its own.",
+            remedy=f"Ask for more: --gpus {ranks}. Or take fewer ranks: --ranks-per-node {gpus}.",
         )
     for flag, quantity in (("--memory", resources.memory), ("--shm", resources.shared_memory)):
         if not _QUANTITY.fullmatch(quantity):

@@ -138,6 +138,7 @@ def test_manifest_keeps_every_word_and_the_users_own_flags():
         (["run", "a\nb"], {}, "control character"),
         (["run"], {"image": ""}, "needs an image"),
         (["run"], {"name": "Mine"}, "--name cannot be"),
+        (["run"], {"gpus": 1}, "cannot have 2 ranks and 1 GPU"),
         (["run"], {"memory": "8 GB"}, "--memory cannot be"),
         (["run"], {"shared_memory": "much"}, "--shm cannot be"),
     ],
