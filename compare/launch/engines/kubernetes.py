@@ -26,7 +26,7 @@ _LAUNCHER = {"cpu": "1", "memory": "2Gi"}
 """Resources of the pod that trains nothing."""
 # Names of pods are made of it, with up to 17 characters more.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-_QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?([kMGT]|[KMGT]i)?")
+_QUANTITY = re.compile(r"([1-9][0-9]*(?:\.[0-9]+)?)([MGT])(i?)")
 # YAML reads these as they are; it would take others for numbers, truth values or marks.
 _PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
 _WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
@@ -145,9 +145,24 @@ def _require_written_well(resources: Resources) -> None:
             found="Every rank needs a GPU of its own.",
             remedy=f"Ask for more: --gpus {ranks}. Or take fewer ranks: --ranks-per-node {gpus}.",
         )
-    for flag, quantity in (("--memory", resources.memory), ("--shm", resources.shared_memory)):
-        if not _QUANTITY.fullmatch(quantity):
-            raise UsageError(f"{flag} cannot be {quantity!r}.", remedy=f"Write it as in {flag} 8Gi.")
+    if _bytes("--shm", resources.shared_memory) > _bytes("--memory", resources.memory):
+        raise UsageError(
+            f"--shm {resources.shared_memory} is more than --memory {resources.memory}.",
+            found="What lies in /dev/shm counts as memory of the worker.",
+            remedy="Give the worker more memory, or less of it to /dev/shm.",
+        )
+
+
+def _bytes(flag: str, size: str) -> float:
+    match = _QUANTITY.fullmatch(size)
+    if not match:
+        raise UsageError(
+            f"{flag} cannot be {size!r}.",
+            found="Kubernetes takes a number without a unit for bytes." if size.isdecimal() else "",
+            remedy=f"Write it with a unit, as in {flag} 8Gi.",
+        )
+    number, unit, binary = match.groups()
+    return float(number) * (1024 if binary else 1000) ** (2 + "MGT".index(unit))
 
 
 # ---- YAML, without a library -----------------------------------------------------------------------------

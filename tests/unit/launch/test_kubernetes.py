@@ -140,6 +140,8 @@ def test_manifest_keeps_every_word_and_the_users_own_flags():
         (["run"], {"name": "Mine"}, "--name cannot be"),
         (["run"], {"gpus": 1}, "cannot have 2 ranks and 1 GPU"),
         (["run"], {"memory": "8 GB"}, "--memory cannot be"),
+        (["run"], {"memory": "8"}, "--memory cannot be"),
+        (["run"], {"memory": "1G", "shared_memory": "1Gi"}, "--shm 1Gi is more than --memory 1G"),
         (["run"], {"shared_memory": "much"}, "--shm cannot be"),
     ],
 )
