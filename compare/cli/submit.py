@@ -51,6 +51,9 @@ Shm: TypeAlias = Annotated[
 Name: TypeAlias = Annotated[str, kubernetes_flag(show_default="compare-<command>", help="Name of the job.")]
 Namespace: TypeAlias = Annotated[str, kubernetes_flag(show_default="kubectl's")]
 
+_KEEPING = ("--output", "--export-json", "--export-csv", "--export-markdown", "--export-html")
+"""Flags that name a place for the result."""
+
 
 def submit(
     words: Words = None,
@@ -133,11 +136,14 @@ def _submit_to_slurm(
 def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> None:
     """Print an MPIJob, and how to apply and follow it."""
     from compare.launch.engines import kubernetes
+    from compare.launch.engines.submission import names_flag
 
     typer.echo(kubernetes.write_manifest(resources, words), nl=False)
     where = ["-n", resources.namespace] if resources.namespace else []
     job = f"job/{kubernetes.job_name(resources, words)}-launcher"
     logs = shlex.join(["kubectl", *where, "logs", "-f", job])
     say = make_say(make_console(stderr=True))
+    if not any(names_flag(words, flag) for flag in _KEEPING):
+        say("Its result ends with the launcher's pod. To keep it in the log, add: --export-json -")
     say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")
     say(f"To follow it: until {logs}; do sleep 2; done")  # it fails while the container is being made
