@@ -96,9 +96,12 @@ class Connection:
         self._ahead_seconds: float | None = None
         self._carrier = carrier
         self._stderr = bytearray()
+        argv = python_command(python, "compare.launch.agent")
+        command = carrier.argv(host, argv)
+        self._is_here = command == argv
         # A session of its own: Ctrl-C reaches this program alone, which ends the launch in order.
         self._process = subprocess.Popen(
-            carrier.argv(host, python_command(python, "compare.launch.agent")),
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -274,7 +277,8 @@ class Connection:
     def _lost(self, status: int | None) -> HostError:
         """Return why the connection is lost, from its process's exit status."""
         self._read_stderr()
-        answer = Answer(self.host, status, b"", bytes(self._stderr), self._pipe.silent_seconds)
+        silent = self._pipe.silent_seconds
+        answer = Answer(self.host, status, b"", bytes(self._stderr), silent, here=self._is_here)
         return host_error(answer, self._carrier) or HostError(
             f"Host {self.host.name}: the agent exited.",
             found=answer.last_lines,

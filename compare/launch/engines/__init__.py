@@ -39,6 +39,11 @@ class Answer(NamedTuple):
     """Unix time of this machine at which the command was started."""
     flooded: str = ""
     """The stream on which the host sent too much, or nothing."""
+    here: bool = False
+    """Whether the command itself was executed here, not a carrier's program.
+
+    The name of a pod may begin to resolve meanwhile, so that ``is_local`` changes.
+    """
 
     @property
     def last_lines(self) -> str:

@@ -73,10 +73,13 @@ def run_everywhere(
     """
     from compare.launch.engines.fanout import execute  # only here: most runs reach no other host
 
-    commands = (carrier.argv(host, argv) for host in hosts)
+    commands = [carrier.argv(host, argv) for host in hosts]
     with enough_files(len(hosts)) as at_once:
         outcomes = execute(commands, stdin, timeout_seconds, at_once)
-    return [Answer(host, *outcome) for host, outcome in zip(hosts, outcomes, strict=True)]
+    return [
+        Answer(host, *outcome, here=command == tuple(argv))
+        for host, command, outcome in zip(hosts, commands, outcomes, strict=True)
+    ]
 
 
 @contextmanager

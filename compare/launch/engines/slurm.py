@@ -109,7 +109,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
 
     def explain(self, answer: Answer) -> HostError | None:
         """Say why srun failed; None where the command did."""
-        if is_local(answer.host):
+        if answer.here:
             return Local().explain(answer)
         # The command's own output may hold any words.
         lines = answer.stderr.decode(errors="replace").splitlines()

@@ -121,7 +121,7 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
 
     def explain(self, answer: Answer) -> HostError | None:
         """Say why ssh failed; None where it did not."""
-        if is_local(answer.host):
+        if answer.here:
             return Local().explain(answer)
         if answer.status != _FAILED:
             return None

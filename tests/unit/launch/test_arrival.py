@@ -75,6 +75,21 @@ def test_hosts_that_never_come_are_named_with_what_to_do(answers):
     assert caught.value.found.endswith("And 4 more.")
 
 
+def test_launcher_whose_name_begins_to_resolve_is_awaited(answers, monkeypatch):
+    """The name is there after ssh failed for want of it."""
+    asked = []
+
+    def is_local(_host):
+        asked.append(1)
+        return len(asked) > 1
+
+    monkeypatch.setattr("compare.launch.engines.ssh.is_local", is_local)
+    lines = []
+    wait(60, lines.append, HOSTS[:1])
+    assert "Host w0 (hostfile:0) has a name that does not resolve." in lines[0]
+    assert lines[1:] == ["All 1 hosts are there"]
+
+
 def test_host_that_refuses_the_login_is_not_awaited(answers):
     answers("w0", "root@w0: Permission denied (publickey).")
     with pytest.raises(HostError, match=r"Host w0 .* does not let you log in") as caught:
