@@ -12,14 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compare.errors import UsageError
-from compare.launch.engines.submission import names_flag, require_command, require_printable
+from compare.launch.engines.submission import flag_value, names_flag, require_command, require_printable
 from compare.text import counted
 
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
 """What a worker gets if the user gives no sizes."""
 _SSHD_PORT = 22
 _START_SECONDS = 600
-"""Maximum time for the workers' pods to start."""
+"""Maximum time for the workers' pods to start.
+
+A shorter job gives them a third of its time.
+"""
+_END_SECONDS = 60
+"""Time for the result, before Kubernetes deletes the launcher's pod."""
 _READY_SECONDS = 2
 _VOLUME = "shared-memory"
 _LAUNCHER = {"cpu": "1", "memory": "2Gi"}
@@ -77,10 +82,7 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
     if resources.gpus:
         own["nvidia.com/gpu"] = str(resources.gpus)
     command = ["ringside", *(word.replace("$", "$$") for word in words)]  # Kubernetes would expand $(NAME)
-    for flag, value in (
-        ("--engine", "ssh"),  # never the launcher's pod alone
-        ("--wait-for-hosts", str(_START_SECONDS)),
-    ):
+    for flag, value in [("--engine", "ssh"), *_times(resources, words)]:  # never the launcher's pod alone
         if not names_flag(words, flag):
             command += [flag, value]
     sshd = {
@@ -106,6 +108,29 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _times(resources: Resources, words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return flags with which a command ends before the job does."""
+    limit = 60 * resources.minutes
+    asked = flag_value(words, "--wait-for-hosts")
+    try:
+        wait = min(_START_SECONDS, limit // 3) if asked is None else float(asked)
+    except ValueError:
+        raise UsageError(
+            f"--wait-for-hosts cannot be {asked!r}.", remedy="Give seconds: --wait-for-hosts 300."
+        ) from None
+    left = limit - wait - _END_SECONDS
+    if not left > 0:
+        raise UsageError(
+            f"-t {resources.minutes} leaves no time to measure.",
+            found=f"The workers may take {wait:g} s to start, and {_END_SECONDS} s are for the end.",
+            remedy="Give the job longer with -t, or shorten --wait-for-hosts.",
+        )
+    times = [("--wait-for-hosts", f"{wait:g}")]
+    if words[0] == "run" and not names_flag(words, "--repeats"):  # the other commands have no --budget
+        times.append(("--budget", f"{left:g}"))
+    return times
 
 
 def _replicas(

@@ -45,4 +45,15 @@ def require_printable(values: Sequence[str]) -> None:
 
 def names_flag(words: Sequence[str], flag: str) -> bool:
     """Return whether a command line gives a long flag."""
-    return any(word == flag or word.startswith(f"{flag}=") for word in words)
+    return flag_value(words, flag) is not None
+
+
+def flag_value(words: Sequence[str], flag: str) -> str | None:
+    """Return the value of a long flag; None without it."""
+    value = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == flag:
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+    return value

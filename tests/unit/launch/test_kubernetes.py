@@ -103,7 +103,9 @@ def test_manifest_has_the_pods_that_were_asked_for():
     assert worker["command"][0] == "/usr/sbin/sshd"
     assert worker["readinessProbe"]["tcpSocket"]["port"] == 22
     assert launcher["command"][: len(WORDS) + 1] == ["ringside", *WORDS]
-    assert launcher["command"][len(WORDS) + 1 :] == ["--engine", "ssh", "--wait-for-hosts", "600"]
+    assert launcher["command"][len(WORDS) + 1 :] == [
+        *("--engine", "ssh", "--wait-for-hosts", "400", "--budget", "740")
+    ]
     for role, (_, container) in pods.items():
         assert container["image"] == "registry/ringside:1"
         (mount,) = container["volumeMounts"]
@@ -125,8 +127,25 @@ def test_manifest_keeps_every_word_and_the_users_own_flags():
     ]
     _, launcher = pods_of(a_manifest(words))["Launcher"]
     kept = [word.replace("$$", "$") for word in launcher["command"]]
-    assert kept == ["ringside", *words, "--engine", "ssh"]
+    assert kept == ["ringside", *words, "--engine", "ssh", "--budget", "1110"]
     assert '$$(HOME)"' in launcher["command"], "Kubernetes expands $(HOME)"
+
+
+@pytest.mark.parametrize(
+    ("words", "minutes", "added"),
+    [
+        (["run"], 2, {"--wait-for-hosts": "40", "--budget": "20"}),
+        (["run"], 60, {"--wait-for-hosts": "600", "--budget": "2940"}),
+        (["run", "--budget=5m"], 60, {"--wait-for-hosts": "600"}),
+        (["run", "--repeats", "7"], 60, {"--wait-for-hosts": "600"}),
+        (["run", "--wait-for-hosts=9", "--wait-for-hosts", "90"], 10, {"--budget": "450"}),
+        (["verify"], 10, {"--wait-for-hosts": "200"}),
+    ],
+)
+def test_command_ends_before_kubernetes_deletes_its_log(words, minutes, added):
+    _, launcher = pods_of(a_manifest(words, minutes=minutes))["Launcher"]
+    more = launcher["command"][len(words) + 3 :]
+    assert dict(zip(more[::2], more[1::2], strict=True)) == added
 
 
 @pytest.mark.parametrize(
@@ -138,6 +157,9 @@ def test_manifest_keeps_every_word_and_the_users_own_flags():
         (["run", "a\nb"], {}, "control character"),
         (["run"], {"image": ""}, "needs an image"),
         (["run"], {"name": "Mine"}, "--name cannot be"),
+        (["run"], {"minutes": 1}, "-t 1 leaves no time to measure"),
+        (["scale", "--wait-for-hosts", "540"], {"minutes": 10}, "-t 10 leaves no time"),
+        (["run", "--wait-for-hosts", "soon"], {}, "--wait-for-hosts cannot be 'soon'"),
         (["run"], {"gpus": 1}, "cannot have 2 ranks and 1 GPU"),
         (["run"], {"memory": "8 GB"}, "--memory cannot be"),
         (["run"], {"memory": "8"}, "--memory cannot be"),
