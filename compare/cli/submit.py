@@ -144,6 +144,6 @@ def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> No
     logs = shlex.join(["kubectl", *where, "logs", "-f", job])
     say = make_say(make_console(stderr=True))
     if not any(names_flag(words, flag) for flag in _KEEPING):
-        say("Its result ends with the launcher's pod. To keep it in the log, add: --export-json -")
+        say("The result ends with the launcher's pod. To keep it in the log, add: --export-json -")
     say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")
     say(f"To follow it: until {logs}; do sleep 2; done")  # it fails while the container is being made
