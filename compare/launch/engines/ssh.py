@@ -63,12 +63,12 @@ _ABSENCES = (
     (
         ("Could not resolve hostname", "Name or service not known"),
         "has a name that does not resolve",
-        "Correct it in the hostfile, add it to DNS or ~/.ssh/config, or wait for it: --wait-for-hosts 120.",
+        "Correct it in the hostfile or in DNS, or let a run wait for it: --wait-for-hosts 120.",
     ),
     (
         ("Connection refused",),
         "runs no sshd at this port",
-        "Start sshd there, or name the right port; or wait for it: --wait-for-hosts 120.",
+        "Start sshd there, or name the right port; or let a run wait for it: --wait-for-hosts 120.",
     ),
     (
         (
