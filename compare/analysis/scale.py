@@ -41,11 +41,13 @@ class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """What a step takes longer than with fewer ranks, in its parts.
 
-    Computing, waiting and synchronising add up to the step. Strong scaling has less to compute, so the times
-    of fewer ranks are those of their share.
+    Computing, waiting and synchronising add up to the step. In strong scaling a rank has less to compute, so
+    computing alone is compared with its share.
     """
 
     since_ranks: int
+    share_seconds: float | None
+    """Strong scaling: the step of fewer ranks, their computing divided among more."""
     step_seconds: float
     computing_seconds: float
     """Of the step without synchronisation, in the same processes."""
@@ -174,13 +176,18 @@ def _growth(scale: Scale, arm: str, counts: tuple[int, int]) -> Growth | None:
     then, now = (_of_arm(scale.runs[count], arm) for count in counts)
     if not (then.detail.reference_seconds and now.detail.reference_seconds):
         return None
-    share = counts[0] / counts[1] if scale.series.mode == "strong" else 1.0
-    step = now.step_seconds.mean - share * then.step_seconds.mean
-    computing = now.detail.reference_seconds.mean - share * then.detail.reference_seconds.mean
-    waiting = _mean(now.detail.skew_seconds) - share * _mean(then.detail.skew_seconds)
+    strong = scale.series.mode == "strong"
+    computed = then.detail.reference_seconds.mean
+    # Messages are as large as before, so only computing is shared among more ranks.
+    share = computed * counts[0] / counts[1] if strong else computed
+    expected = then.step_seconds.mean - computed + share
+    step = now.step_seconds.mean - expected
+    computing = now.detail.reference_seconds.mean - share
+    waiting = _mean(now.detail.skew_seconds) - _mean(then.detail.skew_seconds)
     alone, earlier = now.detail.collective_seconds, then.detail.collective_seconds
     return Growth(
         since_ranks=counts[0],
+        share_seconds=expected if strong else None,
         step_seconds=step,
         computing_seconds=computing,
         waiting_seconds=waiting,
