@@ -50,13 +50,16 @@ def test_nav_lists_every_page():
     assert shown == pages
 
 
-def commands_of(page):
-    """List the command lines of ``compare`` in the blocks of a page."""
+def commands_of(page, languages=("", "bash", "yaml")):
+    """List the command lines of ``compare`` in the blocks of a page.
+
+    They may be indented, as in a workflow.
+    """
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-        if language not in {"", "bash", "yaml"}:
+        if language not in languages:
             continue
         for line in block.replace("\\\n", " ").splitlines():
-            if found := re.match(r"(?:\$ )?(compare [a-z].*?)(?:(?: &&|;| > ).*)?$", line):
+            if found := re.match(r"\s*(?:\$ )?(compare [a-z].*?)(?:(?: &&|;| > ).*)?$", line):
                 yield found[1]
 
 
@@ -81,6 +84,13 @@ def test_commands_of_a_page_parse(page):
             given = parse(list(behind))
         if page.name != "add-an-arm.md":  # its arm is the reader's
             parse_arms(given.get("backend") or [])
+
+
+def test_commands_of_a_workflow_are_found_whole():
+    """The command is indented, and continues on a second line."""
+    (line,) = commands_of(DOCS / "ci-gate.md", {"yaml"})
+    assert line.startswith("compare gate --against")
+    assert line.endswith("--export-markdown gate.md")
 
 
 def test_every_exit_code_has_its_row():

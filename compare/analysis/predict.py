@@ -72,7 +72,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Step time without synchronisation over this one."""
     limit: Limit
     error: float
-    """Relative error found in validation."""
+    """Relative error found in validation; of any cell, for arms without cells."""
     regime: Regime
     """``other``: few such cells were validated."""
     times_hosts: float
@@ -235,7 +235,7 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
     steps = sorted((predict_step(launch, target) for launch in launches), key=lambda step: step.seconds)
     middle = steps[len(steps) // 2]
     times_rate = 1 / network_of(first, target).slowdown
-    error = validated_error(faster=round(times_rate, 2) > 1)
+    error = validated_error(first.library, first.schedule, faster=round(times_rate, 2) > 1)
     seconds = _widened(Estimate.geometric(step.seconds for step in steps), error)
     compute = Estimate.geometric(launch.compute_seconds for launch in launches).mean
     efficiency = compute / seconds.mean

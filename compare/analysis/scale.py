@@ -5,7 +5,7 @@ Counts take turns within a round. So efficiency is a mean of paired ratios, one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -13,7 +13,7 @@ from compare.analysis.budget import is_oversubscribed
 from compare.analysis.causes import FEWEST_ROUNDS, Cause, find_causes
 from compare.analysis.estimate import Estimate
 from compare.analysis.step_times import noisy_rounds, step_seconds
-from compare.analysis.summary import ArmSummary, summarise
+from compare.analysis.summary import ArmSummary, Summary, summarise
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 from compare.schema.scale import Scale
@@ -41,11 +41,13 @@ class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """What a step takes longer than with fewer ranks, in its parts.
 
-    Computing, waiting and synchronising add up to the step. Strong scaling has less to compute, so the times
-    of fewer ranks are those of their share.
+    Computing, waiting and synchronising add up to the step. In strong scaling a rank has less to compute, so
+    computing alone is compared with its share.
     """
 
     since_ranks: int
+    share_seconds: float | None
+    """Strong scaling: the step of fewer ranks, their computing divided among more."""
     step_seconds: float
     computing_seconds: float
     """Of the step without synchronisation, in the same processes."""
@@ -92,7 +94,9 @@ def summarise_scale(scale: Scale) -> ScaleFigures:
     """Derive all figures of a scaling series."""
     first = scale.series.counts[0]
     points = [point for arm in _arms(scale) for point in _points(scale, arm)]
-    bends = [bend for arm in _arms(scale) if arm != CONTROL and (bend := _bend(scale, points, arm))]
+    summaries = {count: summarise(run) for count, run in scale.runs.items()}
+    arms = [arm for arm in _arms(scale) if arm != CONTROL]
+    bends = [bend for arm in arms if (bend := _bend(scale, summaries, points, arm))]
     holds: dict[str, int] = {}
     unsettled: dict[str, int] = {}
     for point in _stated(points):
@@ -149,7 +153,7 @@ def _stated(points: list[ScalePoint]) -> Iterator[ScalePoint]:
     yield from (p for p in points if not p.beyond_cores and p.efficiency.n >= FEWEST_ROUNDS)
 
 
-def _bend(scale: Scale, points: list[ScalePoint], arm: str) -> Bend | None:
+def _bend(scale: Scale, summaries: Mapping[int, Summary], points: list[ScalePoint], arm: str) -> Bend | None:
     """Find the first count at which an arm surely falls below ``HOLDS``."""
     own = [point for point in _stated(points) if point.arm == arm]
     index = next((index for index, point in enumerate(own) if point.efficiency.high < HOLDS), None)
@@ -157,30 +161,35 @@ def _bend(scale: Scale, points: list[ScalePoint], arm: str) -> Bend | None:
         return None
     point = own[index]
     control = next((p for p in points if p.arm == CONTROL and p.ranks == point.ranks), None)
-    run = scale.runs[point.ranks]
+    summary = summaries[point.ranks]
+    then, now = _of_arm(summaries[own[index - 1].ranks], arm), _of_arm(summary, arm)
+    causes = find_causes(scale.runs[point.ranks], summary)
     return Bend(
         arm=arm,
         ranks=point.ranks,
         efficiency=point.efficiency,
         lost_seconds=_lost(point),
         computing_seconds=_lost(control) if control else None,
-        growth=_growth(scale, arm, (own[index - 1].ranks, point.ranks)),
-        causes=[cause for cause in find_causes(run, summarise(run)) if cause.arm == arm],
+        growth=_growth(then, now, (own[index - 1].ranks, point.ranks), strong=scale.series.mode == "strong"),
+        causes=[cause for cause in causes if cause.arm == arm],
     )
 
 
-def _growth(scale: Scale, arm: str, counts: tuple[int, int]) -> Growth | None:
+def _growth(then: ArmSummary, now: ArmSummary, counts: tuple[int, int], *, strong: bool) -> Growth | None:
     """Split what a step grew by from one count to the next."""
-    then, now = (_of_arm(scale.runs[count], arm) for count in counts)
     if not (then.detail.reference_seconds and now.detail.reference_seconds):
         return None
-    share = counts[0] / counts[1] if scale.series.mode == "strong" else 1.0
-    step = now.step_seconds.mean - share * then.step_seconds.mean
-    computing = now.detail.reference_seconds.mean - share * then.detail.reference_seconds.mean
-    waiting = _mean(now.detail.skew_seconds) - share * _mean(then.detail.skew_seconds)
+    computed = then.detail.reference_seconds.mean
+    # Messages are as large as before, so only computing is shared among more ranks.
+    share = computed * counts[0] / counts[1] if strong else computed
+    expected = then.step_seconds.mean - computed + share
+    step = now.step_seconds.mean - expected
+    computing = now.detail.reference_seconds.mean - share
+    waiting = _mean(now.detail.skew_seconds) - _mean(then.detail.skew_seconds)
     alone, earlier = now.detail.collective_seconds, then.detail.collective_seconds
     return Growth(
         since_ranks=counts[0],
+        share_seconds=expected if strong else None,
         step_seconds=step,
         computing_seconds=computing,
         waiting_seconds=waiting,
@@ -189,8 +198,8 @@ def _growth(scale: Scale, arm: str, counts: tuple[int, int]) -> Growth | None:
     )
 
 
-def _of_arm(run: Run, arm: str) -> ArmSummary:
-    return next(own for own in summarise(run).arms if own.arm == arm)
+def _of_arm(summary: Summary, arm: str) -> ArmSummary:
+    return next(own for own in summary.arms if own.arm == arm)
 
 
 def _mean(estimate: Estimate | None) -> float:

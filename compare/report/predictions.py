@@ -124,8 +124,10 @@ def _statements(forecast: Forecast) -> Iterator[str]:
 
 def _notes(forecast: Forecast) -> Iterator[str]:
     yield (
-        "error: the factor, either way, of the measured cells in docs/predictions.md. It was chosen to hold "
-        "them. No interval is narrower. NOT VALIDATED: another library or timeline than theirs, or a step "
+        "error: the factor, either way, found with the cells in docs/predictions.md. It is the larger of "
+        "Student's interval for one more cell and the largest error of them all. No interval is narrower. "
+        "An arm without cells has at least the largest error at any rate. NOT VALIDATED: another library or "
+        "timeline than theirs, or a step "
         f"that bytes do not dominate. Nor are more than {VALIDATED_HOSTS} hosts or {VALIDATED_RATES:g} times "
         "another rate validated. Nor is a run of one host, or of an unknown rate."
     )

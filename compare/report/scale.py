@@ -167,9 +167,12 @@ def _grew(growth: Growth, ranks: int) -> str:
     }
     shown = [f"{parts[name] * 1e3:+.2f} ms {name}" for name in sorted(parts, key=lambda name: -parts[name])]
     alone = growth.collective_seconds
-    text = (
-        f"From {growth.since_ranks} to {counted(ranks, 'rank')} it grew by {growth.step_seconds * 1e3:.2f} ms"
-    )
+    text = f"From {growth.since_ranks} to {counted(ranks, 'rank')} it "
+    if growth.share_seconds is None:
+        text += f"grew by {growth.step_seconds * 1e3:.2f} ms"
+    else:
+        share = f"its share of {growth.share_seconds * 1e3:.2f} ms"
+        text += f"took {growth.step_seconds * 1e3:.2f} ms beyond {share}"
     text += f": {', '.join(shown)}."
     return text if alone is None else f"{text} Its collectives alone: {alone * 1e3:+.2f} ms."
 
@@ -183,6 +186,8 @@ def notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
         + ("" if scale.series.mode == "weak" else ", times the share of the batch")
         + f", in the same rounds. The batch of a {kept} is kept. In brackets: 95 % intervals from 3 rounds."
     )
+    if scale.series.mode == "strong":
+        yield "Its share: the step of the count before, with its computing divided among more ranks."
     yield (
         f"An arm bends where its interval ends below {HOLDS * 100:g} %. Counts take turns within each round. "
         f"compare report on a folder np… shows one count in full."

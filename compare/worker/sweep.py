@@ -6,6 +6,7 @@ together. A barrier before every call would err in both directions.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,10 @@ _FIRST_BYTES = 1 << 20
 _MOST_CALLS = 1 << 14
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _REASON_CHARACTERS = 160
+_THREAD_SECONDS = 0.1
+"""Usual time until a library's thread releases a refused call."""
+_RELEASE_SECONDS = 5.0
+"""Maximum time for that, where the stall is long enough."""
 REFUSALS = (base.BackendError, RuntimeError, TypeError, ValueError, LookupError)
 """What libraries raise for a dtype or operation that they refuse."""
 
@@ -87,7 +92,7 @@ def time_size(
         "message_bytes": nbytes,
     }
     note(1)
-    ready = _prepare(group, exchange, nbytes)
+    ready = _prepare(group, exchange, nbytes, min(_RELEASE_SECONDS, config.stall_seconds / 2))
     if isinstance(ready, str):
         return SizeTiming(**of_all, refused=ready)
     buffers, call = ready
@@ -111,12 +116,15 @@ def time_size(
 
 
 def _prepare(
-    group: Group, exchange: Exchange, nbytes: int
+    group: Group, exchange: Exchange, nbytes: int, release_seconds: float
 ) -> tuple[base.Exchange, Callable[[], torch.Tensor]] | str:
     """Allocate buffers, and call once.
 
     Returns:
         The buffers and the call, or the library's reason to refuse it.
+
+    Raises:
+        BackendError: the library holds a refused call for longer than ``release_seconds``.
     """
     buffers = make_buffers(exchange, nbytes, group)
     storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (buffers.source, buffers.target)]
@@ -130,17 +138,28 @@ def _prepare(
     else:
         return buffers, call
     del buffers, call
-    _await_release(storages)
+    if not _is_released(storages, _THREAD_SECONDS):
+        gc.collect()  # the library's objects may hold each other
+        if not _is_released(storages, release_seconds):
+            raise base.BackendError(
+                f"a refused {exchange.collective} of {exchange.dtype} is still held after "
+                f"{release_seconds:g} s. The library refused it: {refused}. Leave it out of --collective, "
+                "--dtype or --op."
+            )
     return refused
 
 
-def _await_release(storages: list[StorageWeakRef]) -> None:
+def _is_released(storages: list[StorageWeakRef], seconds: float) -> bool:
     """Wait until no thread of the library holds a refused call.
 
-    Until then Gloo's barrier would raise the refusal once more. The watchdog limits the wait.
+    Until then Gloo's barrier would raise the refusal once more.
     """
+    end = time.monotonic() + seconds
     while not all(storage.expired() for storage in storages):
+        if time.monotonic() > end:
+            return False
         time.sleep(0)
+    return True
 
 
 def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Exchange:

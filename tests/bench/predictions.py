@@ -11,7 +11,7 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,8 @@ class Record(msgspec.Struct, frozen=True):
 
     base: list[Measured]
     cells: list[Measured]
+    first_base: list[Measured] = []
+    """The base of an earlier launch; its errors count as well."""
 
 
 class Cell(NamedTuple):
@@ -108,14 +110,28 @@ def _judge(base: Measured, measured: Measured, cap: float | None) -> Cell:
 
 
 def interval_error(cells: Sequence[Cell]) -> float:
-    """Return the relative error that 95 % of further cells keep.
+    """Return the relative error that intervals have at least.
 
-    It is Student's interval of one more error, whose mean is zero.
+    It is the larger of Student's interval of one more error, whose mean is zero, and the largest error.
     """
     from scipy.special import stdtrit
 
     spread = math.sqrt(statistics.fmean(cell.log_error**2 for cell in cells))
-    return math.expm1(float(stdtrit(len(cells), 0.975)) * spread)
+    return max(math.expm1(float(stdtrit(len(cells), 0.975)) * spread), largest_error(cells))
+
+
+def largest_error(cells: Sequence[Cell]) -> float:
+    """Return the largest error of cells.
+
+    It is the larger of two times over the smaller, minus one.
+    """
+    return math.expm1(max(abs(cell.log_error) for cell in cells))
+
+
+def by_base(record: Record) -> dict[str, list[Cell]]:
+    """Return the cells as predicted from each base."""
+    bases = {"the base": record.base, "the first base": record.first_base}
+    return {name: judge(Record(base, record.cells)) for name, base in bases.items() if base}
 
 
 def is_covered(cell: Cell, cells: Sequence[Cell]) -> bool:
@@ -167,8 +183,9 @@ def read_cells(folders: list[Path]) -> list[Measured]:
     ]
 
 
-def table(cells: list[Cell]) -> str:
-    """Write all cells as Markdown."""
+def table(record: Record) -> str:
+    """Write all cells as Markdown, and what their intervals hold."""
+    cells = judge(record)
     rows = ["| arm | hosts | link | step measured ms | predicted ms | error | all-reduce alone |"]
     rows += ["| :-- | --: | --: | --: | --: | --: | --: |"]
     for cell in sorted(cells, key=lambda cell: (cell.arm, str(cell.link), cell.hosts)):
@@ -176,12 +193,21 @@ def table(cells: list[Cell]) -> str:
             f"| {cell.arm} | {cell.hosts} | {cell.link} | {cell.measured * 1e3:.0f} | "
             f"{cell.predicted * 1e3:.0f} | {cell.error:+.1%} | {cell.call_error:+.1%} |"
         )
-    covered = sum(is_covered(cell, cells) for cell in cells)
-    widths = [interval_error([cell for cell in cells if cell.faster == faster]) for faster in (False, True)]
-    held = f"Intervals from all other cells hold {covered} of {len(cells)} measured steps."
-    factors = f"From all cells, the factor is {1 + widths[0]:.2f}, and {1 + widths[1]:.2f} at a faster rate."
-    rows += ["", f"{held} {factors}"]
-    return "\n".join(rows)
+    return "\n".join([*rows, "", *_held(record)])
+
+
+def _held(record: Record) -> Iterator[str]:
+    """Write how many cells the intervals of all others hold, by group."""
+    yield "| predicted from | rate | held by the others' interval | largest error | interval from all |"
+    yield "| :-- | :-- | --: | --: | --: |"
+    for base, cells in by_base(record).items():
+        for faster, rate in ((False, "measured or slower"), (True, "faster")):
+            group = [cell for cell in cells if cell.faster == faster]
+            covered = sum(is_covered(cell, group) for cell in group)
+            yield (
+                f"| {base} | {rate} | {covered} of {len(group)} | ×÷ {1 + largest_error(group):.3f} | "
+                f"×÷ {1 + interval_error(group):.3f} |"
+            )
 
 
 def _measure(hosts: int, link: str, folder: Path) -> Path:
@@ -198,16 +224,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.predictions", description=__doc__)
     parser.add_argument("folder", type=Path, help="the runs; those that are there are not measured again")
     parser.add_argument("--read", nargs="+", type=Path, metavar="RUN", help="a base and measured cells")
+    parser.add_argument("--first-base", type=Path, metavar="RUN", help="an earlier base of the same cells")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     folders = given.read
     if not folders:
         names = {cell: given.folder / f"{cell[0]}-{cell[1]}" for cell in [BASE, *CELLS]}
         folders = [path if path.exists() else _measure(*cell, given.folder) for cell, path in names.items()]
-    record = Record(read_cells(folders[:1]), read_cells(folders[1:]))
+    earlier = [given.first_base] if given.first_base else []
+    record = Record(*map(read_cells, (folders[:1], folders[1:], earlier)))
     RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     models = ", ".join(f"{name} {error:.1%}" for name, error in model_errors(record).items())
-    written = f"{table(judge(record))}\n\nMean error of the arms that overlap, without the rest: {models}."
+    written = f"{table(record)}\n\nMean error of the arms that overlap, without the rest: {models}."
     text = DOCUMENT.read_text()
     before, _, rest = text.partition(BEGIN)
     DOCUMENT.write_text(f"{before}{BEGIN}\n{written}\n{END}{rest.partition(END)[2]}")

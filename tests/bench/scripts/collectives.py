@@ -18,20 +18,23 @@ from backends.groups.mpi_group import MPIGroup
 from compare.schema.collectives import SweepConfig, read_bytes
 from compare.schema.job import SweepJob
 from compare.worker.sweep import time_size
+from tests.bench.launches import BenchError
 
 
 class _AsIMB(MPIGroup):
     def prepare(self, exchange):
         if exchange.collective != "all_reduce":
             return super().prepare(exchange)
-        given = torch.zeros_like(exchange.source).numpy()
-        return exchange.by(MPI.COMM_WORLD.Allreduce, given, exchange.target.numpy())
+        apart = exchange._replace(target=torch.zeros_like(exchange.source))
+        return apart.by(MPI.COMM_WORLD.Allreduce, apart.source.numpy(), apart.target.numpy())
 
 
 class _AsOSU(MPIGroup):
     def prepare(self, exchange):
         if exchange.collective != "all_gather":
             return super().prepare(exchange)
+        # What is given lies in its place, so the data of the check does as well.
+        exchange.source.set_(exchange.target.chunk(self.world_size)[self.rank])
         return exchange.by(MPI.COMM_WORLD.Allgather, MPI.IN_PLACE, exchange.target.numpy())
 
 
@@ -53,6 +56,9 @@ def main(collectives, begin, end, factor, like):
     group = {"IMB": _AsIMB, "OSU": _AsOSU}[like](placement, torch.device("cpu"))
     for exchange, nbytes in config.measurements:
         timing = time_size(group, exchange, nbytes, job, lambda _: None)
+        faults = [(one.refused, one.wrong) for one in world.allgather(timing)]
+        if any(refused or wrong for refused, wrong in faults):  # on all ranks, so that none waits
+            raise BenchError(f"{exchange.collective} of {nbytes} bytes: refused and wrong elements {faults}")
         slowest = [max(ns) for ns in zip(*world.allgather(timing.ns), strict=True)]
         if world.rank == 0:
             print(exchange.collective, nbytes, statistics.median(slowest) / 1e3, flush=True)

@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
+from compare.analysis import scale as scale_module
 from compare.analysis.scale import summarise_scale
+from compare.analysis.summary import summarise
 from tests.unit.factories import a_block
 from tests.unit.scales import BENDING, a_scale
 
@@ -67,7 +69,34 @@ def test_bend_names_what_grew_since_the_count_before(mode, computing):
     assert growth.collective_seconds * 1e3 == pytest.approx(2.0)
     parts = growth.computing_seconds + growth.waiting_seconds + growth.synchronising_seconds
     assert parts == pytest.approx(growth.step_seconds)
-    assert growth.step_seconds * 1e3 == pytest.approx(4.0 if mode == "weak" else 7.75)
+    assert growth.step_seconds * 1e3 == pytest.approx(4.0 if mode == "weak" else 8.5)
+
+
+def test_strong_scaling_with_a_constant_cost_has_no_growth():
+    """Computing halves, and each step synchronises for 2 ms."""
+    times = {2: {"ddp": [10.0] * 3}, 4: {"ddp": [6.0] * 3}}
+    scale = a_scale(times, mode="strong")
+    runs = {count: _with_reference(run, 16.0 / count, 10**6) for count, run in scale.runs.items()}
+    (bend,) = summarise_scale(msgspec.structs.replace(scale, runs=runs)).bends
+    growth = bend.growth
+    assert growth.share_seconds * 1e3 == pytest.approx(6.0)
+    parts = (growth.computing_seconds, growth.waiting_seconds, growth.synchronising_seconds)
+    assert [growth.step_seconds, growth.collective_seconds, *parts] == pytest.approx([0.0] * 5)
+
+
+def test_each_count_is_summarised_once(monkeypatch):
+    summarised = []
+    monkeypatch.setattr(scale_module, "summarise", lambda run: summarised.append(run) or summarise(run))
+    scale = a_scale(BENDING)
+    assert summarise_scale(scale).bends
+    assert summarised == list(scale.runs.values())
+
+
+def test_series_that_was_stopped_may_have_a_count_without_launches():
+    scale = a_scale(BENDING)
+    none = msgspec.structs.replace(scale.runs[4], launches=[], complete=False)
+    figures = summarise_scale(msgspec.structs.replace(scale, runs=scale.runs | {4: none}))
+    assert [bend.ranks for bend in figures.bends] == [2]
 
 
 def test_counts_beyond_the_cores_enter_no_statement():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compare.analysis.estimate import Estimate as LaunchEstimate
-from tests.bench import cost, false_differences, pairs, record, report
+from tests.bench import cost, false_differences, other_programs, pairs, record, report
 from tests.bench.estimate import Estimate, Row, Section, at_least, at_most, estimate, reaches
 from tests.bench.machine import OTHER_LOAD_LIMIT, Load, LoadMeter, busy_seconds
 from tests.bench.pairs import Turn
@@ -60,6 +60,22 @@ def test_estimate_of_one_pair_is_an_error():
 )
 def test_target_is_judged_by_median_and_qualified_by_interval(target, found, verdict):
     assert Row("x", Estimate(*found, n=5), target).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "found", "verdict"),
+    [
+        (1 << 16, (1.02, 0.90, 1.12), "holds"),
+        (1 << 16, (1.03, 0.55, 3.29), "holds, within noise"),
+        (1 << 16, (1.26, 0.89, 1.46), "MISSED, within noise"),
+        (1 << 16, (0.70, 0.60, 0.80), "MISSED"),
+        (1 << 10, (3.90, 3.80, 3.95), "holds"),
+        (1 << 10, (4.20, 4.10, 4.30), "MISSED"),
+    ],
+)
+def test_other_programs_are_judged_on_both_sides_with_their_noise(nbytes, found, verdict):
+    """Below 32 KiB the limit is 3 µs more than 1 µs."""
+    assert other_programs.judge(nbytes, 1.0, Estimate(*found, n=5)) == verdict
 
 
 def test_load_of_others_is_the_busy_time_that_is_not_ours():

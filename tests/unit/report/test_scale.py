@@ -29,11 +29,20 @@ def test_scale_says_where_an_arm_bends_and_why(form):
     assert "mpi keeps at least 90 % of the ideal up to 2 ranks." in text
 
 
-def test_scale_lists_what_grew_the_largest_part_first():
+@pytest.mark.parametrize(
+    ("share", "shown_as"),
+    [
+        (None, "From 1 to 2 ranks it grew by 4.00 ms"),
+        (2e-3, "From 1 to 2 ranks it took 4.00 ms beyond its share of 2.00 ms"),
+    ],
+    ids=["weak", "strong"],
+)
+def test_scale_lists_what_grew_the_largest_part_first(share, shown_as):
     scale = a_scale(BENDING, cores=2)
     figures = summarise_scale(scale)
     growth = Growth(
         since_ranks=1,
+        share_seconds=share,
         step_seconds=4e-3,
         computing_seconds=1e-3,
         waiting_seconds=-5e-4,
@@ -42,7 +51,7 @@ def test_scale_lists_what_grew_the_largest_part_first():
     )
     bends = [msgspec.structs.replace(figures.bends[0], growth=growth)]
     text = " ".join(SCALE_RENDERERS["table"](scale, msgspec.structs.replace(figures, bends=bends)).split())
-    assert "From 1 to 2 ranks it grew by 4.00 ms: +3.50 ms synchronising, +1.00 ms computing" in text
+    assert f"{shown_as}: +3.50 ms synchronising, +1.00 ms computing" in text
     assert "-0.50 ms waiting for the slowest rank. Its collectives alone: +2.00 ms." in text
 
 

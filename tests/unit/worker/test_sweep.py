@@ -153,6 +153,30 @@ def test_time_size_refused_call_is_awaited_until_released():
     assert group.released, "before that, Gloo's barrier would raise the refusal again"
 
 
+class _Keeping(_Group):
+    """It keeps what it has refused, by itself or in a cycle."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self._kept = kept
+
+    def prepare(self, exchange):
+        cycle = [exchange.target]
+        cycle.append(cycle)
+        self._kept.extend(cycle[:1] if self._kept else [])
+        raise RuntimeError("Invalid scalar type")
+
+
+def test_time_size_refused_call_in_a_cycle_is_collected():
+    assert timed(_Keeping([])).refused == "Invalid scalar type"
+
+
+def test_time_size_refused_call_that_is_kept_fails_with_its_reason(monkeypatch):
+    monkeypatch.setattr(sweep, "_RELEASE_SECONDS", 0.05)
+    with pytest.raises(BackendError, match=r"held after 0.05 s.*Invalid scalar type.*Leave it out"):
+        timed(_Keeping(["others"]))
+
+
 def test_one_line_shortens_and_never_is_empty():
     assert len(one_line(ValueError("x" * 500))) == 160
     assert one_line(KeyError()) == "KeyError"
