@@ -1,7 +1,7 @@
 """Hold the errors of predictions, for links as measured and faster ones.
 
 ``python -m tests.bench.predictions`` measures them; docs/predictions.md shows every cell. Each is the larger
-of two: Student's interval for one more cell, and the largest error of a cell.
+of two: Student's interval for one more cell of such rates, and their largest error.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def _statements(forecast: Forecast) -> Iterator[str]:
 
 def _notes(forecast: Forecast) -> Iterator[str]:
     yield (
-        "error: the factor, either way, found with the cells in docs/predictions.md. It is the larger of "
-        "Student's interval for one more cell and the largest error of them all. No interval is narrower. "
+        "error: the factor, either way, found with the cells of such rates in docs/predictions.md. It is the "
+        "larger of Student's interval for one more cell and their largest error. No interval is narrower. "
         "An arm without cells has at least the largest error at any rate. NOT VALIDATED: another library or "
         "timeline than theirs, or a step "
         f"that bytes do not dominate. Nor are more than {VALIDATED_HOSTS} hosts or {VALIDATED_RATES:g} times "
