@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from compare.cli import main as cli
-from compare.cli import options
+from compare.cli import options, settings
 from compare.cli import run as running
 from compare.cli.times import read_seconds
 from compare.errors import UsageError
@@ -113,6 +114,30 @@ def test_settings_hold_for_listing_commands_and_leave_their_output(requested):
     Path("runs").mkdir()
     _, err = requested("clean")
     assert err == "Settings of pyproject.toml: keep\n"
+
+
+def every_command(group, names=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, (*names, name))
+        else:
+            yield " ".join((*names, name)), command
+
+
+def test_keys_of_settings_are_the_long_options_of_the_parser():
+    commands = dict(every_command(typer.main.get_group(cli.app)))
+    assert commands.keys() == settings._HINTS.keys()
+    for name, command in commands.items():
+        flags = settings._flags_of(settings._HINTS[name])
+        keys = set()
+        for option in (one for one in command.params if one.param_type_name == "option"):
+            first = next(each for each in option.opts if each.startswith("--"))
+            key = first.removeprefix("--").replace("-", "_")
+            if key in {"help", "config", "yes"} or (option.hidden and key not in flags):
+                continue
+            keys.add(key)
+            assert flags[key].parameter == option.name, (name, key)
+        assert flags.keys() == keys, name
 
 
 @pytest.mark.parametrize(("written", "seconds"), [("90", 90), ("90s", 90), ("1.5 h", 5400), ("5m", 300)])
