@@ -150,6 +150,7 @@ def carried_out(monkeypatch):
         ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
         ("--backend ddp --optimizer lion", USAGE, ["--optimizer", "'lion'", "'sgd', 'adam', 'adamw'"]),
         ("--backend ddp --device tpu", USAGE, ["--device", "'tpu'", "'cpu', 'cuda'"]),
+        ("--backend ddp --budget soon", USAGE, ["'--budget'", "'soon' is no time", "5m"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "'mnist', 'digits'"]),
         ("--backend ,", USAGE, ["--backend names no arm"]),
         ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read", "No such file"]),

@@ -12,7 +12,6 @@ from compare.cli import main as cli
 from compare.cli import options, settings
 from compare.cli import run as running
 from compare.cli.times import read_seconds
-from compare.errors import UsageError
 
 RUN = ["run", "--dry-run"]
 
@@ -92,6 +91,7 @@ def test_settings_of_the_nearest_pyproject_are_recorded(requested, monkeypatch):
         ("stepz = 3", "run.toml: there is no setting 'stepz'"),
         ("device = 'gpu'", "run.toml: device: 'gpu' is not one of"),
         ("num-proc = 0", "run.toml: num_proc: "),
+        ("[run]\nbudget = 'soon'", "run.toml: budget: 'soon' is no time. Use seconds, or a unit"),
         ("yes = true", "there is no setting 'yes'"),
         ("config = 'other.toml'", "there is no setting 'config'"),
     ],
@@ -147,6 +147,6 @@ def test_time_is_read_with_or_without_a_unit(written, seconds):
 
 @pytest.mark.parametrize("written", ["", "m", "5 days", "1e", "5m5", "x" * 10_000])
 def test_time_that_is_none_is_refused(written):
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(typer.BadParameter) as refused:
         read_seconds(written)
     assert "90s, 5m, 1h" in str(refused.value)
