@@ -48,12 +48,15 @@ def write(text, name="run.toml"):
 
 
 def test_flags_of_a_file_are_taken_and_named(requested):
-    write('backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\n')
+    write(
+        'backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\nwait-for-hosts = "2m"\n'
+    )
     request, err = requested(*RUN, "--config", "run.toml")
     assert [arm.label for arm in request.arms] == ["ddp", "manual"]
     assert request.config["budget_seconds"] == 300
     assert (request.control, request.allocation.hosts[0].slots) == (False, 3)
-    assert "Settings of run.toml: backend, budget, control, num_proc" in err
+    assert request.wait_seconds == 120
+    assert "Settings of run.toml: backend, budget, control, num_proc, wait_for_hosts" in err
 
 
 def test_flags_of_the_command_line_win_over_the_file(requested):
