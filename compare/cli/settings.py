@@ -81,7 +81,8 @@ class ConfiguredCommand(Command):
         flags, settings = flags_of[command], settings_for(file, command, flags_of)
         replaced = {name for flag in given for name in (flag, *_RIVALS.get(flag, []))}
         taken = {key: value for key, value in settings.items() if flags[key].parameter not in replaced}
-        if named is not None or taken:
+        quiet = given.get("quiet", taken.get("quiet", False))
+        if (named is not None or taken) and not quiet:
             listed = ", ".join(taken) or f"none for `compare {command}`"
             typer.secho(printable(f"Settings of {file.path}: {listed}"), dim=True, err=True)
         ctx.default_map = {flags[key].parameter: value for key, value in taken.items()}

@@ -106,6 +106,13 @@ def test_wrong_settings_name_their_file(requested, written, says):
     assert says in err
 
 
+@pytest.mark.parametrize(("written", "flag"), [("quiet = true", ""), ("verbose = true", "-q"), ("", "-q")])
+def test_quiet_command_does_not_name_its_settings(requested, written, flag):
+    write(f"steps = 90\n{written}\n")
+    request, err = requested(*RUN, *flag.split(), "--config", "run.toml")
+    assert (request.config["steps"], err) == (90, "")
+
+
 def test_help_needs_no_settings(requested):
     write("[tool.ringside]\nstepz = 90\n", "pyproject.toml")
     assert requested("run", "--help")[0] in {0, None}
