@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import groupby
 
 _LISTED_NAMES = 6
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"(.+?) ?(s|m|min|h|)")
 
 
 def counted(number: float, noun: str) -> str:
@@ -21,6 +24,20 @@ def duration(seconds: float) -> str:
     first = next((place for place, (number, _) in enumerate(parts) if number), 2)
     shown = [f"{number} {unit}" for number, unit in parts[first : first + 2] if number]
     return " ".join(shown) or "0 s"
+
+
+def seconds_of(written: str) -> float:
+    """Read a time in seconds, or with a unit: 90s, 5m, 1h.
+
+    Raises:
+        ValueError: it is neither; the message gives the remedy.
+    """
+    match = _TIME.fullmatch(written)
+    try:
+        number, unit = match.groups() if match else ("", "")
+        return float(number) * _UNITS[unit]
+    except ValueError:
+        raise ValueError(f"{written[:80]!r} is no time. Use seconds, or a unit: 90s, 5m, 1h.") from None
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from compare.cli.history import RunsFolder
+from compare.cli.options import AsJson
 from compare.text import counted, printable
 
 
@@ -16,21 +18,28 @@ def clean(
     *,
     keep: Annotated[int, typer.Option(min=0, help="Number of newest folders to keep.")] = 10,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them. Otherwise they are listed only.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the folders of old runs, and remove them with --yes.
 
     Only folders with a results file count. No link is followed, and an unfinished
     run that changed within a day is kept.
     """
+    from compare.schema.files import STANDARD_OUTPUT, write_json
     from compare.schema.folders import old_folders, remove
 
     old = old_folders(runs, keep=keep)
     for folder in old:
         if yes:
             remove(folder)
-        path = printable(str(folder.path)).replace("\n", "\\n")
-        typer.echo(f"{'removed' if yes else 'would remove'} {path}")
-    if not old:
+        if not as_json:
+            path = printable(str(folder.path)).replace("\n", "\\n")
+            typer.echo(f"{'removed' if yes else 'would remove'} {path}")
+    if as_json:
+        # A path may hold bytes that are no text; they are shown, not lost.
+        paths = [os.fsencode(folder.path).decode(errors="replace") for folder in old]
+        write_json(STANDARD_OUTPUT, {"removed": yes, "folders": paths})
+    elif not old:
         typer.echo(f"Nothing to remove: the newest {keep} are kept.")
     elif not yes:
         typer.echo(f"{counted(len(old), 'folder')} of {printable(str(runs))}. To remove them, add --yes.")

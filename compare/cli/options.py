@@ -127,7 +127,12 @@ class LaunchFlags:
     )
     exclude: Annotated[list[str] | None, hosts_flag(help="Leave these hosts out: node3.")] = None
     wait_for_hosts: Annotated[
-        float, hosts_flag(min=0, help="Maximum time for hosts that are starting, in seconds.")
+        float,
+        hosts_flag(
+            parser=read_seconds,
+            metavar="TIME",
+            help="Maximum time for hosts that are starting, in seconds or as 5m.",
+        ),
     ] = 0.0
     interface: Annotated[
         str | None,
@@ -159,8 +164,8 @@ class LaunchFlags:
     export_csv: Annotated[Path | None, output_flag(help="Also write every figure here.")] = None
     export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
     export_html: Annotated[Path | None, output_flag(help="Also write a page here, with pictures.")] = None
-    timeout: Annotated[float, time_flag(help="Maximum time for a launch, in seconds.")] = 300.0
-    stall: Annotated[float, time_flag(help="Maximum time without progress, in seconds.")] = 30.0
+    timeout: Annotated[float, time_flag(help="Maximum time for a launch, in seconds or as 5m.")] = 300.0
+    stall: Annotated[float, time_flag(help="Maximum time without progress, in seconds or as 5m.")] = 30.0
     verbose: Annotated[
         bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")
     ] = False
@@ -309,12 +314,15 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         UsageError: a flag has a wrong value.
         OutputError: the file of ``--export-json`` cannot be written.
     """
+    from compare.schema.config import LARGEST_NUMBER, require
     from compare.schema.environment import read_exports
     from compare.schema.files import STANDARD_OUTPUT
     from compare.schema.store import require_writable
 
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
+    wait, right = flags.wait_for_hosts, f"a number of seconds from 0 to {LARGEST_NUMBER}"
+    require(0 <= wait <= LARGEST_NUMBER, "--wait-for-hosts", wait, right)
     allocation = read_allocation(flags)
     paths = list(flags.exports.values())
     if twice := next((path for path in paths if paths.count(path) > 1), None):
@@ -329,7 +337,7 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         "output": flags.output,
         "threads_per_rank": flags.threads,
         "command": command_line(),
-        "wait_seconds": flags.wait_for_hosts,
+        "wait_seconds": wait,
         "config": {
             "device": flags.device.value,
             "launch_timeout_seconds": flags.timeout,

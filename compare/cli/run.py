@@ -144,7 +144,8 @@ def _print_plan(plan: Plan) -> None:
     from compare.report.outlook import planned_time
 
     console = make_console()
-    for line in [planned_time(plan.config, plan.round_seconds), *plan.notes]:
+    time = planned_time(plan.config, plan.round_seconds, in_turns=plan.in_turns)
+    for line in [time, *plan.notes]:
         console.print(f"# {line}", soft_wrap=True, markup=False, style="dim")
     for block in plan.blocks:
         console.print(f"\n# {block.title}", soft_wrap=True, markup=False, style="dim")

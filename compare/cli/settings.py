@@ -35,6 +35,8 @@ ConfigFile = Annotated[
 _HINTS: dict[str, Mapping[str, Any]] = {}
 """The types of every command's parameters."""
 _USED: ContextVar[Path | None] = ContextVar("_USED", default=None)
+_TAKEN = f"{__name__}.taken"
+"""Key of the line that names the file and the keys taken."""
 _NEVER = {"config", "yes"}
 """Flags of the command line alone; --yes removes folders."""
 _FILES: dict[str, Kind] = {"workload": "path", "against": "program"}
@@ -81,9 +83,11 @@ class ConfiguredCommand(Command):
         flags, settings = flags_of[command], settings_for(file, command, flags_of)
         replaced = {name for flag in given for name in (flag, *_RIVALS.get(flag, []))}
         taken = {key: value for key, value in settings.items() if flags[key].parameter not in replaced}
-        if named is not None or taken:
+        quiet = given.get("quiet", taken.get("quiet", False))
+        if (named is not None or taken) and not quiet:
             listed = ", ".join(taken) or f"none for `compare {command}`"
             typer.secho(printable(f"Settings of {file.path}: {listed}"), dim=True, err=True)
+        ctx.meta[_TAKEN] = f"With settings of {file.path}: {', '.join(taken)}." if taken else ""
         ctx.default_map = {flags[key].parameter: value for key, value in taken.items()}
         _USED.set(file.path if taken and named is None else None)
         try:
@@ -96,6 +100,18 @@ class ConfiguredCommand(Command):
                 f"{file.path}: {key}: {error.message.replace('Value error, ', '')}",
                 remedy=f"`{ctx.command_path} --help` shows every flag and its choices.",
             ) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Carry out the command; wrong usage names the settings, too.
+
+        Raises:
+            UsageError: a flag, or a setting in its place, is wrong.
+        """
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            error.found = "\n".join(filter(None, [error.found, ctx.meta.get(_TAKEN)]))
+            raise
 
 
 def configurable(command: Callable[..., None], name: str) -> Callable[..., None]:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
+import typer
 
-from compare.errors import UsageError
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_TIME = re.compile(r"(.+?) ?(s|m|min|h|)")
+from compare.text import seconds_of
 
 
 def read_seconds(written: str | float) -> float:
-    """Read a time in seconds, or with a unit: 90s, 5m, 1h.
+    """Read a time in seconds, or with a unit.
 
     Raises:
-        UsageError: it is neither.
+        BadParameter: it is neither; the parser adds the flag, or the file with its key.
     """
-    match = _TIME.fullmatch(str(written))
     try:
-        number, unit = match.groups() if match else ("", "")
-        return float(number) * _UNITS[unit]
-    except ValueError:
-        raise UsageError(
-            f"{str(written)[:80]!r} is no time.", remedy="Use seconds, or a unit: 90s, 5m, 1h."
-        ) from None
+        return seconds_of(str(written))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

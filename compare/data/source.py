@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,8 +68,15 @@ def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
     there = [name for name, folder in _folders(root).items() if holds(name, folder)]
     choices: list[DatasetName] = ["mnist", "digits"] if dataset == "auto" else [dataset]
     name = next((name for name in choices if name in there), choices[0])
-    note = "" if name in there else f"The data is not in {root} yet: a run gets it first."
+    note = "" if name in there else f"The data is not in {root} yet. {_first_step(name, root)}"
     return DatasetSource(name=name, requested=dataset, directory=str(_folders(root)[name]), note=note)
+
+
+def _first_step(name: DatasetName, root: Path) -> str:
+    """Return how to get the data before ranks start by hand."""
+    if name == "mnist":
+        return f"Get it first: compare data fetch --data-dir {shlex.quote(str(root))}"
+    return "Run the same once without --dry-run, which makes it."
 
 
 def _folders(root: Path) -> dict[DatasetName, Path]:

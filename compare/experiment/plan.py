@@ -27,6 +27,7 @@ class Plan(NamedTuple):
     config: RunConfig
     round_seconds: float
     """Least time of a round."""
+    in_turns: bool
     notes: list[str]
     """What is not known, and what is assumed."""
     blocks: list[Block]
@@ -62,7 +63,9 @@ def plan(request: UserRequest) -> Plan:
         )
         blocks += blocks_of(job, place, hosts)
     mode = choose_interleaving(config).mode
-    return Plan(config, least_round_seconds(config, mode), _notes(request, hosts, source), blocks)
+    return Plan(
+        config, least_round_seconds(config, mode), mode == "blocks", _notes(request, hosts, source), blocks
+    )
 
 
 def _notes(request: UserRequest, hosts: Unreached, source: data.DatasetSource) -> list[str]:

@@ -114,15 +114,18 @@ def length(config: RunConfig) -> str:
     return f"{rounds} of {arms} {until}, for at most {config.budget_seconds:g} s."
 
 
-def planned_time(config: RunConfig, round_seconds: float) -> str:
-    """Write the length of a planned run, and guess its time."""
+def planned_time(config: RunConfig, round_seconds: float, *, in_turns: bool) -> str:
+    """Write the length of a planned run, and guess its time.
+
+    Only turns have a known length; else training comes on top.
+    """
     rounds = config.rounds if config.limit_seconds is None else FIRST_LOOK
-    guess = duration(round_seconds * rounds)
-    if config.budget_seconds is None:
-        guess = f"{counted(rounds, 'round')} take about {guess}"
-    else:
-        guess = f"a round takes about {duration(round_seconds)}"
-    return f"{length(config)} By the starts and turns alone, {guess}."
+    what, seconds = f"{counted(rounds, 'round')} take", round_seconds * rounds
+    if config.budget_seconds is not None:
+        what, seconds = "a round takes", round_seconds
+    if in_turns:
+        return f"{length(config)} By the starts and turns alone, {what} about {duration(seconds)}."
+    return f"{length(config)} For the starts, {what} at least {duration(seconds)}, and the training."
 
 
 def time_to_take(run: Run) -> str:

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import msgspec
 import pytest
+import typer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -208,7 +209,7 @@ def test_values_of_flags_of_any_text_are_read_or_a_usage_error(text):
         lambda text: read_exports([text], {}),
         read_seconds,
     ):
-        with contextlib.suppress(UsageError):
+        with contextlib.suppress(UsageError, typer.BadParameter):
             read(text)
 
 

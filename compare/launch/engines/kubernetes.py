@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from compare.errors import UsageError
 from compare.launch.engines.submission import flag_value, names_flag, require_command, require_printable
-from compare.text import counted
+from compare.text import counted, seconds_of
 
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
 """What a worker gets if the user gives no sizes."""
@@ -115,10 +115,10 @@ def _times(resources: Resources, words: Sequence[str]) -> list[tuple[str, str]]:
     limit = 60 * resources.minutes
     asked = flag_value(words, "--wait-for-hosts")
     try:
-        wait = min(_START_SECONDS, limit // 3) if asked is None else float(asked)
+        wait = min(_START_SECONDS, limit // 3) if asked is None else seconds_of(asked)
     except ValueError:
         raise UsageError(
-            f"--wait-for-hosts cannot be {asked!r}.", remedy="Give seconds: --wait-for-hosts 300."
+            f"--wait-for-hosts cannot be {asked!r}.", remedy="Use seconds, or a unit: --wait-for-hosts 5m."
         ) from None
     left = limit - wait - _END_SECONDS
     if not left > 0:

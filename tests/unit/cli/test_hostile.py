@@ -102,6 +102,7 @@ CALLS = [
     *(["predict", "predicted", "--hosts", "2,4", *flags] for flags in ([], *FORMATS)),
     ["history", "all"],
     ["clean", "all", "--keep", "0"],
+    ["clean", "all", "--keep", "0", "--json"],
 ]
 
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from compare.cli import main as cli
-from compare.cli import options
+from compare.cli import options, settings
 from compare.cli import run as running
 from compare.cli.times import read_seconds
-from compare.errors import UsageError
 
 RUN = ["run", "--dry-run"]
 
@@ -48,12 +48,15 @@ def write(text, name="run.toml"):
 
 
 def test_flags_of_a_file_are_taken_and_named(requested):
-    write('backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\n')
+    write(
+        'backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\nwait-for-hosts = "2m"\n'
+    )
     request, err = requested(*RUN, "--config", "run.toml")
     assert [arm.label for arm in request.arms] == ["ddp", "manual"]
     assert request.config["budget_seconds"] == 300
     assert (request.control, request.allocation.hosts[0].slots) == (False, 3)
-    assert "Settings of run.toml: backend, budget, control, num_proc" in err
+    assert request.wait_seconds == 120
+    assert "Settings of run.toml: backend, budget, control, num_proc, wait_for_hosts" in err
 
 
 def test_flags_of_the_command_line_win_over_the_file(requested):
@@ -91,6 +94,7 @@ def test_settings_of_the_nearest_pyproject_are_recorded(requested, monkeypatch):
         ("stepz = 3", "run.toml: there is no setting 'stepz'"),
         ("device = 'gpu'", "run.toml: device: 'gpu' is not one of"),
         ("num-proc = 0", "run.toml: num_proc: "),
+        ("[run]\nbudget = 'soon'", "run.toml: budget: 'soon' is no time. Use seconds, or a unit"),
         ("yes = true", "there is no setting 'yes'"),
         ("config = 'other.toml'", "there is no setting 'config'"),
     ],
@@ -100,6 +104,20 @@ def test_wrong_settings_name_their_file(requested, written, says):
     code, err = requested(*RUN, "--config", "run.toml")
     assert code == 2
     assert says in err
+
+
+@pytest.mark.parametrize(("written", "flag"), [("quiet = true", ""), ("verbose = true", "-q"), ("", "-q")])
+def test_quiet_command_does_not_name_its_settings(requested, written, flag):
+    write(f"steps = 90\n{written}\n")
+    request, err = requested(*RUN, *flag.split(), "--config", "run.toml")
+    assert (request.config["steps"], err) == (90, "")
+
+
+def test_contradiction_with_a_setting_names_file_and_keys(requested):
+    write("epochs = 2\nquiet = true\n")
+    code, err = requested(*RUN, "--config", "run.toml", "--hosts", "a:2", "--nproc-per-node", "3")
+    assert code == 2
+    assert "\n  With settings of run.toml: epochs, quiet.\n" in err
 
 
 def test_help_needs_no_settings(requested):
@@ -115,6 +133,30 @@ def test_settings_hold_for_listing_commands_and_leave_their_output(requested):
     assert err == "Settings of pyproject.toml: keep\n"
 
 
+def every_command(group, names=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, (*names, name))
+        else:
+            yield " ".join((*names, name)), command
+
+
+def test_keys_of_settings_are_the_long_options_of_the_parser():
+    commands = dict(every_command(typer.main.get_group(cli.app)))
+    assert commands.keys() == settings._HINTS.keys()
+    for name, command in commands.items():
+        flags = settings._flags_of(settings._HINTS[name])
+        keys = set()
+        for option in (one for one in command.params if one.param_type_name == "option"):
+            first = next(each for each in option.opts if each.startswith("--"))
+            key = first.removeprefix("--").replace("-", "_")
+            if key in {"help", "config", "yes"} or (option.hidden and key not in flags):
+                continue
+            keys.add(key)
+            assert flags[key].parameter == option.name, (name, key)
+        assert flags.keys() == keys, name
+
+
 @pytest.mark.parametrize(("written", "seconds"), [("90", 90), ("90s", 90), ("1.5 h", 5400), ("5m", 300)])
 def test_time_is_read_with_or_without_a_unit(written, seconds):
     assert read_seconds(written) == seconds
@@ -122,6 +164,6 @@ def test_time_is_read_with_or_without_a_unit(written, seconds):
 
 @pytest.mark.parametrize("written", ["", "m", "5 days", "1e", "5m5", "x" * 10_000])
 def test_time_that_is_none_is_refused(written):
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(typer.BadParameter) as refused:
         read_seconds(written)
     assert "90s, 5m, 1h" in str(refused.value)

@@ -769,3 +769,10 @@ def test_real_mnist_is_fetched_from_a_recompressing_mirror(tmp_path, serve, monk
     lines = []
     assert data.holds("mnist", data.fetch_mnist(tmp_path, progress=lines.append))
     assert any(f"{TRAIN_IMAGES}: 4 MB from 127.0.0.1" in line for line in lines)
+
+
+def test_expected_data_that_is_missing_has_a_remedy(tmp_path):
+    root = tmp_path / "a b"
+    assert data.expect("auto", root).note.endswith(f"compare data fetch --data-dir '{root}'")
+    assert "once without --dry-run" in data.expect("digits", root).note
+    assert not root.exists()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from compare.report.outlook import Pace
+from compare.report.outlook import Pace, planned_time
 from compare.report.progress import LiveProgress
 from compare.schema.arms import parse_arm
 from compare.schema.job import Planned, Progress, Stage
@@ -72,6 +72,19 @@ def test_progress_announces_length_then_time_then_power(rounds, config, line):
 )
 def test_progress_announces_nothing_where_nothing_is_to_come(rounds, config):
     assert printed(a_start(rounds, config)) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "in_turns", "end"),
+    [
+        ({"rounds": 7}, True, "By the starts and turns alone, 7 rounds take about 3 min 30 s."),
+        (BUDGET, True, "By the starts and turns alone, a round takes about 30 s."),
+        ({"rounds": 7}, False, "For the starts, 7 rounds take at least 3 min 30 s, and the training."),
+        (BUDGET, False, "For the starts, a round takes at least 30 s, and the training."),
+    ],
+)
+def test_planned_time_without_turns_is_a_least_time(config, in_turns, end):
+    assert planned_time(a_start(0, config).config, 30.0, in_turns=in_turns).endswith(f" {end}")
 
 
 # ---- the standing ----
