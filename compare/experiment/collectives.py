@@ -43,6 +43,9 @@ class SweepObserver(Observer, Protocol):
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
         """Handle a launch that ended; None if it failed."""
 
+    def sweep_skipped(self) -> None:
+        """Handle a launch that is left out, as its group has failed."""
+
 
 def compare_collectives(
     request: SweepRequest,
@@ -167,6 +170,7 @@ def sweep_groups(
     groups, ends_at = len(run.config.groups), time_of(cluster.job)
     for planned in plan_sweeps(run.config):
         if any(failure.arm == planned.group for failure in run.failures):
+            observer.sweep_skipped()
             continue
         observer.launch_begins(planned)
         launch = None

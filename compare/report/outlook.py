@@ -49,6 +49,11 @@ class Pace:
         self._expected += self._arms
         self.launches = self.launches and self.launches + self._arms
 
+    def skip(self) -> None:
+        """Expect one launch less."""
+        self._expected -= 1
+        self.launches = self.launches and self.launches - 1
+
     def left(self, now: float) -> str:
         """Write the time left; empty before the pace is known."""
         if self._began_at is None:

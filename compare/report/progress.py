@@ -154,7 +154,8 @@ class LiveProgress:
         self._show(f"{self._place(planned)} · turn {turn} of {turns}: {planned.arm.label} trains")
 
     def not_in_turns(self, why: str) -> None:
-        """Print why the arms run one after another."""
+        """Print why the arms run one after another, from the first on."""
+        self._begun = 0
         self._print(f"One launch after another: {why}", "yellow")
 
     def cohort_restarts(self, round_: int) -> None:
@@ -205,6 +206,11 @@ class LiveProgress:
         self._count()
         outcome = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
         self._print(f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s", "dim" if arm.proven else "red")
+
+    def sweep_skipped(self) -> None:
+        """Expect one launch less; the next one keeps its number."""
+        self._begun += 1
+        self._pace.skip()
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
         """Print the outcome of a launch of ``compare collectives``."""

@@ -89,8 +89,12 @@ def test_sweep_group_that_fails_stops_no_other(tmp_path, monkeypatch):
         return a_sweep_launch(config, planned.group, planned.number)
 
     monkeypatch.setattr(collectives, "launch_sweep", launch)
-    run = sweep_groups(a_collectives_run(config, [], complete=False), tmp_path, HERE, _Silent())
+    skipped = []
+    observer = _Silent()
+    observer.sweep_skipped = lambda: skipped.append("gloo")
+    run = sweep_groups(a_collectives_run(config, [], complete=False), tmp_path, HERE, observer)
     assert [launch.group for launch in run.launches] == ["mpi", "mpi"]
+    assert skipped == ["gloo"], "the bar expects it no more"
     assert [failure.arm for failure in run.failures] == ["gloo"], "it is not launched again"
     assert run.complete
     assert read_json(tmp_path / COLLECTIVES_FILE, CollectivesRun) == run

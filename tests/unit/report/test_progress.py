@@ -142,6 +142,16 @@ def test_pace_expects_the_launches_of_a_repeated_round():
     assert pace.launches == 9
 
 
+def test_pace_expects_no_launch_that_is_skipped():
+    pace = Pace(a_start(0, {"rounds": 2}).config, 3, 1)
+    pace.start(0.0)
+    for _ in range(2):
+        pace.skip()
+        pace.count(10.0)
+    assert (pace.launches, pace.done) == (4, 2)
+    assert pace.left(10.0) == "about 10 s left"
+
+
 # ---- in a terminal ----
 
 
@@ -175,6 +185,16 @@ def test_terminal_shows_the_stage_of_a_launch(live):
             assert "round 1 of 2 · ddp (2 of 3): " in written()
     progress.rank_progressed(a_planned(), a_record("start"))
     assert "loading torch" in written()
+
+
+def test_terminal_counts_anew_where_turns_are_given_up(live):
+    progress, written = live
+    for arm in ("none", "ddp"):
+        progress.launch_begins(a_planned(arm))
+    progress.not_in_turns("memory")
+    written()
+    progress.launch_begins(a_planned("none"))
+    assert "none (1 of 3): starting" in written()
 
 
 def test_terminal_draws_nothing_while_an_arm_trains(live):
