@@ -21,10 +21,11 @@ from compare.cli.options import (
     training_flag,
     with_run_flags,
 )
-from compare.cli.run import carry_out_and_export
+from compare.cli.run import carry_out_and_export, export
 
 if TYPE_CHECKING:
     from compare.experiment.settle import UserRequest
+    from compare.schema.results import Run
 
 
 @with_run_flags(
@@ -95,7 +96,11 @@ def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export
     from compare.schema.files import write_text
 
     # The Markdown of this command is that of the gate, not that of the run.
-    _, directory, analysis = carry_out_and_export(request, replace(flags, export_markdown=None))
+    _, directory, analysis = carry_out_and_export(
+        request,
+        replace(flags, export_markdown=None),
+        lambda kept: _export_early_end(kept, flags, export_junit),
+    )
     changes = analysis.gate
     assert changes is not None  # noqa: S101 -- the run has a limit and twins
     if flags.export_markdown:
@@ -106,3 +111,16 @@ def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export
     make_say(make_console(stderr=say_to_stderr), quiet=flags.quiet)(f"Results: {directory}")
     print_changes(changes, form, stderr=to_stdout)
     require_passed(changes)
+
+
+def _export_early_end(run: Run, flags: RunFlags, export_junit: Path | None) -> None:
+    """Export a gate that was stopped or failed: its run, and an error as JUnit."""
+    from compare.analysis import analyse
+    from compare.report.changes import junit_of_early_end
+    from compare.schema.files import write_text
+
+    try:
+        export(run, analyse(run), flags)
+    finally:
+        if export_junit:
+            write_text(export_junit, junit_of_early_end(run) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,10 +90,12 @@ def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
     return analysis
 
 
-def carry_out_and_export(request: UserRequest, flags: RunFlags) -> tuple[Run, Path, Analysis]:
+def carry_out_and_export(
+    request: UserRequest, flags: RunFlags, export_early_end: Callable[[Run], None] | None = None
+) -> tuple[Run, Path, Analysis]:
     """Carry out a run, and export it.
 
-    What is kept of a run that is stopped or fails is exported as well.
+    What is kept of a run that is stopped or fails is exported as well; ``export_early_end`` replaces how.
     """
     from compare.analysis import analyse
     from compare.experiment import compare_arms
@@ -102,14 +105,15 @@ def carry_out_and_export(request: UserRequest, flags: RunFlags) -> tuple[Run, Pa
         request,
         make_say(log, quiet=flags.quiet),
         make_watch(log, flags),
-        lambda kept: _export(kept, analyse(kept), flags),
+        export_early_end or (lambda kept: export(kept, analyse(kept), flags)),
     )
     analysis = analyse(run)
-    _export(run, analysis, flags)
+    export(run, analysis, flags)
     return run, directory, analysis
 
 
-def _export(run: Run, analysis: Analysis, flags: RunFlags) -> None:
+def export(run: Run, analysis: Analysis, flags: RunFlags) -> None:
+    """Write the files of a run that the flags name."""
     from compare.report import render
 
     write_exports(flags, lambda form: render(run, analysis, form, detail=flags.detail, sort=flags.sort))

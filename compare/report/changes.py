@@ -17,6 +17,7 @@ from compare.analysis.estimate import Estimate
 from compare.report.brief import cut_in_the_middle
 from compare.report.rows import markdown_rows, markdown_text
 from compare.schema.files import json_text
+from compare.schema.results import Run
 from compare.text import printable
 
 WIDTH = 80
@@ -92,14 +93,7 @@ def junit(changes: Changes) -> str:
     An arm that is slower is a failure, and one that is open an error.
     """
     kinds = [_JUNIT_ELEMENT.get(change.kind, "") for change in changes.changes]
-    suite = ET.Element(
-        "testsuite",
-        name=f"compare {changes.command}",
-        tests=str(len(kinds)),
-        failures=str(kinds.count("failure")),
-        errors=str(kinds.count("error")),
-        skipped="0",
-    )
+    suite = _suite(changes.command, kinds)
     properties = ET.SubElement(suite, "properties")
     facts = {"old": changes.old, "new": changes.new, "limit": f"{changes.limit:g}"}
     for name, value in {**facts, **dict.fromkeys(("forced",) * bool(changes.unlike), "true")}.items():
@@ -111,6 +105,31 @@ def junit(changes: Changes) -> str:
         if kind:
             ET.SubElement(case, kind, message=told, type=change.change.kind)
         ET.SubElement(case, "system-out").text = printable("\n".join([told, *_forced(changes)]))
+    return _xml(suite)
+
+
+def junit_of_early_end(run: Run) -> str:
+    """Render JUnit XML of a gate that was stopped or failed: one error."""
+    suite = _suite("gate", ["error"])
+    case = ET.SubElement(suite, "testcase", classname="ringside.gate", name="complete")
+    why = run.failure.message if run.failure else "It ended before its last round."
+    ET.SubElement(case, "error", message=printable(f"INCOMPLETE: {why}"), type="incomplete")
+    return _xml(suite)
+
+
+def _suite(command: str, kinds: Sequence[str]) -> ET.Element:
+    """Start a suite of tests, each with the element of its outcome or none."""
+    return ET.Element(
+        "testsuite",
+        name=f"compare {command}",
+        tests=str(len(kinds)),
+        failures=str(kinds.count("failure")),
+        errors=str(kinds.count("error")),
+        skipped="0",
+    )
+
+
+def _xml(suite: ET.Element) -> str:
     ET.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode")
 

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 import typer
 
@@ -46,7 +48,7 @@ from compare.schema.collectives import COLLECTIVES_FILE
 from compare.schema.files import read_json, write_json
 from compare.schema.job import read_job
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.results import ArmVerification, Gate, Verification
+from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from compare.schema.store import RESULTS_FILE
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import MNIST, a_run, a_survey
@@ -515,6 +517,31 @@ def test_command_that_ends_early_exports_every_format(
     texts = [Path(file).read_text() for file in files.values()]
     assert all(text.startswith(start) for text, start in zip(texts, starts, strict=True))
     assert [text for text in texts[2:] if "INCOMPLETE" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (LaunchError("ddp, round 1: rank 1 failed."), LaunchError.exit_code)],
+)
+def test_gate_that_ends_early_exports_every_format(compare, monkeypatch, error, code):
+    failed = isinstance(error, LaunchError)
+    failure = Failure(arm="ddp", round=1, kind="LaunchError", message=str(error)) if failed else None
+
+    def carry_out(run_, directory, *_):
+        write_json(directory / RESULTS_FILE, msgspec.structs.replace(run_, failure=failure))
+        raise error
+
+    monkeypatch.setattr(run, "carry_out", carry_out)
+    files = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html", "junit")}
+    flags = [text for form, file in files.items() for text in (f"--export-{form}", file)]
+    ended = compare("gate", "--against", sys.executable, "--backend", "ddp", "--output", "out", *flags)
+    assert ended.code == code
+    assert "could not be" not in ended.err
+    assert "INCOMPLETE" in Path("out.markdown").read_text()
+    suite = ET.fromstring(Path("out.junit").read_text())
+    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+    said = suite.find("testcase/error").get("message")
+    assert said == f"INCOMPLETE: {error if failed else 'It ended before its last round.'}"
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "markdown", "html"])
