@@ -24,6 +24,7 @@ from compare.cli.options import (
 from compare.cli.run import carry_out_and_export, export
 
 if TYPE_CHECKING:
+    from compare.analysis import Analysis
     from compare.experiment.settle import UserRequest
     from compare.schema.results import Run
 
@@ -99,7 +100,7 @@ def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export
     _, directory, analysis = carry_out_and_export(
         request,
         replace(flags, export_markdown=None),
-        lambda kept: _export_early_end(kept, flags, export_junit),
+        lambda kept, its: _export_early_end(kept, its, flags, export_junit),
     )
     changes = analysis.gate
     assert changes is not None  # noqa: S101 -- the run has a limit and twins
@@ -113,14 +114,13 @@ def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export
     require_passed(changes)
 
 
-def _export_early_end(run: Run, flags: RunFlags, export_junit: Path | None) -> None:
-    """Export a gate that was stopped or failed: its run, and an error as JUnit."""
-    from compare.analysis import analyse
+def _export_early_end(run: Run, analysis: Analysis, flags: RunFlags, export_junit: Path | None) -> None:
+    """Export the run of an unfinished gate, and an error as JUnit."""
     from compare.report.changes import junit_of_early_end
     from compare.schema.files import write_text
 
     try:
-        export(run, analyse(run), flags)
+        export(run, analysis, flags)
     finally:
         if export_junit:
             write_text(export_junit, junit_of_early_end(run) + "\n")

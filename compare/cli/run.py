@@ -91,7 +91,7 @@ def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
 
 
 def carry_out_and_export(
-    request: UserRequest, flags: RunFlags, export_early_end: Callable[[Run], None] | None = None
+    request: UserRequest, flags: RunFlags, export_early_end: Callable[[Run, Analysis], None] | None = None
 ) -> tuple[Run, Path, Analysis]:
     """Carry out a run, and export it.
 
@@ -101,11 +101,12 @@ def carry_out_and_export(
     from compare.experiment import compare_arms
 
     log = make_console(stderr=True)
+    early = export_early_end or (lambda kept, analysis: export(kept, analysis, flags))
     run, directory = compare_arms(
         request,
         make_say(log, quiet=flags.quiet),
         make_watch(log, flags),
-        export_early_end or (lambda kept: export(kept, analyse(kept), flags)),
+        lambda kept: early(kept, analyse(kept)),
     )
     analysis = analyse(run)
     export(run, analysis, flags)

@@ -109,7 +109,7 @@ def junit(changes: Changes) -> str:
 
 
 def junit_of_early_end(run: Run) -> str:
-    """Render JUnit XML of a gate that was stopped or failed: one error."""
+    """Render JUnit XML of an unfinished gate: one error."""
     suite = _suite("gate", ["error"])
     case = ET.SubElement(suite, "testcase", classname="ringside.gate", name="complete")
     why = run.failure.message if run.failure else "It ended before its last round."
@@ -118,7 +118,7 @@ def junit_of_early_end(run: Run) -> str:
 
 
 def _suite(command: str, kinds: Sequence[str]) -> ET.Element:
-    """Start a suite of tests, each with the element of its outcome or none."""
+    """Start a suite of tests; a kind is an element, or empty."""
     return ET.Element(
         "testsuite",
         name=f"compare {command}",

@@ -540,8 +540,8 @@ def test_gate_that_ends_early_exports_every_format(compare, monkeypatch, error, 
     assert "INCOMPLETE" in Path("out.markdown").read_text()
     suite = ET.fromstring(Path("out.junit").read_text())
     assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
-    said = suite.find("testcase/error").get("message")
-    assert said == f"INCOMPLETE: {error if failed else 'It ended before its last round.'}"
+    message = suite.find("testcase/error").get("message")
+    assert message == f"INCOMPLETE: {error if failed else 'It ended before its last round.'}"
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "markdown", "html"])
