@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from compare.cli.choices import ChangeFormat
 from compare.cli.console import make_console, make_say
-from compare.cli.gating import ExportJUnit, print_changes, read_percent, require_passed, write_junit
+from compare.cli.gating import (
+    ExportJUnit,
+    export_unfinished,
+    print_changes,
+    read_percent,
+    require_passed,
+    write_junit,
+)
 from compare.cli.options import (
     MaxReruns,
     RunFlags,
@@ -21,12 +29,10 @@ from compare.cli.options import (
     training_flag,
     with_run_flags,
 )
-from compare.cli.run import carry_out_and_export, export
+from compare.cli.run import carry_out_and_export
 
 if TYPE_CHECKING:
-    from compare.analysis import Analysis
     from compare.experiment.settle import UserRequest
-    from compare.schema.results import Run
 
 
 @with_run_flags(
@@ -100,7 +106,7 @@ def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export
     _, directory, analysis = carry_out_and_export(
         request,
         replace(flags, export_markdown=None),
-        lambda kept, its: _export_early_end(kept, its, flags, export_junit),
+        partial(export_unfinished, flags=flags, junit=export_junit),
     )
     changes = analysis.gate
     assert changes is not None  # noqa: S101 -- the run has a limit and twins
@@ -112,15 +118,3 @@ def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export
     make_say(make_console(stderr=say_to_stderr), quiet=flags.quiet)(f"Results: {directory}")
     print_changes(changes, form, stderr=to_stdout)
     require_passed(changes)
-
-
-def _export_early_end(run: Run, analysis: Analysis, flags: RunFlags, export_junit: Path | None) -> None:
-    """Export the run of an unfinished gate, and an error as JUnit."""
-    from compare.report.changes import junit_of_early_end
-    from compare.schema.files import write_text
-
-    try:
-        export(run, analysis, flags)
-    finally:
-        if export_junit:
-            write_text(export_junit, junit_of_early_end(run) + "\n")

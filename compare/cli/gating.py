@@ -10,10 +10,14 @@ import typer
 from compare.cli.choices import ChangeFormat
 from compare.cli.console import make_console
 from compare.cli.options import output_flag
+from compare.cli.run import export
 from compare.errors import SlowerError, TooNoisyError, UsageError
 
 if TYPE_CHECKING:
+    from compare.analysis import Analysis
     from compare.analysis.change import Changes
+    from compare.cli.options import RunFlags
+    from compare.schema.results import Run
 
 ExportJUnit = Annotated[
     Path | None, output_flag("--export-junit", help="Also write JUnit XML here, one test for each arm.")
@@ -59,6 +63,18 @@ def write_junit(changes: Changes, path: Path | None) -> None:
 
     if path:
         write_text(path, junit(changes) + "\n")
+
+
+def export_unfinished(run: Run, analysis: Analysis, *, flags: RunFlags, junit: Path | None) -> None:
+    """Export the run of an unfinished gate, and an error as JUnit."""
+    from compare.report.changes import junit_of_early_end
+    from compare.schema.files import write_text
+
+    try:
+        export(run, analysis, flags)
+    finally:
+        if junit:
+            write_text(junit, junit_of_early_end(run) + "\n")
 
 
 def require_passed(changes: Changes) -> None:
