@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, get_type_hints
 
@@ -27,8 +27,15 @@ def pass_flags(
         command(kind(**{name: given.pop(name) for name in flags}), **given)
 
     parameters = [flag.replace(annotation=hints[flag.name]) for flag in (*flags.values(), *own)]
-    # typer looks at these two alone.
+    return with_parameters(called, parameters)
+
+
+def with_parameters(
+    called: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Show typer these parameters in the place of the command's own."""
+    # It looks at these two alone.
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del called.__wrapped__
+    del called.__wrapped__  # type: ignore[attr-defined]
     return called

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 
 from compare.cli.help import Command
+from compare.cli.passing import with_parameters
 from compare.errors import UsageError
 from compare.text import printable
 
@@ -127,11 +128,7 @@ def configurable(command: Callable[..., None], name: str) -> Callable[..., None]
 
     added = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
     parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
-    # typer looks at these two alone.
-    called.__signature__ = inspect.Signature([*parameters, added])  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in (*parameters, added)}
-    del called.__wrapped__
-    return called
+    return with_parameters(called, [*parameters, added])
 
 
 def command_line() -> list[str]:
