@@ -108,7 +108,7 @@ class HorovodGroup(Group):
         controller = _controller()
         return {
             "library": f"Horovod {horovod.__version__}",
-            "versions": {"horovod": horovod.__version__, "torch": str(torch.__version__)},
+            "versions": {"horovod": horovod.__version__, "torch": str(torch.__version__)} | self._nccl(),
             "controller": controller,
             "transport": self._transport(controller),
             "observed_cycle_milliseconds": self._observe_cycle(),
@@ -123,6 +123,15 @@ class HorovodGroup(Group):
         if controller == "mpi":
             return evidence.mpi_transport(self.world_size)
         return evidence.tcp_transport(self.world_size)
+
+    def _nccl(self) -> Facts:
+        """Return the NCCL version that Horovod was compiled for.
+
+        A CPU does not use it.
+        """
+        code = int(hvd.nccl_built()) if self.device.type == "cuda" else 0
+        # NCCL_VERSION_CODE of nccl.h: 22809 is 2.28.9.
+        return {"nccl": f"{code // 10_000}.{code // 100 % 100}.{code % 100}"} if code else {}
 
     def _observe_cycle(self) -> float:
         """Measure the background thread's cycle: a single small tensor takes one."""

@@ -146,6 +146,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     parity: Parity
     peak_memory_bytes: int
     """The largest of any rank."""
+    peak_device_memory_bytes: int | None
+    """Most memory of tensors on any rank's GPU; None on CPUs."""
     start_up_seconds: Estimate
     """From the launcher's start to the slowest rank's first step."""
     other_cpu_load: Estimate
@@ -255,6 +257,15 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
         final_hash=hashes.pop() if len(hashes) == 1 else None,
         parity=_parity(arm, launches),
         peak_memory_bytes=max(rank.peak_memory_bytes for launch in compared for rank in launch.ranks),
+        peak_device_memory_bytes=max(
+            (
+                rank.peak_device_memory_bytes
+                for launch in compared
+                for rank in launch.ranks
+                if rank.peak_device_memory_bytes is not None
+            ),
+            default=None,
+        ),
         start_up_seconds=Estimate.of(
             max(rank.moments.first_step_done for rank in launch.ranks) for launch in compared
         ),

@@ -39,10 +39,6 @@ _QUICK_SECONDS = 0.1
 
 def choose_interleaving(config: RunConfig) -> Interleaved:
     """Choose turns for several arms, if the user left it open."""
-    if config.interleave == "auto" and config.device == "cuda":
-        return Interleaved(
-            mode="launches", why="A GPU may not hold all arms. --interleave blocks runs them in turns."
-        )
     if config.interleave == "auto":
         return Interleaved(mode="blocks" if len(config.arms) > 1 else "launches")
     return Interleaved(mode=config.interleave)

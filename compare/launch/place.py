@@ -42,6 +42,11 @@ _END_SECONDS = 20.0
 """Maximum time for all agents to end a launch."""
 _NO_TIMEOUT = str(24 * 60 * 60)
 """Seconds; watchdogs, the lease and this program end what hangs."""
+_CUDA_BYTES = 3 << 29
+"""GPU memory that CUDA and NCCL take, beside a rank's tensors.
+
+On an H200 it was 1.2 GiB.
+"""
 TICK_SECONDS = 0.5
 """Time between two looks at the files of a launch.
 
@@ -149,7 +154,7 @@ class LaunchPlace:
         for own in [indices] if self.cluster.network.rehearsed else [[index] for index in indices]:
             agent = self._with_ranks[own[0]]
             waiting = [[a for index in own for a in one.waiting_on(index)] for one in [self, *others]]
-            needs = [sum(arrival.peak_memory_bytes for arrival in arrivals) for arrivals in waiting]
+            needs = [sum(arrival.memory.peak_bytes for arrival in arrivals) for arrivals in waiting]
             left, need = agent.memory_left_bytes, max(needs)
             if need > left:
                 raise InterleaveError(
@@ -158,6 +163,7 @@ class LaunchPlace:
                     f"{_gib(need)}.",
                     remedy="Run one launch after another: --interleave launches.",
                 )
+            _require_gpu_room(agent, [a for arrivals in waiting for a in arrivals], arms)
 
     def waiting_on(self, index: int) -> list[Arrival]:
         """Return the ranks that wait on a host, by its index."""
@@ -333,6 +339,23 @@ class LaunchPlace:
             end_all(self.mark)
             for folder in self._scratch():
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_gpu_room(agent: Connection, waiting: Sequence[Arrival], arms: int) -> None:
+    """Require memory of a GPU for another launch beside those that wait.
+
+    Raises:
+        InterleaveError: a GPU has too little left.
+    """
+    own = [arrival.memory.gpu_left_bytes for arrival in agent.arrivals]
+    left = min((size for size in own if size is not None), default=None)
+    need = max(arrival.memory.gpu_peak_bytes for arrival in waiting) + _CUDA_BYTES
+    if left is not None and need > left:
+        raise InterleaveError(
+            f"{arms} arms side by side need more memory than a GPU of host {agent.host.name} has.",
+            found=f"{_gib(left)} is left, and another may need {_gib(need)}.",
+            remedy="Run one launch after another: --interleave launches.",
+        )
 
 
 def _gib(size: int) -> str:

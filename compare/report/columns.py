@@ -51,6 +51,7 @@ def speed_columns(run: Run, summary: Summary) -> list[Column]:
         Column("verdict", _verdict, is_text=True),
         *_test_columns(run),
         Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
+        *_gpu_columns(summary),
         Column("start-up s", lambda arm: f"{arm.start_up_seconds.mean:.1f}"),
         Column("transport", lambda arm: arm.transport, is_text=True),
     ]
@@ -60,6 +61,13 @@ def _ratio(summary: Summary, arm: ArmSummary) -> str:
     if summary.oversubscribed:
         return "not ranked"
     return "noise" if summary.too_noisy and _in_noise(arm) else _against(arm)
+
+
+def _gpu_columns(summary: Summary) -> list[Column]:
+    """Show the memory of a GPU, if an arm ran on one."""
+    if all(arm.peak_device_memory_bytes is None for arm in summary.arms):
+        return []
+    return [Column("GPU MiB", lambda arm: _mebibytes(arm.peak_device_memory_bytes))]
 
 
 def _test_columns(run: Run) -> list[Column]:

@@ -14,6 +14,17 @@ LEAST_STEPS = 5
 """Fewest timed steps of a turn."""
 
 
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a rank, in bytes."""
+
+    peak_bytes: int
+    """Largest resident set of the process so far."""
+    gpu_peak_bytes: int = 0
+    """Most that torch held on its GPU so far."""
+    gpu_left_bytes: int | None = None
+    """What is free on its GPU; None on a CPU."""
+
+
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A rank has ended its turn, and waits for the next one."""
 
@@ -21,8 +32,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     step_seconds: float
     """Time of a step of its arm, as it was last measured."""
-    peak_memory_bytes: int
-    """Largest resident set of the process so far."""
+    memory: Memory
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

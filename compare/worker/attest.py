@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
+from contextlib import suppress
+from itertools import zip_longest
 
 import torch
 
@@ -15,12 +18,20 @@ from compare.schema.job import Job, LaunchJob
 from compare.schema.limits import core_quota
 from compare.worker.task import Batches
 
+_GPU_FIGURES = {
+    "clocks.sm": "clock_mhz",
+    "clocks.max.sm": "clock_limit_mhz",
+    "power.limit": "power_limit_watts",
+}
+_GPU_SECONDS = 10.0
+
 
 def attest_group(group: Group, job: LaunchJob) -> Facts:
     """Return what this rank runs, apart from a training. Collective."""
     device = group.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "gpu": _attest_gpu(device) if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "torch": str(torch.__version__),
@@ -60,6 +71,38 @@ def attest(
         "held": replica.held_bytes() | {"gradient_bytes": gradient_bytes},
         "peak_memory_without_parity": was_reset,
     }
+
+
+def _attest_gpu(device: torch.device) -> Facts:
+    """Return memory, driver, clocks and power limit of a GPU.
+
+    The driver's ``nvidia-smi`` tells all but the first. What it does not tell is None.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    command = [
+        "nvidia-smi",
+        f"--id=GPU-{properties.uuid}",
+        f"--query-gpu=driver_version,{','.join(_GPU_FIGURES)}",
+    ]
+    try:
+        done = subprocess.run(
+            [*command, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_GPU_SECONDS,
+            check=True,
+        )
+        driver, *figures = map(str.strip, done.stdout.split(","))
+    except (OSError, subprocess.SubprocessError):
+        driver, figures = None, []
+    told = zip_longest(_GPU_FIGURES.values(), map(_number, figures))
+    return {"memory_bytes": properties.total_memory, "driver": driver} | dict(told)
+
+
+def _number(text: str) -> float | None:
+    with suppress(ValueError):  # such as [N/A]
+        return float(text)
+    return None
 
 
 def _attest_optimizer(optimizer: torch.optim.Optimizer, *, scheduled: bool = False) -> Facts:

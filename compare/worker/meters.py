@@ -56,25 +56,3 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
-
-
-def peak_memory_bytes() -> int:
-    """Return the largest resident set of this process so far.
-
-    It is VmHWM, because ``ru_maxrss`` is inherited from the launcher that forked this process.
-    """
-    with Path("/proc/self/status").open() as status:
-        line = next(line for line in status if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
-
-
-def reset_peak_memory() -> bool:
-    """Restart the peak of memory; return whether the kernel did.
-
-    See clear_refs in proc(5); some sandboxes have no such file.
-    """
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True

@@ -298,6 +298,5 @@ def _restored(device: torch.device) -> Iterator[None]:
     gc.collect()  # a wrapper and its hooks hold each other
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
     # The allocator keeps freed memory for the gradients of every step (see schema/environment.py).
     ctypes.CDLL(None).malloc_trim(0)

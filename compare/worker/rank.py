@@ -23,7 +23,7 @@ from compare.schema.collectives import RankSweep
 from compare.schema.job import PASSES, Job, Stage, SweepJob
 from compare.schema.parity import ParityPass
 from compare.schema.results import Block, GradientTimes, MachineUse, Moments, RankResult, Sweep
-from compare.schema.turns import FINISH
+from compare.schema.turns import FINISH, Memory
 from compare.worker.attest import attest, attest_group
 from compare.worker.blocks import (
     FIRST_STEPS,
@@ -42,7 +42,8 @@ from compare.worker.evaluation import Trained, test_model
 from compare.worker.first_step import take_first_step
 from compare.worker.gradients import time_gradients
 from compare.worker.loop import EVALUATION_BATCH
-from compare.worker.meters import CPUMeter, peak_memory_bytes, reset_peak_memory
+from compare.worker.memory import peak_memory_bytes, read_memory, reset_peak_memory
+from compare.worker.meters import CPUMeter
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import hash_parameters, prove
 from compare.worker.randomness import seed_generators
@@ -68,8 +69,8 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     with start_up.left_out():
         earlier_peak = peak_memory_bytes()
         parity = _prove(job, joined, watchdog)
-        proof_peak = peak_memory_bytes()
-        was_reset = reset_peak_memory()
+        proof = read_memory(device)
+        was_reset = reset_peak_memory(device)
 
     watchdog.note("replica")
     replica = _make_replica(job, joined)
@@ -81,7 +82,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     own = make_side(replica, joined.task, iter(batches))
     first = take_first_step(own, job.config, device)
     start_up.mark("first_step_done")
-    timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier_peak=proof_peak)
+    timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier=proof)
     measured = _measure(job, replica, group, watchdog, step_seconds=timed.step_seconds)
     result = RankResult(
         rank=placement.rank,
@@ -106,7 +107,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
-        whole_peak_memory_bytes=max(proof_peak, peak_memory_bytes()),
+        whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
         attestation=attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
         | first.attested,
     )
@@ -313,11 +314,11 @@ class _Timed(NamedTuple):
 
 
 def _timed(
-    job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_step_seconds: float, earlier_peak: int
+    job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_step_seconds: float, earlier: Memory
 ) -> _Timed:
     """Warm up, then train the timed steps, and test the model.
 
-    ``earlier_peak`` is the largest resident set so far, in bytes.
+    ``earlier`` has the peaks of memory so far.
     """
     config, group = job.config, joined.group
     untimed = untimed_steps(config, own.replica.cycle)
@@ -348,7 +349,8 @@ def _timed(
 
     trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=step_seconds, trained=test)
     pipes = TurnPipes(Path(job.turns), group.rank) if job.turns else None
-    blocks = _take_turns(trainer, pipes, meter, watchdog, earlier_peak) if pipes else list(trainer.blocks())
+    memory = partial(read_memory, group.device, earlier)
+    blocks = _take_turns(trainer, pipes, meter, watchdog, memory) if pipes else list(trainer.blocks())
     machine, cpu_ns = meter.read()
     if pipes:
         trainer.finish()
@@ -373,7 +375,7 @@ def _timed(
 
 
 def _take_turns(
-    trainer: BlockTrainer, pipes: TurnPipes, meter: CPUMeter, watchdog: Watchdog, earlier_peak: int
+    trainer: BlockTrainer, pipes: TurnPipes, meter: CPUMeter, watchdog: Watchdog, memory: Callable[[], Memory]
 ) -> list[Block]:
     """Wait and train by turns, until the last turn has ended."""
     blocks: list[Block] = []
@@ -381,7 +383,7 @@ def _take_turns(
     while True:
         with meter.left_out():
             watchdog.wait_for_turn(trainer.steps_done)
-            turn = pipes.wait(trainer.step_seconds, max(earlier_peak, peak_memory_bytes()))
+            turn = pipes.wait(trainer.step_seconds, memory())
         if turn == FINISH:
             return blocks
         blocks += trainer.turn(turn)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from compare.schema.turns import Arrival, Turn, TurnFiles
+from compare.schema.turns import Arrival, Memory, Turn, TurnFiles
 
 _TURN_BYTES = 4096
 """Maximum size of a turn; a pipe takes so much at once."""
@@ -34,7 +34,7 @@ class TurnPipes:
         self.waited_cpu_ns = 0
         """CPU time that its threads took meanwhile."""
 
-    def wait(self, step_seconds: float, peak_memory_bytes: int) -> Turn:
+    def wait(self, step_seconds: float, memory: Memory) -> Turn:
         """Wait for the next turn.
 
         Raises:
@@ -44,7 +44,7 @@ class TurnPipes:
             rank=self._rank,
             pid=os.getpid(),
             step_seconds=step_seconds,
-            peak_memory_bytes=peak_memory_bytes,
+            memory=memory,
         )
         began, began_cpu = time.perf_counter_ns(), time.process_time_ns()
         os.write(self._arrivals, msgspec.json.encode(arrival) + b"\n")

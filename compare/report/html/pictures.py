@@ -297,10 +297,12 @@ def _memory(analysis: Analysis) -> Picture:
     )
     picture.legend([("rect", "part computing", "while it trained"), ("rect", "whole", "with the proof")])
     peaks = {arm.arm: (arm.peak_memory_bytes, arm.detail.whole_peak_memory_bytes or 0) for arm in arms}
+    on_gpu = {arm.arm: found for arm in arms if (found := arm.peak_device_memory_bytes) is not None}
     scale = from_zero((max(both) / _MIB for both in peaks.values()), LEFT, RIGHT)
     top = picture.height
     for name, (trained, whole) in peaks.items():
         figure = f"{trained / _MIB:,.0f} MiB" + (f", with the proof {whole / _MIB:,.0f}" if whole else "")
+        figure += f", on the GPU {on_gpu[name] / _MIB:,.0f}" if name in on_gpu else ""
         picture.name(name, figure)
         if whole:
             picture.rect("whole", LEFT, scale.at(whole / _MIB), _BAR)

@@ -85,7 +85,7 @@ def test_accuracy_and_loss_cover_the_whole_test_set():
 def test_memory_and_start_up_are_those_of_the_worst_rank():
     def rank(index, memory, first_step):
         moments = Moments(0.1, 0.2, 0.3, 0.4, first_step)
-        return a_rank(index, peak_memory_bytes=memory, moments=moments)
+        return a_rank(index, peak_memory_bytes=memory, peak_device_memory_bytes=memory * 2, moments=moments)
 
     launches = [
         a_launch(round_=1, ranks=[rank(0, 100, 2.0), rank(1, 300, 3.0)]),
@@ -93,6 +93,7 @@ def test_memory_and_start_up_are_those_of_the_worst_rank():
     ]
     (arm,) = summarise(a_run({"ddp": []}, launches=launches)).arms
     assert arm.peak_memory_bytes == 300
+    assert arm.peak_device_memory_bytes == 600
     assert arm.start_up_seconds == Estimate(4.0, 3.0, 5.0, 2, "range")
 
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,7 @@ from compare.schema.hosts import Host, Network, local_host
 from compare.schema.job import Job, SweepJob
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.link import Link
-from compare.schema.turns import Arrival
+from compare.schema.turns import Arrival, Memory
 from tests.unit.collectives import a_sweep_config
 from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config
 
@@ -202,12 +204,29 @@ def test_memory_of_a_rehearsal_is_shared_by_all_hosts(hosts, tmp_path):
     """Each host finds enough memory, but both together do not."""
     for agent in hosts.agents:
         agent.memory_left_bytes = 150 << 20
-        agent.arrivals = [Arrival(rank=0, pid=1, step_seconds=0.01, peak_memory_bytes=100 << 20)]
+        agent.arrivals = [Arrival(rank=0, pid=1, step_seconds=0.01, memory=Memory(peak_bytes=100 << 20))]
     place = hosts.place(LaunchFiles(tmp_path))
     place.require_room([], 2)
     hosts.network = Network(rehearsed=Link())
     with pytest.raises(InterleaveError, match="more memory than host n1 has"):
         place.require_room([], 2)
+
+
+@pytest.mark.parametrize(("left", "fits"), [(None, True), (9 << 29, True), (4 << 30, False)])
+def test_gpu_must_have_room_for_another_arm_and_for_cuda(files, left, fits):
+    """Of two ranks the one with the least memory left decides."""
+    here = AnAgent()
+    here.memory_left_bytes = 1 << 40
+    place = of([here], here).place(files)
+    memory = partial(Memory, peak_bytes=1, gpu_peak_bytes=3 << 30)
+    here.arrivals = [
+        Arrival(rank=rank, pid=1, step_seconds=0.01, memory=memory(gpu_left_bytes=size))
+        for rank, size in enumerate([left and 70 << 30, left])
+    ]
+    with nullcontext() if fits else pytest.raises(InterleaveError, match="than a GPU of host") as refused:
+        place.require_room([], 2)
+    if not fits:
+        assert refused.value.found == "4.0 GiB is left, and another may need 4.5 GiB."
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,18 @@ import psutil
 import pytest
 
 from compare.launch.agent.turns import TurnGate
-from compare.schema.turns import FINISH, Turn
+from compare.schema.turns import FINISH, Memory, Turn
 from compare.worker.turns import TurnPipes
 from tests.waiting import wait_until
 
 RANK = """
 import sys, threading
 from pathlib import Path
+from compare.schema.turns import Memory
 from compare.worker.turns import TurnPipes
 threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()  # as Horovod's
 pipes = TurnPipes(Path(sys.argv[1]), int(sys.argv[2]))
-while (turn := pipes.wait(0.5, 1)).number:
+while (turn := pipes.wait(0.5, Memory(peak_bytes=1))).number:
     print(turn.number, turn.untimed_steps, turn.timed_steps, flush=True)
 print("finished", flush=True)
 """
@@ -126,7 +127,7 @@ def test_rank_exits_when_the_agent_is_gone(gate, start):
 def test_rank_measures_its_wait_and_its_cpu_time(tmp_path, gate):
     gate, turns = gate(1), []
     pipes = TurnPipes(tmp_path, 0)
-    rank = threading.Thread(target=lambda: turns.append(pipes.wait(0.25, 1)))
+    rank = threading.Thread(target=lambda: turns.append(pipes.wait(0.25, Memory(peak_bytes=1))))
     rank.start()
     assert arrivals(gate)[0].step_seconds == 0.25
     gate.go(FINISH)

@@ -408,6 +408,16 @@ def test_render_figures_have_the_units_of_their_headings(form):
 
 
 @with_every_column
+def test_render_memory_of_a_gpu_has_a_column_only_where_there_was_one(form):
+    assert "GPU MiB" not in shown(a_run({"ddp": [5.0]}), form)
+    text = shown(
+        a_run({"ddp": []}, launches=[a_launch(ranks=[a_rank(peak_device_memory_bytes=287 << 20)])]), form
+    )
+    assert "GPU MiB" in text
+    assert "287" in row_of(text, "ddp")
+
+
+@with_every_column
 def test_render_cost_below_noise_has_no_negative_figure(form):
     milliseconds = {"none": [4.0, 6.0, 5.0], "ddp": [4.1, 4.0, 4.2], "mpi": [30.0, 41.0, 35.0]}
     text = shown(a_run(milliseconds), form, detail=True)

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from compare.worker import meters
-from compare.worker.meters import CPUMeter, peak_memory_bytes
+from compare.worker.memory import peak_memory_bytes
+from compare.worker.meters import CPUMeter
 
 
 def _spin(seconds):
@@ -73,7 +74,7 @@ def test_peak_memory_is_not_that_of_the_parent():
     """And not that of the larger one that started it."""
     held = bytearray(300 << 20)
     held[:: 4 << 10] = b"1" * len(held[:: 4 << 10])
-    script = "from compare.worker.meters import peak_memory_bytes; print(peak_memory_bytes())"
+    script = "from compare.worker.memory import peak_memory_bytes; print(peak_memory_bytes())"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert peak_memory_bytes() > len(held)
     assert int(child.stdout) < peak_memory_bytes()
