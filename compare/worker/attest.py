@@ -96,7 +96,7 @@ def _attest_gpu(device: torch.device) -> Facts:
     except (OSError, subprocess.SubprocessError):
         driver, figures = None, []
     told = zip_longest(_GPU_FIGURES.values(), map(_number, figures))
-    return {"memory_bytes": properties.total_memory, "driver": driver} | dict(told)
+    return {"memory_bytes": properties.total_memory, "driver": driver or None} | dict(told)
 
 
 def _number(text: str) -> float | None:
