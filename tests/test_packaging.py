@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 
 import pytest
 
@@ -32,6 +36,40 @@ def test_types_and_licence_are_shipped():
     for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         assert (ROOT / package / "py.typed").is_file()
     assert [(ROOT / name).is_file() for name in PROJECT["project"]["license-files"]] == [True]
+
+
+def build(kind, source, out):
+    """Build a wheel or an sdist with the backend itself; return its file."""
+    program = f"from hatchling.build import build_{kind}; build_{kind}({str(out)!r})"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = out.iterdir()
+    return built
+
+
+def test_sdist_builds_the_same_wheel_as_the_checkout(tmp_path):
+    for name in ("sdist", "direct", "from-sdist"):
+        (tmp_path / name).mkdir()
+    sdist = build("sdist", ROOT, tmp_path / "sdist")
+    shutil.unpack_archive(sdist, tmp_path)
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    wheels = [
+        build("wheel", source, tmp_path / name)
+        for source, name in ((ROOT, "direct"), (unpacked, "from-sdist"))
+    ]
+    direct, rebuilt = (zipfile.ZipFile(wheel) for wheel in wheels)
+    assert wheels[0].name == wheels[1].name
+    assert sorted(direct.namelist()) == sorted(rebuilt.namelist())
+    assert [name for name in direct.namelist() if direct.read(name) != rebuilt.read(name)] == []
+    assert "compare/report/html/templates/page.html" in direct.namelist()
+    # What a packager needs to build, to test and to pass on.
+    for name in ("LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "tests/conftest.py"):
+        assert (unpacked / name).is_file()
+    assert not [
+        path.name for path in unpacked.iterdir() if path.name in {".venv", "runs", "data", "build", "dist"}
+    ]
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
