@@ -1,8 +1,8 @@
 """Collect the facts about a host, on that host. ``diagnose.py`` judges them.
 
-It runs as ``python -`` with this file as its input, because Ringside may be missing there. So it imports
-nothing of ours and needs only Python 3.8. It prints its facts as one line of JSON, and leaves unknown
-facts empty. Every wait has a limit. It changes nothing and leaves nothing behind.
+Python reads it from its standard input, because Ringside may be missing there. So it imports nothing of
+ours and needs only Python 3.8. It prints its facts as one line of JSON, and leaves unknown facts empty.
+Every wait has a limit. It changes nothing and leaves nothing behind.
 
     python -                                    all facts
     python - --quick                            without the slow ones: no library is loaded

@@ -37,8 +37,7 @@ from compare.launch.engines.commands import (
     NOT_FOUND,
     host_error,
     join_errors,
-    run_everywhere,
-    script_command,
+    run_script,
 )
 from compare.schema.hosts import Host, is_local
 
@@ -170,8 +169,7 @@ def _ask(
     hosts: Sequence[Host], python: str, carrier: Carrier, seconds: float, arguments: list[str]
 ) -> list[Answer]:
     script = Path(checkup.__file__).read_bytes()
-    argv = script_command(python, *arguments)
-    return run_everywhere(hosts, argv, carrier=carrier, timeout_seconds=seconds, stdin=script)
+    return run_script(hosts, python, script, *arguments, carrier=carrier, timeout_seconds=seconds)
 
 
 def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.lab.hosts import Lab
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -149,6 +150,17 @@ def test_doctor_missing_python_is_replaced_by_another(examined):
     _, report, _ = examined
     (host,) = [host for host in report["hosts"] if host["host"]["name"] == "n6"]
     assert host["facts"]["hostname"] == "n6"
+
+
+def test_doctor_killed_leaves_no_process_on_any_host(lab):
+    asking = lab.login.start([sys.executable, "-m", "compare", "doctor", "-H", "n1,n2"])
+    probes = ["backends.probe torch", "ssh"]
+    for machine, word in ((lab.hosts[0], probes[0]), (lab.hosts[1], probes[0]), (lab.login, probes[1])):
+        wait_until(lambda: any(word in line for line in machine.command_lines()), seconds=20)  # noqa: B023
+    (program,) = [process for process in lab.login.processes() if "doctor" in process.cmdline()]
+    program.kill()
+    asking.wait()
+    wait_until(lambda: not any(machine.command_lines() for machine in lab.running()), seconds=5)
 
 
 CHECK = """

@@ -23,6 +23,15 @@ _SHOWN_HOSTS = 8
 _SPARE_FILES = 128
 _FILES_PER_PROCESS = 6
 
+# It ends with its input, and so with the program here. With ``-`` the script itself would last to that end.
+_EXECUTE = """\
+import os, sys, threading
+given = os.fdopen(0, "rb")
+script = given.read(int(sys.argv.pop(1)))
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
+exec(script)
+"""
+
 # In a fixed program the folder is an argument and never part of the text.
 _RECEIVE = """\
 set -eu
@@ -41,14 +50,6 @@ def python_command(python: str, module: str, *arguments: str) -> tuple[str, ...]
     It is found at the same path as here.
     """
     return (*_with_packages(python), "-m", module, *arguments)
-
-
-def script_command(python: str, *arguments: str) -> tuple[str, ...]:
-    """Return the argv that runs a program given as standard input.
-
-    It can import the modules of Ringside.
-    """
-    return (*_with_packages(python), "-", *arguments)
 
 
 def _with_packages(python: str) -> tuple[str, ...]:
@@ -71,11 +72,43 @@ def run_everywhere(
     Raises:
         UnavailableError: the carrier's program is not installed.
     """
+    return _run(hosts, argv, carrier, timeout_seconds, stdin)
+
+
+def run_script(
+    hosts: Sequence[Host],
+    python: str,
+    script: bytes,
+    *arguments: str,
+    carrier: Carrier,
+    timeout_seconds: float,
+) -> list[Answer]:
+    """Send a Python program to all hosts, and execute it there.
+
+    It can import the modules of Ringside where they are. Its standard input stays open until it exits. If
+    this program is killed, the input ends, and so do the script and what reaches its host.
+
+    Raises:
+        UnavailableError: the carrier's program is not installed.
+    """
+    argv = (*_with_packages(python), "-c", _EXECUTE, str(len(script)), *arguments)
+    return _run(hosts, argv, carrier, timeout_seconds, script, input_ends=False)
+
+
+def _run(
+    hosts: Sequence[Host],
+    argv: Sequence[str],
+    carrier: Carrier,
+    timeout_seconds: float,
+    stdin: bytes,
+    *,
+    input_ends: bool = True,
+) -> list[Answer]:
     from compare.launch.engines.fanout import execute  # only here: most runs reach no other host
 
     commands = [carrier.argv(host, argv) for host in hosts]
     with enough_files(len(hosts)) as at_once:
-        outcomes = execute(commands, stdin, timeout_seconds, at_once)
+        outcomes = execute(commands, stdin, timeout_seconds, at_once, input_ends=input_ends)
     return [
         Answer(host, *outcome, here=command == tuple(argv))
         for host, command, outcome in zip(hosts, commands, outcomes, strict=True)

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 from compare.launch.engines import STREAM_BYTES
@@ -43,11 +43,17 @@ class Outcome(NamedTuple):
 
 
 def execute(
-    commands: Iterable[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
+    commands: Iterable[Sequence[str]],
+    stdin: bytes,
+    timeout_seconds: float,
+    at_once: int,
+    *,
+    input_ends: bool = True,
 ) -> list[Outcome]:
     """Execute commands side by side, each with the same input.
 
-    Each command is taken when its turn comes. Its time counts from its own start.
+    Each command is taken when its turn comes. Its time counts from its own start. If the input does not end,
+    its pipe stays open until the process exits.
 
     Raises:
         KeyboardInterrupt: an interrupt came; no process is left.
@@ -59,7 +65,9 @@ def execute(
         watcher.attach_loop(loop)
         asyncio.set_child_watcher(watcher)
     try:
-        work = loop.create_task(_execute(commands, stdin, timeout_seconds, at_once))
+        work = loop.create_task(
+            _execute(commands, lambda: _Process(stdin, timeout_seconds, input_ends=input_ends), at_once)
+        )
         with postponed_interrupts(lambda: loop.call_soon_threadsafe(work.cancel)):
             return loop.run_until_complete(work)
     finally:
@@ -76,7 +84,7 @@ def _has_pidfd() -> bool:
 
 
 async def _execute(
-    commands: Iterable[Sequence[str]], stdin: bytes, timeout_seconds: float, at_once: int
+    commands: Iterable[Sequence[str]], make: Callable[[], _Process], at_once: int
 ) -> list[Outcome]:
     loop = asyncio.get_running_loop()
     free = asyncio.Semaphore(at_once)
@@ -86,9 +94,7 @@ async def _execute(
         for command in commands:
             await free.acquire()
             # A session of its own: Ctrl-C reaches us alone, and a process ends together with its children.
-            _, process = await loop.subprocess_exec(
-                lambda: _Process(stdin, timeout_seconds), *command, start_new_session=True
-            )
+            _, process = await loop.subprocess_exec(make, *command, start_new_session=True)
             process.outcome.add_done_callback(lambda _: free.release())
             processes.append(process)
         return await asyncio.gather(*(process.outcome for process in processes))
@@ -103,12 +109,13 @@ async def _execute(
 class _Process(asyncio.SubprocessProtocol):
     """One process: feeds its input, and keeps what it sends."""
 
-    def __init__(self, stdin: bytes, timeout_seconds: float) -> None:
+    def __init__(self, stdin: bytes, timeout_seconds: float, *, input_ends: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self.exited: asyncio.Future[None] = self._loop.create_future()
         self._timeout_seconds = timeout_seconds
         self._unsent = memoryview(stdin)
+        self._input_ends = input_ends
         self._may_write = True
         self._sent = {number: bytearray() for number in _STREAMS}
         self._flooded = ""
@@ -168,7 +175,7 @@ class _Process(asyncio.SubprocessProtocol):
         while self._may_write and self._unsent and not pipe.is_closing():
             pipe.write(self._unsent[:_PIECE_BYTES])
             self._unsent = self._unsent[_PIECE_BYTES:]
-        if not self._unsent:
+        if self._input_ends and not self._unsent:
             pipe.close()
 
     def _finish(self) -> None:

@@ -48,7 +48,7 @@ def test_examine_sends_the_checkup_past_a_talkative_shell(fake_ssh, tmp_path):
     (host,) = look(N1).hosts
     assert host.facts.python
     assert host.trouble is None
-    assert (tmp_path / "seen").read_text().rstrip().endswith(f"{sys.executable} - --quick")
+    assert (tmp_path / "seen").read_text().rstrip().endswith(" --quick")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ NOT_THE_ANSWER = "The answer is not that of the examination."
     ids=["no shell", "facts of another version", "broken Python"],
 )
 def test_examine_unusable_answer_is_a_problem(fake_ssh, script, what, found):
-    fake_ssh(f"{script}; cat >/dev/null; exit $status")
+    fake_ssh(f"{script}; exit $status")
     (finding,) = look(N1).findings
     assert (finding.level, finding.topic, finding.host) == ("problem", "python", "n1")
     assert finding.what == what
@@ -94,7 +94,7 @@ def test_examine_unusable_answer_is_a_problem(fake_ssh, script, what, found):
     [
         (None, "{python} does not exist.", "No such file", "--python"),
         (
-            "cat >/dev/null; echo 'SyntaxError: invalid syntax' >&2; exit 1",
+            "echo 'SyntaxError: invalid syntax' >&2; exit 1",
             *("{python} is too old for the examination.", "SyntaxError", "Python 3.11 or later"),
         ),
     ],

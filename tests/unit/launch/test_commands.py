@@ -2,16 +2,19 @@
 
 import shlex
 import stat
+import subprocess
 import sys
 
+import psutil
 import pytest
 
 from compare.errors import HostError, UnavailableError
 from compare.launch.engines import STREAM_BYTES, Answer
-from compare.launch.engines.commands import host_error, put, require_success, run_everywhere
+from compare.launch.engines.commands import host_error, put, require_success, run_everywhere, run_script
 from compare.launch.engines.local import Local
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
+from tests.waiting import wait_until
 
 HERE = Host(name="localhost", slots=1)
 THERE = Host(name="n1", slots=1, source="hosts.txt:3")
@@ -51,6 +54,45 @@ def test_command_that_reads_no_input_succeeds(capfd):
     answer = run_here(["true"], bytes(1 << 22))
     assert answer.status == 0
     assert capfd.readouterr().err == ""
+
+
+LIKE_SSHD = 'for last; do :; done; exec sh -c "$last"'
+ASK = """
+import sys
+from compare.launch.engines.commands import run_script
+from compare.launch.engines.ssh import Ssh
+from compare.schema.hosts import Host
+script = f"import time; open({sys.argv[2]!r}, 'w'); time.sleep(60)".encode()
+run_script([Host(sys.argv[1], 1)], sys.executable, script, sys.argv[2], carrier=Ssh(), timeout_seconds=60)
+"""
+
+
+@pytest.mark.parametrize("host", [HERE, THERE], ids=["here", "there"])
+def test_script_on_a_host_has_arguments_and_ringside(fake_ssh, host):
+    fake_ssh(LIKE_SSHD)
+    script = b"import sys, compare; print(__name__, sys.argv[1:], compare.__doc__ is not None); sys.exit(7)"
+    words = ("a b", "--quick")
+    (answer,) = run_script([host], sys.executable, script, *words, carrier=Ssh(), timeout_seconds=20)
+    assert (answer.status, answer.stderr) == (7, b"")
+    assert answer.stdout.decode() == "__main__ ['a b', '--quick'] True\n"
+
+
+@pytest.mark.parametrize("host", [HERE, THERE], ids=["here", "there"])
+def test_script_ends_with_the_program_that_asked(fake_ssh, tmp_path, host):
+    fake_ssh(LIKE_SSHD)
+    mark = tmp_path / "begun"
+    asking = subprocess.Popen([sys.executable, "-c", ASK, host.name, mark])
+    try:
+        wait_until(mark.exists)
+    finally:
+        asking.kill()
+        asking.wait()
+    wait_until(lambda: not [line for line in command_lines() if str(mark) in line], seconds=5)
+
+
+def command_lines():
+    found = psutil.process_iter(["cmdline"])
+    return [" ".join(process.info["cmdline"] or ()) for process in found]
 
 
 def test_command_on_no_hosts_gives_no_answers():
