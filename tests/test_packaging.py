@@ -39,7 +39,7 @@ def test_types_and_licence_are_shipped():
 
 
 def build(kind, source, out):
-    """Build a wheel or an sdist with the backend itself; return its file."""
+    """Build a wheel or an sdist; return its file."""
     program = f"from hatchling.build import build_{kind}; build_{kind}({str(out)!r})"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=source, capture_output=True, text=True, check=False

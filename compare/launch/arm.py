@@ -253,7 +253,9 @@ class PreparedLaunch:
             turns=self.place.turns,
             exported=list(cluster.exported),
         )
-        self.monitor = Monitor(self.place, self.job.config.ranks, self.job.config.stall_seconds)
+        ranks, stall_seconds = self.job.config.ranks, self.job.config.stall_seconds
+        crowded = any(host.slots > cores for host, cores in zip(cluster.hosts, cluster.cores(), strict=True))
+        self.monitor = Monitor(self.place, ranks, stall_seconds, oversubscribed=crowded and ranks > 1)
         write_json(files.commands, [list(command.argv) for command in self.commands])
 
     def conclude(self, ending: Ending) -> Launch:

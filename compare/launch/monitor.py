@@ -31,14 +31,18 @@ _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
 class Monitor:
     """The monitor of one launch.
 
-    Call ``tick`` while the launch runs, then ``conclude``.
+    Call ``tick`` while the launch runs, then ``conclude``. Ranks of an ``oversubscribed`` host may look
+    stalled, and only be slow.
     """
 
-    def __init__(self, place: LaunchPlace, ranks: int, stall_seconds: float) -> None:
+    def __init__(
+        self, place: LaunchPlace, ranks: int, stall_seconds: float, *, oversubscribed: bool = False
+    ) -> None:
         self._files = place.files
         self._ranks = range(ranks)
         self._place = place
         self._stall_seconds = stall_seconds
+        self._oversubscribed = oversubscribed
         self._received: dict[int, tuple[float, float]] = {}
         self._checked_at = 0.0
         self._done_at: float | None = None
@@ -159,17 +163,18 @@ class Monitor:
         if cause.kind in {"stalled", "deadlocked"}:
             limit = self._least_limit()
             sets = "this limit" if limit == self._stall_seconds else "the least limit"
+            slow = "Ranks outnumber the cores, so they may only be slow: " if self._oversubscribed else ""
             if cause.kind == "deadlocked":
                 return StalledError(
                     f"{where}: all ranks waited for each other for {limit:g} s.",
                     found=cause.found,
                     remedy="Do all call the same collectives in the same order? Their stacks are in "
-                    f"{self._files.directory}. --stall sets {sets}.",
+                    f"{self._files.directory}. {slow}--stall sets {sets}.",
                 )
             return StalledError(
                 f"{where}: rank {cause.rank} on {cause.host} made no progress for {limit:g} s.",
                 found=f"{cause.found}{place}",
-                remedy=f"{remedy} --stall sets {sets}.",
+                remedy=f"{remedy} {slow}--stall sets {sets}.",
             )
         verb = "failed" if cause.kind == "raised" else "died"
         return LaunchError(

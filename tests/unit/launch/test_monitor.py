@@ -131,6 +131,21 @@ def test_stall_is_reported_with_the_limit_of_the_rank(monitor, files, limits, pr
         assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("waiting", [(0,), (0, 1)], ids=["one", "all"])
+def test_stall_on_too_few_cores_may_be_slowness(files, waiting):
+    monitor = Monitor(Place(files), ranks=2, stall_seconds=30.0, oversubscribed=True)
+    for rank in (0, 1):
+        note(files, rank, "join")
+    for rank in waiting:
+        files.log(rank).write_text(f"Timeout (0:00:30)!{IN_COLLECTIVE}")
+        exits(files, rank, 1)
+    with pytest.raises(StalledError) as caught:
+        monitor.conclude("horovod, round 1", Ending(1, 31.0), RankResult)
+    assert "Ranks outnumber the cores, so they may only be slow: --stall sets this limit." in str(
+        caught.value
+    )
+
+
 @pytest.mark.parametrize(
     ("begun", "stacks", "says"),
     [
