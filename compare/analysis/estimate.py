@@ -56,6 +56,18 @@ class Estimate(msgspec.Struct, frozen=True):
         """Return the geometric mean, given that of the logarithms."""
         return type(self)(math.exp(self.mean), math.exp(self.low), math.exp(self.high), self.n, self.method)
 
+    def over(self, divisor: Estimate) -> Self:
+        """Return this over a positive estimate, both as if independent.
+
+        Their half widths add up as squares do, on either side.
+        """
+        ratio = self.mean / divisor.mean
+        longer, shorter = divisor.high / divisor.mean - 1, 1 - divisor.low / divisor.mean
+        below, above = (longer, shorter) if ratio > 0 else (shorter, longer)
+        down = math.hypot((self.mean - self.low) / divisor.mean, ratio * below)
+        up = math.hypot((self.high - self.mean) / divisor.mean, ratio * above)
+        return type(self)(ratio, ratio - down, ratio + up, min(self.n, divisor.n), self.method)
+
     def rest(self) -> Self:
         """Return one minus this share, with its interval."""
         return type(self)(1 - self.mean, 1 - self.high, 1 - self.low, self.n, self.method)

@@ -80,9 +80,9 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     collective_seconds: Estimate | None
     """T_iso: a step's collectives alone, from a common start; mean over ranks."""
     overlap: Estimate | None
-    """H = 1 - E / T_iso: 1 if computation hides all communication.
+    """H = 1 - E / T_iso, signed: 1 if computation hides all communication.
 
-    E also holds copying and waiting, so an arm that blocks is below 0.
+    E also holds copying and waiting, so an arm that blocks is below 0. The tables say ``none`` then.
     """
     algorithm_bandwidth: Estimate | None
     """algbw = bytes of a step's messages / T_iso, in bytes per second."""
@@ -352,7 +352,7 @@ def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail
         backward_seconds=change("backward"),
         optimizer_seconds=change("step"),
         collective_seconds=collective,
-        overlap=exposed.scaled(1 / collective.mean).rest() if exposed and collective else None,
+        overlap=exposed.over(collective).rest() if exposed and collective else None,
         algorithm_bandwidth=bandwidth,
         bus_bandwidth=bandwidth.scaled(bus_factor("all_reduce", ranks)) if bandwidth else None,
         gradient_bytes=last.gradient_bytes,

@@ -15,7 +15,7 @@ from compare.text import counted
 
 COST_TITLE = "Where the sync cost goes, in ms per step (docs/measuring.md defines the terms)"
 BELOW_NOISE = "below noise"
-"""Cell of a sync cost with an interval that reaches zero."""
+"""Cell of a cost or an overlap whose interval reaches zero."""
 _MIB = 1 << 20
 _LONG_LABEL = 16
 
@@ -99,7 +99,7 @@ def cost_columns() -> list[Column]:
         Column("T_iso ms", lambda arm: _milliseconds(arm.detail.collective_seconds)),
         Column("algbw GB/s", lambda arm: _gigabytes(arm.detail.algorithm_bandwidth)),
         Column("busbw GB/s", lambda arm: _gigabytes(arm.detail.bus_bandwidth)),
-        Column("overlap", lambda arm: _percent(arm.detail.overlap)),
+        Column("overlap", _overlap),
         Column("cores/rank", lambda arm: f"{arm.detail.cores_per_rank.mean:.2f}"),
         Column("whole peak MiB", lambda arm: _mebibytes(arm.detail.whole_peak_memory_bytes)),
         Column("other load", lambda arm: _percent(arm.other_cpu_load)),
@@ -186,7 +186,8 @@ def _milliseconds(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
     mean, low, high = (f"{value * 1e3:.2f}" for value in (estimate.mean, estimate.low, estimate.high))
-    return mean if estimate.n == 1 else f"{mean} ({low}–{high})"
+    dash = " to " if estimate.low < 0 else "–"  # no dash before a minus
+    return mean if estimate.n == 1 else f"{mean} ({low}{dash}{high})"
 
 
 def _change(estimate: Estimate | None) -> str:
@@ -203,6 +204,22 @@ def _mebibytes(size: int | None) -> str:
 
 def _percent(estimate: Estimate | None) -> str:
     return "–" if estimate is None else f"{estimate.mean:.0%}"
+
+
+def _overlap(arm: ArmSummary) -> str:
+    """Write the hidden share of T_iso.
+
+    Below zero nothing is hidden: the exposed time exceeds the collectives. Above one all of it is hidden.
+    """
+    hidden = arm.detail.overlap
+    if hidden is None:
+        return "–"
+    if hidden.low <= 0 <= hidden.high:
+        return BELOW_NOISE
+    if hidden.high < 0:
+        return "none"
+    mean, low, high = (min(value, 1) for value in (hidden.mean, hidden.low, hidden.high))
+    return f"{mean:.0%}" if hidden.n == 1 else f"{mean:.0%} ({low:.0%}–{high:.0%})"
 
 
 def _sync_milliseconds(arm: ArmSummary) -> str:

@@ -553,6 +553,37 @@ def test_render_detail_is_in_milliseconds_and_gigabytes():
         assert heading in shown(a_detailed_run(), "table", detail=True)
 
 
+@pytest.mark.parametrize(
+    ("steps", "cell"),
+    [
+        pytest.param([5.1, 5.1, 5.1], "75% (75%–75%)", id="hidden in part"),
+        pytest.param([4.9, 4.9, 4.9], "100% (100%–100%)", id="all is hidden"),
+        pytest.param([4.9, 5.3, 5.1], "below noise", id="about as long as the collectives"),
+        pytest.param([4.0, 9.0, 6.0], "below noise", id="below zero within noise"),
+        pytest.param([5.8, 5.8, 5.8], "none", id="longer than the collectives"),
+        pytest.param([5.8], "none", id="longer, in one round"),
+        pytest.param([5.1], "75%", id="one round has no interval"),
+    ],
+)
+@with_every_column
+def test_render_detail_shows_no_overlap_below_zero(form, steps, cell):
+    """T_R is 5 ms, and T_iso 0.4 ms."""
+    launches = [
+        a_launch(
+            round_=round_,
+            ranks=[
+                a_rank(rank, milliseconds=step, reference=5.0, collective_ns=[400_000]) for rank in range(2)
+            ],
+        )
+        for round_, step in enumerate(steps, start=1)
+    ]
+    run = a_run({"ddp": []}, launches=launches)
+    assert cell in shown(run, form, detail=True)
+    if cell == "none":  # CSV keeps the sign
+        (row,) = rows_of(run)
+        assert float(row["detail_overlap"]) == pytest.approx(-1)
+
+
 @with_every_column
 def test_render_detail_without_a_difference_has_no_empty_table(form):
     detailed = shown(a_run({"ddp": [5.0, 5.1]}), form, detail=True)
