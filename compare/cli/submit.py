@@ -134,7 +134,8 @@ def _submit_to_slurm(
 
 
 def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> None:
-    """Print an MPIJob, and how to apply and follow it."""
+    """Print an MPIJob, its times, and how to apply it."""
+    from compare.experiment.settle import SETTLE_SECONDS
     from compare.launch.engines import kubernetes
     from compare.launch.engines.submission import names_flag
 
@@ -143,6 +144,7 @@ def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> No
     job = f"job/{kubernetes.job_name(resources, words)}-launcher"
     logs = shlex.join(["kubectl", *where, "logs", "-f", job])
     say = make_say(make_console(stderr=True))
+    say(kubernetes.explain_time(resources, words, SETTLE_SECONDS))
     if not any(names_flag(words, flag) for flag in _KEEPING):
         say("The result ends with the launcher's pod. To keep it in the log, add: --export-json -")
     say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")

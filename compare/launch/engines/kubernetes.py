@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from compare.errors import UsageError
 from compare.launch.engines.submission import flag_value, names_flag, require_command, require_printable
-from compare.text import counted, seconds_of
+from compare.text import counted, duration, seconds_of
 
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
 """What a worker gets if the user gives no sizes."""
@@ -110,8 +110,41 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def explain_time(resources: Resources, words: Sequence[str], usual_seconds: float) -> str:
+    """Return how a job shares its time.
+
+    ``usual_seconds`` is what a run takes to settle its verdicts, where it has the time.
+    """
+    wait, left = _shares(resources, words)
+    shares = (
+        f"Of the job's {resources.minutes} min, the workers may take {duration(wait)} to start, and the end "
+        f"has {duration(_END_SECONDS)}. That leaves {duration(left)} to measure"
+    )
+    if not _sets_budget(words):
+        return f"{shares}. A command that takes longer loses its result: in doubt, raise -t."
+    if left >= usual_seconds:
+        return f"{shares} (--budget)."
+    return f"{shares} (--budget). Verdicts may take {duration(usual_seconds)}: raise -t."
+
+
 def _times(resources: Resources, words: Sequence[str]) -> list[tuple[str, str]]:
     """Return flags with which a command ends before the job does."""
+    wait, left = _shares(resources, words)
+    times = [("--wait-for-hosts", f"{wait:g}")]
+    return [*times, ("--budget", f"{left:g}")] if _sets_budget(words) else times
+
+
+def _sets_budget(words: Sequence[str]) -> bool:
+    """Return whether the job gives a budget; only ``run`` has one."""
+    return words[0] == "run" and not any(names_flag(words, flag) for flag in ("--repeats", "--budget"))
+
+
+def _shares(resources: Resources, words: Sequence[str]) -> tuple[float, float]:
+    """Return the seconds for the workers to start, and to measure.
+
+    Raises:
+        UsageError: none are left to measure.
+    """
     limit = 60 * resources.minutes
     asked = flag_value(words, "--wait-for-hosts")
     try:
@@ -127,10 +160,7 @@ def _times(resources: Resources, words: Sequence[str]) -> list[tuple[str, str]]:
             found=f"The workers may take {wait:g} s to start, and {_END_SECONDS} s are for the end.",
             remedy="Give the job longer with -t, or shorten --wait-for-hosts.",
         )
-    times = [("--wait-for-hosts", f"{wait:g}")]
-    if words[0] == "run" and not names_flag(words, "--repeats"):  # the other commands have no --budget
-        times.append(("--budget", f"{left:g}"))
-    return times
+    return wait, left
 
 
 def _replicas(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from compare.errors import UsageError
-from compare.launch.engines.kubernetes import Resources, write_manifest
+from compare.launch.engines.kubernetes import Resources, explain_time, write_manifest
 from tests.comparing import ROOT
 
 RESOURCES = Resources("registry/ringside:1", workers=3, ranks_per_worker=2, minutes=20, cpus=5, gpus=2)
@@ -146,6 +146,25 @@ def test_command_ends_before_kubernetes_deletes_its_log(words, minutes, added):
     _, launcher = pods_of(a_manifest(words, minutes=minutes))["Launcher"]
     more = launcher["command"][len(words) + 3 :]
     assert dict(zip(more[::2], more[1::2], strict=True)) == added
+
+
+@pytest.mark.parametrize(
+    ("words", "minutes", "left"),
+    [
+        (["run"], 2, "That leaves 20 s to measure (--budget). Verdicts may take 5 min: raise -t."),
+        (["run"], 9, "That leaves 5 min to measure (--budget)."),
+        (
+            ["run", "--repeats", "5"],
+            3,
+            "A command that takes longer loses its result: in doubt, raise -t.",
+        ),
+        (["verify"], 3, "A command that takes longer loses its result: in doubt, raise -t."),
+    ],
+)
+def test_time_of_a_job_is_explained(words, minutes, left):
+    printed = explain_time(RESOURCES._replace(minutes=minutes), words, 300.0)
+    assert printed.startswith(f"Of the job's {minutes} min, the workers may take ")
+    assert printed.endswith(left)
 
 
 @pytest.mark.parametrize(
