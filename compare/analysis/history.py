@@ -24,7 +24,10 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What it trained, and where; runs of one group are alike."""
     rounds: int
     state: str
-    """``complete``, ``stopped``, or the kind of its failure."""
+    """``complete``, ``interrupted``, ``unfinished``, or the kind of its failure.
+
+    An unfinished run goes on, or its program was killed.
+    """
     step_seconds: dict[str, float]
     """Of each arm: geometric mean over its launches."""
 
@@ -50,19 +53,25 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 def enter(name: str, run: Run) -> RunEntry:
     """Return the line of one run."""
-    failed = run.failure.kind if run.failure else "stopped"
     return RunEntry(
         name=name,
         started_at=run.started_at,
         group=_group(run),
         rounds=rounds_done(run),
-        state="complete" if run.complete else failed,
+        state=_state(run),
         step_seconds={
             arm.label: statistics.geometric_mean(map(step_seconds, launches))
             for arm in run.config.arms
             if (launches := run.of(arm))
         },
     )
+
+
+def _state(run: Run) -> str:
+    if run.complete:
+        return "complete"
+    kind = run.failure.kind if run.failure else "unfinished"
+    return "interrupted" if kind == KeyboardInterrupt.__name__ else kind
 
 
 def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
@@ -82,7 +91,7 @@ def _group(run: Run) -> str:
     config = run.config
     parts = [
         config.model,
-        f"{config.ranks} × {config.threads_per_rank} threads",
+        f"{_plural(config.ranks, 'rank')} × {_plural(config.threads_per_rank, 'thread')}",
         config.device,
         f"batch {config.batch_size_per_rank}",
         f"{len(run.hosts)} hosts" if len(run.hosts) > 1 else "",
@@ -92,3 +101,7 @@ def _group(run: Run) -> str:
         f"rehearsed {run.network.rehearsed}" if run.network.rehearsed else "",
     ]
     return " · ".join(filter(None, parts))
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -28,7 +28,7 @@ def clean(
     from compare.schema.files import STANDARD_OUTPUT, write_json
     from compare.schema.folders import old_folders, remove
 
-    old = old_folders(runs, keep=keep)
+    old, going = old_folders(runs, keep=keep)
     for folder in old:
         if yes:
             remove(folder)
@@ -39,7 +39,10 @@ def clean(
         # A path may hold bytes that are no text; they are shown, not lost.
         paths = [os.fsencode(folder.path).decode(errors="replace") for folder in old]
         write_json(STANDARD_OUTPUT, {"removed": yes, "folders": paths})
-    elif not old:
-        typer.echo(f"Nothing to remove: the newest {keep} are kept.")
+        return
+    if not old:
+        typer.echo("Nothing to remove." if keep == 0 else f"Nothing to remove: the newest {keep} are kept.")
     elif not yes:
-        typer.echo(f"{counted(len(old), 'folder')} of {printable(str(runs))}. To remove them, add --yes.")
+        typer.echo(f"{counted(len(old), 'folder')} in {printable(str(runs))} would go. Add --yes to remove.")
+    if going:
+        typer.echo(f"Kept: {counted(len(going), 'run')} without an end, changed within a day; may go on.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
@@ -16,23 +17,45 @@ _NEWEST = 24
 _NAME_CELLS = 34
 """Maximum width of a name."""
 _ARM_CELLS = 26
+_WIDTH = 80
+_TIE = "\u00a0"
+"""Space at which no line ends: between an arm and its step."""
 
 
 def table(history: History) -> str:
-    """Render a history, within 80 columns unless a run has many arms."""
-    room = min(_NAME_CELLS, max((cell_len(_one_line(entry.name)) for entry in history.runs), default=0))
-    lines = [*(_line(entry, room) for entry in history.runs), *_trends(history.trends)]
-    lines += [f"{_one_line(name)}: not read. {why}" for name, why in history.unread.items()]
+    """Render a history within 80 columns."""
+    titles = [_title(entry) for entry in history.runs]
+    room = max(map(cell_len, titles), default=0)
+    lines = [
+        line
+        for title, entry in zip(titles, history.runs, strict=True)
+        for line in _lines(set_cell_size(title, room), entry)
+    ]
+    lines += _trends(history.trends)
+    for name, why in history.unread.items():
+        lines += _wrapped(f"{_one_line(name)}: not read. {why}")
     return "\n".join(printable(line).rstrip() for line in lines)
 
 
-def _line(entry: RunEntry, room: int) -> str:
-    """Write one run, with the step of each arm."""
-    name = set_cell_size(cut_in_the_middle(_one_line(entry.name), room), room)
+def _title(entry: RunEntry) -> str:
+    """Write when a run started, and its name."""
+    name = cut_in_the_middle(_one_line(entry.name), _NAME_CELLS)
+    if name.startswith(entry.started_at[:10]):  # a folder that no --output named
+        return name
+    return f"{entry.started_at[:16].replace('T', ' ')}  {name}"
+
+
+def _lines(title: str, entry: RunEntry) -> list[str]:
+    """Write one run with its arms' steps, on further lines where needed."""
     state = "" if entry.state == "complete" else f", {entry.state}"
-    times = ", ".join(f"{arm} {seconds * 1e3:.2f}" for arm, seconds in entry.step_seconds.items())
-    started = entry.started_at[:16].replace("T", " ")
-    return f"{started}  {name}  {counted(entry.rounds, 'round')}{state}: {times or 'no launch'}"
+    times = ", ".join(f"{arm}{_TIE}{seconds * 1e3:.2f}" for arm, seconds in entry.step_seconds.items())
+    found = f"{times} ms" if times else "no launch"
+    line = f"{title}  {counted(entry.rounds, 'round')}{state}: {found}"
+    return [part.replace(_TIE, " ") for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    return wrap(line, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _trends(trends: Sequence[Trend]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -66,10 +67,19 @@ def list_folders(root: Path) -> list[RunFolder]:
     return sorted(found, key=lambda folder: (folder.changed_at, folder.path))
 
 
-def choose_old(folders: Sequence[RunFolder], *, keep: int, now: float) -> list[RunFolder]:
-    """Choose all but the newest, and none that may go on."""
+class OldFolders(NamedTuple):
+    """All folders of runs but the newest."""
+
+    to_remove: list[RunFolder]
+    may_go_on: list[RunFolder]
+    """Unfinished, and changed a short time ago."""
+
+
+def choose_old(folders: Sequence[RunFolder], *, keep: int, now: float) -> OldFolders:
+    """Choose all but the newest; set apart what may go on."""
     old = folders[: max(0, len(folders) - keep)]
-    return [one for one in old if one.finished or now - one.changed_at > MAY_GO_ON_SECONDS]
+    going = [one for one in old if not one.finished and now - one.changed_at <= MAY_GO_ON_SECONDS]
+    return OldFolders([one for one in old if one not in going], going)
 
 
 def remove(folder: RunFolder) -> None:
@@ -94,8 +104,8 @@ def remove(folder: RunFolder) -> None:
         ) from None
 
 
-def old_folders(root: Path, *, keep: int) -> list[RunFolder]:
-    """List the folders of runs that ``compare clean`` would remove."""
+def old_folders(root: Path, *, keep: int) -> OldFolders:
+    """List the folders that ``compare clean`` would remove, or keep for now."""
     return choose_old(list_folders(root), keep=keep, now=time.time())
 
 

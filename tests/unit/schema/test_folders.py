@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import msgspec
@@ -13,6 +14,7 @@ from compare.cli.main import app
 from compare.errors import OutputError
 from compare.schema.files import write_json
 from compare.schema.folders import list_folders, old_folders, remove
+from compare.schema.results import Failure
 from tests.unit.factories import a_run
 
 DAY = 24 * 60 * 60
@@ -94,7 +96,11 @@ def test_link_inside_a_run_is_removed_and_not_followed(runs, tmp_path):
 def test_run_that_may_go_on_is_kept(runs):
     a_folder(runs, "going-on", age=3600, complete=False)
     a_folder(runs, "left-behind", age=3 * DAY, complete=False)
-    assert names(old_folders(runs, keep=4)) == ["left-behind"]
+    old, going = old_folders(runs, keep=4)
+    assert (names(old), names(going)) == (["left-behind"], ["going-on"])
+    old, going = old_folders(runs, keep=0)
+    assert (len(old), names(going)) == (5, ["going-on"])
+    assert "Kept: 1 run without an end" in call("clean", runs, "--keep", 0).output
 
 
 def test_folder_that_changed_since_it_was_listed_is_kept(runs):
@@ -114,19 +120,31 @@ def test_hostile_names_reach_no_terminal(tmp_path):
         assert not any(line.startswith("would remove /home") for line in done.output.splitlines())
 
 
+def test_history_of_many_arms_fits_80_columns(tmp_path):
+    arms = {f"ddp:bucket_cap_mb={size}": [5.0, 5.1] for size in (1, 2, 4, 8, 16)}
+    write_json(a_folder(tmp_path, "many") / "results.json", a_run(arms))
+    lines = call("history", tmp_path).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("bucket_cap_mb=16 5.05 ms" in line for line in lines) == 1
+
+
 def test_folder_that_is_missing_is_an_output_error(tmp_path):
     with pytest.raises(OutputError, match="holds no runs"):
         list_folders(tmp_path / "runs")
 
 
 def test_history_has_a_line_for_each_run_and_a_trend(runs):
-    a_folder(runs, "stopped", complete=False)
+    a_folder(runs, "killed", complete=False)
+    ctrl_c = Failure(arm="ddp", round=1, kind="KeyboardInterrupt", message="interrupted")
+    a_folder(runs, "2026-11-21T09-00-00-mlp-np2", complete=False, failure=ctrl_c)
     (runs / "old").mkdir()
     (runs / "old" / "results.json").write_text('{"ringside_version": "0.0.1", "schema_version": 1}')
     shown = call("history", runs).output
     assert sum("2026-11-21 09:00" in line for line in shown.splitlines()) == 5
-    assert "stopped" in shown
+    assert "killed" in shown
+    assert re.search(r"  killed +3 rounds, unfinished: none", shown)
+    assert re.search(r"^2026-11-21T09-00-00-mlp-np2 +3 rounds, interrupted: none", shown, re.MULTILINE)
     assert "old: not read." in shown
-    assert any(line.split()[:2] == ["ddp", "▁▁▁▁▁"] for line in shown.splitlines())
+    assert any(line.split()[:2] == ["ddp", "▁▁▁▁▁▁"] for line in shown.splitlines())
     found = msgspec.json.decode(call("history", runs, "--json").output)
     assert {trend["arm"] for trend in found["trends"]} == {"none", "ddp"}
