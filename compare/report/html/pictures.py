@@ -223,8 +223,10 @@ def _turns(run: Run, analysis: Analysis) -> Picture:
         "turns",
         f"Every {unit}",
         f"A dot is a {unit}, in order, round by round. The line is the arm's own mean; above is slower. "
-        f"A strip spans a factor of {math.exp(strips.half):.3g} to either side. Shaded rounds were noisy.",
+        f"A strip spans a factor of {math.exp(strips.half):.3g} to either side.",
     )
+    shaded = [("rect", "noisy", "noisy round")] if set(strips.noisy) & set(rounds) else []
+    picture.legend([("dot", "series s0", f"a {unit}; higher is slower"), *shaded])
     for arm in analysis.summary.arms:
         _strip(picture, arm, times[arm.arm], strips)
     for index, round_ in enumerate(rounds):

@@ -196,6 +196,11 @@ def test_byte_ticks_are_powers_of_two(power, more):
     assert all(math.log2(tick).is_integer() for tick in ticks)
 
 
+def test_picture_of_turns_explains_what_is_shaded():
+    assert "noisy round" in drawn(RUNS["noisy"])["turns"]
+    assert "noisy round" not in drawn(RUNS["quiet"])["turns"]
+
+
 # ---- a browser ----
 
 
