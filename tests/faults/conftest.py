@@ -8,7 +8,7 @@ import pytest
 
 from compare.schema.arms import parse_arms
 from tests.faults.outcomes import Outcomes
-from tests.faults.started import LAUNCHERS, StartedRun
+from tests.faults.started import LAUNCHERS, RUN, StartedRun
 
 OUTCOMES = pytest.StashKey[Outcomes]()
 
@@ -47,16 +47,12 @@ def data(any_data):
 
 
 @pytest.fixture
-def start(tmp_path, data, requires_backend):
-    """Start a run of a launcher's arm with a fault."""
+def begin(tmp_path):
+    """Start a command, and end what is left of it."""
     started = []
 
-    def begin(arm, *arguments, fault=None):
-        arm = LAUNCHERS.get(arm, arm)
-        for one in parse_arms([arm]):
-            requires_backend(one.backend, **one.options)
-        steps = [] if {"--epochs", "--steps"} & set(arguments) else ["--epochs", "60"]
-        started.append(StartedRun(tmp_path, data, ["--backend", arm, *steps, *arguments], fault))
+    def begin(data, *arguments, fault=None, command=RUN):
+        started.append(StartedRun(tmp_path, data, arguments, fault, command))
         return started[0]
 
     yield begin
@@ -65,3 +61,17 @@ def start(tmp_path, data, requires_backend):
         run.process.communicate()
         for process in run.processes():
             process.kill()
+
+
+@pytest.fixture
+def start(begin, data, requires_backend):
+    """Start a run of a launcher's arm with a fault."""
+
+    def start(arm, *arguments, fault=None):
+        arm = LAUNCHERS.get(arm, arm)
+        for one in parse_arms([arm]):
+            requires_backend(one.backend, **one.options)
+        steps = [] if {"--epochs", "--steps"} & set(arguments) else ["--epochs", "60"]
+        return begin(data, "--backend", arm, *steps, *arguments, fault=fault)
+
+    return start

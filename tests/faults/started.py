@@ -1,4 +1,4 @@
-"""A `compare run` with a fault, and the traces that it may leave."""
+"""A command with a fault, and the traces that it may leave."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ EARLY = "before its first progress record"
 BRIEFLY = ("--steps", "40", "--warmup", "5", "--repeats", "1")
 
 
+RUN = ("run", "--max-reruns", "0", "--no-control", "--interleave", "launches")
+
+
 def cases(kinds):
     """Return every fault under every launcher.
 
@@ -84,22 +87,22 @@ def a_fault(kind, rank=1):
 
 
 class StartedRun:
-    """A `compare run` under way."""
+    """A command under way, `compare run` if no other is named."""
 
-    def __init__(self, folder, data, arguments, fault=None):
+    def __init__(self, folder, data, arguments, fault=None, command=RUN):
         self.injected = folder / "injected"
         self.directory = folder / "run"
         self.traces_before = traces()
         inject("faults/injected", self.injected, fault)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "compare", "run", "--max-reruns", "0", "--no-control", *data]
-            + ["--interleave", "launches", "--stall", str(STALL_SECONDS)]
+            [sys.executable, "-m", "compare", *command, *data, "--stall", str(STALL_SECONDS)]
             + ["--output", str(self.directory), *arguments],
             env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(self.injected)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=0,
             # A shell ignores it for what it runs in the background.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
         )
@@ -159,6 +162,11 @@ class StartedRun:
         """Return all progress records of a rank of the only launch."""
         (file,) = self.directory.glob(f"launches/*/rank-{rank}.progress")
         return [json.loads(line) for line in file.read_text().splitlines()]
+
+    def interrupt(self):
+        """Press Ctrl-C, which a terminal sends to the whole group; return when."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return time.time()
 
     def results(self):
         return list(self.directory.glob("launches/*/rank-[01].json"))

@@ -1,5 +1,6 @@
 """A launch that is ended from outside leaves nothing."""
 
+import json
 import signal
 import time
 
@@ -108,6 +109,29 @@ def test_ctrl_c_once_or_twice_ends_everything(start, record, launcher, times):
         run.process.send_signal(signal.SIGINT)
         time.sleep(0.1)
     ended(run, time.time(), 130, record, f"Ctrl-C, {'once' if times == 1 else 'twice'}", launcher)
+
+
+OTHER_COMMANDS = {
+    "verify": ("--backend", "ddp,manual"),
+    "collectives": ("--group", "gloo,shared_memory", "-np", "2", "-e", "64K"),
+    "scale": ("--backend", "ddp", "-np", "1,2", "--no-control", "--repeats", "2", "--max-reruns", "0"),
+}
+
+
+@pytest.mark.parametrize("command", OTHER_COMMANDS)
+def test_ctrl_c_keeps_and_exports_what_another_command_finished(begin, data, tmp_path, command):
+    """It comes in the second launch, to every process of the terminal."""
+    export = tmp_path / "kept.json"
+    own = [] if command == "collectives" else data
+    run = begin(own, *OTHER_COMMANDS[command], "--export-json", export, command=[command])
+    wait_until(lambda: len(list(run.directory.rglob("rank-0.progress"))) == 2, 120)
+    printed = ended(run, run.interrupt(), 130)
+    assert "Interrupted" in printed
+    assert f"The finished part is {'in' if command == 'verify' else 'kept'}" in printed
+    assert str(run.directory) in printed
+    exported = json.loads(export.read_text())
+    kept = exported["runs"][0] if command == "scale" else exported["run"]
+    assert (len(kept["launches"]), kept["complete"]) == (1, False)
 
 
 @pytest.mark.parametrize("launcher", BY_LAUNCHER)
