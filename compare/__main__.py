@@ -4,6 +4,8 @@ import sys
 
 from compare.errors import UnavailableError
 
+_INTERRUPTED = 130
+
 
 def main() -> None:
     """Run the command line, on Linux alone."""
@@ -16,8 +18,10 @@ def main() -> None:
         )
         sys.stderr.write(f"error: {error.what}\n  {error.found}\n  {error.remedy}\n")
         sys.exit(error.exit_code)
-    from compare.cli.main import main as run
-
+    try:
+        from compare.cli.main import main as run
+    except KeyboardInterrupt:  # no traceback while modules are loaded
+        sys.exit(_INTERRUPTED)
     run()
 
 

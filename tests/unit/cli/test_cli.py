@@ -897,6 +897,20 @@ for arguments in (["--help"], ["-h"], ["run", "--help"], ["aa", "--help"], ["ver
         assert flag in done.stdout
 
 
+def test_ctrl_c_while_modules_are_loaded_prints_no_traceback():
+    script = """
+import runpy, sys
+class Pressed:
+    def find_spec(name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed)
+runpy.run_module("compare", run_name="__main__", alter_sys=True)
+"""
+    done = execute(["-c", script])
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 def test_another_system_is_refused_before_anything_is_loaded(system):
     script = f"""
