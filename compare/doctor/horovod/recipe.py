@@ -141,16 +141,16 @@ def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
     Without a toolkit this is None.
 
     Raises:
-        UnavailableError: the toolkit has no ``nvcc``, or torch no NCCL. Horovod's own search would fail
+        UnavailableError: the toolkit is incomplete, or torch has no NCCL. Horovod's own search would fail
             in the middle of the build.
     """
     if not facts.get("cuda") or not facts.get("cuda_home"):
         return None
-    home = Path(facts["cuda_home"])
-    if not (home / "bin" / "nvcc").is_file():
+    home = _toolkit(Path(facts["cuda_home"]))
+    if home is None:
         raise UnavailableError(
             "Horovod cannot be compiled for this CUDA build of torch.",
-            found=f"The CUDA toolkit {home} has no bin/nvcc.",
+            found=f"The CUDA toolkit {facts['cuda_home']} has no bin/nvcc, or no include/cuda_runtime.h.",
             remedy=f"Install the CUDA {facts['cuda']} toolkit and set CUDA_HOME, or use torch for CPUs.",
         )
     if not facts.get("nccl_home"):
@@ -160,6 +160,30 @@ def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
             remedy="Install torch from PyPI or download.pytorch.org: these include it.",
         )
     return Gpu(facts["cuda"], facts["nccl"], home, Path(facts["nccl_home"]), tuple(facts["capabilities"]))
+
+
+def _toolkit(home: Path) -> Path | None:
+    """Return the folder of a whole CUDA toolkit, or None.
+
+    The ``nvcc`` on PATH may be a script that starts the one of another folder.
+    """
+    nvcc = home / "bin" / "nvcc"
+    if not os.access(nvcc, os.X_OK):
+        return None
+    answer = subprocess.run(
+        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    top = re.search(r"^#\$ TOP=(.+)$", answer.stderr, re.MULTILINE)
+    places = [home, *([Path(top[1]).resolve()] if top else [])]
+    return next((place for place in places if _has_headers(place)), None)
+
+
+def _has_headers(home: Path) -> bool:
+    return any(any(home.glob(f"{include}/cuda_runtime.h")) for include in ("include", "targets/*/include"))
 
 
 def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:

@@ -167,8 +167,14 @@ def test_find_mpi_prefers_the_wheel_and_names_version_and_place(tmp_path, monkey
 CUDA_TORCH = {"version": "2.13.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "capabilities": ["90"]}
 
 
+def toolkit(home: Path, include: str = "include") -> None:
+    executable(home / "bin" / "nvcc")
+    (home / include).mkdir(parents=True)
+    (home / include / "cuda_runtime.h").touch()
+
+
 def test_find_gpu_needs_a_cuda_torch_and_a_toolkit(tmp_path):
-    executable(tmp_path / "cuda" / "bin" / "nvcc")
+    toolkit(tmp_path / "cuda")
     here = {"cuda_home": str(tmp_path / "cuda"), "nccl_home": str(tmp_path / "nccl")}
     assert recipes.find_gpu({"version": "2.13.0+cpu", "cuda": None}) is None
     assert recipes.find_gpu(CUDA_TORCH | here | {"cuda_home": None}) is None
@@ -185,16 +191,29 @@ def test_find_gpu_needs_a_cuda_torch_and_a_toolkit(tmp_path):
     assert environment["HOROVOD_BUILD_CUDA_CC_LIST"] == "90"
 
 
-@pytest.mark.parametrize(
-    ("nvcc", "found", "remedy"), [(False, "bin/nvcc", "CUDA_HOME"), (True, "nvidia-nccl", "from PyPI")]
-)
-def test_find_gpu_incomplete_toolkit_is_refused(tmp_path, nvcc, found, remedy):
-    executable(tmp_path / ("bin" if nvcc else "other") / "nvcc")
-    facts = {"cuda_home": str(tmp_path)} | ({} if nvcc else {"nccl_home": str(tmp_path)})
+def test_find_gpu_follows_an_nvcc_that_is_a_script(tmp_path):
+    toolkit(tmp_path / "cuda", "targets/x86_64-linux/include")
+    executable(tmp_path / "local/bin/nvcc", f"#!/bin/sh\necho '#$ TOP={tmp_path}/cuda/bin/..' >&2\n")
+    gpu = recipes.find_gpu(CUDA_TORCH | {"cuda_home": str(tmp_path / "local"), "nccl_home": "/nccl"})
+    assert gpu is not None
+    assert gpu.cuda_home == tmp_path / "cuda"
+
+
+@pytest.mark.parametrize("present", ["nothing", "bin/nvcc", "include/cuda_runtime.h"])
+def test_find_gpu_incomplete_toolkit_is_refused(tmp_path, present):
+    executable(tmp_path / present)
     with pytest.raises(UnavailableError) as caught:
-        recipes.find_gpu(CUDA_TORCH | facts)
-    assert found in caught.value.found
-    assert remedy in caught.value.remedy
+        recipes.find_gpu(CUDA_TORCH | {"cuda_home": str(tmp_path), "nccl_home": "/nccl"})
+    assert "no bin/nvcc, or no include/cuda_runtime.h" in caught.value.found
+    assert "CUDA_HOME" in caught.value.remedy
+
+
+def test_find_gpu_torch_without_nccl_is_refused(tmp_path):
+    toolkit(tmp_path)
+    with pytest.raises(UnavailableError) as caught:
+        recipes.find_gpu(CUDA_TORCH | {"cuda_home": str(tmp_path)})
+    assert "nvidia-nccl" in caught.value.found
+    assert "from PyPI" in caught.value.remedy
 
 
 # ---- refusals ----
