@@ -53,6 +53,11 @@ class HorovodGroup(Group):
     ) -> Self:
         del timeout_seconds  # Horovod only warns of a stall; the rank's watchdog ends it
         if device.type == "cuda":
+            if not hvd.cuda_built():
+                raise BackendError(
+                    "this Horovod is built without CUDA, but the run is on a GPU. Use --device cpu, or set "
+                    "CUDA_HOME to a CUDA toolkit and run `compare install horovod`."
+                )
             torch.cuda.set_device(device)
         # hvd.init reads the environment once, so these are the settings that the library uses.
         settings = _settings()
