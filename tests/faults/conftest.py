@@ -57,10 +57,7 @@ def begin(tmp_path):
 
     yield begin
     for run in started:
-        run.process.kill()
-        run.process.communicate()
-        for process in run.processes():
-            process.kill()
+        run.end()
 
 
 @pytest.fixture

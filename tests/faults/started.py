@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,17 +34,18 @@ LAUNCHERS = {
     "mpirun": "mpi",
 }
 # Files of launchers and libraries outside the folders that are made for them.
-TRACES = {
-    Path(tempfile.gettempdir()): ("ompi.*", "torchelastic_*", "pmix*", "horovod*", "mpich*"),
-    Path("/dev/shm"): ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*", "mpich_*", "ucx_*"),  # noqa: S108 -- only looked at
-}
+TRACES = ("ompi.*", "torchelastic_*", "pmix*", "horovod*", "mpich*")
+IN_MEMORY = ("*vader*", "*ompi*", "torch_*", "gloo*", "sem.*", "mpich_*", "ucx_*")
+MEMORY = Path("/dev/shm")  # noqa: S108 -- the real one
 TRACES_SECONDS = 10.0
 """Maximum time until a trace is gone."""
 OTHERS_SECONDS = 60.0
-"""The same while launches of other tests run.
+"""The same where other tests use the same shared memory.
 
 A stopped horovodrun keeps semaphores that no process has mapped, and a tracker removes them at its end.
 """
+IN_OWN_MEMORY = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {MEMORY} && exec "$@"']
+"""Start of a command that gives a folder as shared memory; needs root."""
 MPICH = "mpi:library=mpich"
 """Its launcher is in no table of failures over hosts."""
 QUICK = {("torchrun", "raise"), ("horovodrun-gloo", "hang"), ("mpirun", "kill"), (MPICH, "kill")}
@@ -92,10 +95,12 @@ class StartedRun:
     def __init__(self, folder, data, arguments, fault=None, command=RUN):
         self.injected = folder / "injected"
         self.directory = folder / "run"
-        self.traces_before = traces()
+        self.memory = Path(tempfile.mkdtemp(prefix="test-", dir=MEMORY)) if may_mount() else MEMORY
+        self.traces_before = self.traces()
         inject("faults/injected", self.injected, fault)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "compare", *command, *data, "--stall", str(STALL_SECONDS)]
+            ([] if self.memory == MEMORY else [*IN_OWN_MEMORY, str(self.memory)])
+            + [sys.executable, "-m", "compare", *command, *data, "--stall", str(STALL_SECONDS)]
             + ["--output", str(self.directory), *arguments],
             env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(self.injected)},
             stdin=subprocess.DEVNULL,
@@ -178,7 +183,7 @@ class StartedRun:
     def scratch(self):
         """Return folders that the launches of this run have left behind."""
         mine = f"ringside-{self.process.pid}-*"
-        return [*Path(tempfile.gettempdir()).glob(mine), *Path("/dev/shm").glob(mine)]  # noqa: S108
+        return [*Path(tempfile.gettempdir()).glob(mine), *self.memory.glob(mine)]
 
     def assert_launched_once(self, printed):
         """A fault of the program is no reason for a second try."""
@@ -192,11 +197,27 @@ class StartedRun:
 
     def assert_no_new_traces(self):
         began = time.monotonic()
-        while new := traces() - self.traces_before:
-            if time.monotonic() - began > (OTHERS_SECONDS if trackers() else TRACES_SECONDS):
+        while new := self.traces() - self.traces_before:
+            others = self.memory == MEMORY and trackers()
+            if time.monotonic() - began > (OTHERS_SECONDS if others else TRACES_SECONDS):
                 break
             time.sleep(0.2)
         assert not new, f"left behind: {new}"
+
+    def traces(self):
+        """Return unused files of launchers and libraries."""
+        places = ((Path(tempfile.gettempdir()), TRACES), (self.memory, IN_MEMORY))
+        found = {str(path) for folder, names in places for name in names for path in folder.glob(name)}
+        return (found - mapped(found)) | unused_segments()
+
+    def end(self):
+        """Kill what still runs, and remove its shared memory."""
+        self.process.kill()
+        self.process.communicate()
+        for process in self.processes():
+            process.kill()
+        if self.memory != MEMORY:
+            shutil.rmtree(self.memory)
 
 
 def is_training(directory, launch=1):
@@ -211,13 +232,18 @@ def kill(process, number=signal.SIGKILL):
     return time.time()
 
 
-def traces():
-    """Return unused files of launchers and libraries."""
-    found = {str(path) for folder, names in TRACES.items() for name in names for path in folder.glob(name)}
-    segments = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
-    number, attached = segments[0].index("shmid"), segments[0].index("nattch")
-    unused = {f"System V segment {segment[number]}" for segment in segments[1:] if segment[attached] == "0"}
-    return unused | (found - mapped(found))
+def unused_segments():
+    """Return the segments of System V that no process has attached."""
+    first, *rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
+    number, attached = first.index("shmid"), first.index("nattch")
+    return {f"System V segment {row[number]}" for row in rows if row[attached] == "0"}
+
+
+@functools.cache
+def may_mount():
+    """Return whether a run can have shared memory of its own."""
+    tried = [*IN_OWN_MEMORY, str(MEMORY), "true"]
+    return subprocess.run(tried, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def trackers():
