@@ -45,9 +45,10 @@ OTHERS_SECONDS = 60.0
 A stopped horovodrun keeps semaphores that no process has mapped, and a tracker removes them at its end.
 """
 IN_OWN_MEMORY = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {MEMORY} && exec "$@"']
-"""Start of a command that gives a folder as shared memory; needs root."""
+"""Start of a command with a folder as shared memory; needs root."""
 MPICH = "mpi:library=mpich"
 """Its launcher is in no table of failures over hosts."""
+ALL_LAUNCHERS = (*LAUNCHERS, MPICH)
 QUICK = {("torchrun", "raise"), ("horovodrun-gloo", "hang"), ("mpirun", "kill"), (MPICH, "kill")}
 KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
 UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
@@ -65,7 +66,7 @@ def cases(kinds):
     """
     return [
         pytest.param(launcher, kind, marks=_marks(launcher, kind, nth), id=f"{launcher}-{kind}")
-        for position, launcher in enumerate([*LAUNCHERS, MPICH])
+        for position, launcher in enumerate(ALL_LAUNCHERS)
         for nth, kind in enumerate(kinds, start=position)
     ]
 
@@ -73,14 +74,26 @@ def cases(kinds):
 def _marks(launcher, kind, nth):
     if (launcher, kind) in QUICK:
         return []
-    return [pytest.mark.faults, *([pytest.mark.rest] if nth % 2 else [])]
+    return [pytest.mark.faults, *([] if nth % len(ALL_LAUNCHERS) in {0, 2} else [pytest.mark.rest])]
 
 
-BY_LAUNCHER = [
-    pytest.param(launcher, marks=[] if launcher in {"torchrun", "mpirun"} else [pytest.mark.rest])
-    for launcher in [*LAUNCHERS, MPICH]
-]
+def by_launcher(*chosen):
+    """Return all launchers; ``.ci/run`` takes the chosen ones."""
+    return [pytest.param(one, marks=[] if one in chosen else [pytest.mark.rest]) for one in ALL_LAUNCHERS]
+
+
+BY_LAUNCHER = by_launcher("torchrun", "mpirun")
 """All launchers; ``.ci/run`` takes one in Python and one in C."""
+
+
+def in_pairs(*pairs):
+    """Return all launchers with all values; ``.ci/run`` takes these pairs."""
+    values = list(dict.fromkeys(value for _, value in pairs))
+    return [
+        pytest.param(launcher, value, marks=[] if (launcher, value) in pairs else [pytest.mark.rest])
+        for value in values
+        for launcher in ALL_LAUNCHERS
+    ]
 
 
 def a_fault(kind, rank=1):

@@ -134,7 +134,7 @@ def test_ranks_are_gone_when_compare_is_suspended(waiting):
 @pytest.mark.faults
 def test_suspended_cohort_begins_again(waiting):
     """Ctrl-Z ends all ranks; ``fg`` launches the round again."""
-    run = waiting("manual,horovod", "horovod")
+    run = waiting("manual,horovod", "horovod", "--repeats", "1")
     at = kill(run.process, signal.SIGTSTP)
     parent = psutil.Process(run.process.pid)
     wait_until(lambda: not run.processes() and parent.status() == psutil.STATUS_STOPPED, BOUND_SECONDS)
@@ -142,7 +142,7 @@ def test_suspended_cohort_begins_again(waiting):
     printed, _ = run.wait(at)
     assert run.process.returncode == 0, printed
     assert "round 1 begins again: this program was suspended (Ctrl-Z)" in printed
-    assert [launch.round for launch in read_run(run.directory).launches] == [1, 1, 2, 2]
+    assert [launch.round for launch in read_run(run.directory).launches] == [1, 1]
 
 
 @pytest.mark.faults

@@ -16,10 +16,11 @@ from tests.faults.started import (
     DEATH_BOUND_SECONDS,
     EARLY,
     KILLED,
-    LAUNCHERS,
     UNRECORDED,
     a_fault,
+    by_launcher,
     cases,
+    in_pairs,
     kill,
 )
 
@@ -101,15 +102,15 @@ def test_rank_killed_out_of_memory_is_named_with_sigkill(start, record, memory_g
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("launcher", BY_LAUNCHER)
-@pytest.mark.parametrize(("victim", "words"), [("rank", KILLED), ("witness", UNRECORDED)])
-def test_rank_killed_by_another_process_is_named(start, record, launcher, victim, words):
+@pytest.mark.parametrize(("launcher", "victim"), in_pairs(("mpirun", "rank"), ("torchrun", "witness")))
+def test_rank_killed_by_another_process_is_named(start, record, launcher, victim):
+    words = UNRECORDED if victim == "witness" else KILLED
     fault = f"{'witness of ' * (victim == 'witness')}rank 1: kill -9 from outside"
     assert_killed_is_named(start(launcher), record, launcher, victim, signal.SIGKILL, words, fault)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", by_launcher("horovodrun-gloo", "horovodrun-mpi"))
 def test_rank_ended_by_sigterm_from_outside_is_named(start, record, launcher):
     words, fault = "It was killed by SIGTERM (Terminated).", "rank 1: kill (SIGTERM) from outside"
     assert_killed_is_named(start(launcher), record, launcher, "rank", signal.SIGTERM, words, fault)

@@ -13,8 +13,9 @@ from tests.faults.started import (
     BY_LAUNCHER,
     DEATH_BOUND_SECONDS,
     HANG_BOUND_SECONDS,
-    LAUNCHERS,
     MPICH,
+    by_launcher,
+    in_pairs,
     kill,
 )
 from tests.waiting import wait_until
@@ -22,7 +23,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.parametrize("launcher", [*LAUNCHERS, MPICH])
+@pytest.mark.parametrize("launcher", by_launcher("torchrun", "horovodrun-gloo", MPICH))
 def test_launcher_killed_takes_its_ranks_along(start, record, launcher):
     run = start(launcher)
     run.wait_for_training()
@@ -100,8 +101,7 @@ def test_launcher_that_outlives_its_ranks_is_ended(start, launcher):
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("launcher", BY_LAUNCHER)
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("launcher", "times"), in_pairs(("mpirun", 1), ("torchrun", 2)))
 def test_ctrl_c_once_or_twice_ends_everything(start, record, launcher, times):
     run = start(launcher)
     run.wait_for_training()
@@ -134,15 +134,14 @@ def test_ctrl_c_keeps_and_exports_what_another_command_finished(begin, data, tmp
     assert (len(kept["launches"]), kept["complete"]) == (1, False)
 
 
-@pytest.mark.parametrize("launcher", BY_LAUNCHER)
-@pytest.mark.parametrize(("victim", "code"), [("rank", 6), ("compare", 130)])
-def test_launches_that_finished_before_an_end_are_kept(start, launcher, victim, code):
+@pytest.mark.parametrize(("launcher", "victim"), in_pairs(("torchrun", "rank"), ("mpirun", "compare")))
+def test_launches_that_finished_before_an_end_are_kept(start, launcher, victim):
     """A rank is killed, or the user presses Ctrl-C."""
     run = start(launcher, "--steps", "1000", "--repeats", "20")
     wait_until(lambda: list(run.directory.glob("launches/02-*/rank-1.progress")), 180)
     run.wait_for_training(launch=2)
     killed_at = kill(run.rank(launch=2)) if victim == "rank" else kill(run.process, signal.SIGINT)
-    printed = ended(run, killed_at, code)
+    printed = ended(run, killed_at, 6 if victim == "rank" else 130)
     assert victim != "rank" or ": rank 1 on" in printed
     assert "compare report" in printed
     kept = read_run(run.directory)

@@ -42,7 +42,7 @@ def test_ranks_that_wait_for_each_other_are_all_named(start, launcher):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("model", ["mlp", "wide"])
+@pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.rest), "wide"])
 def test_rank_that_hangs_is_not_one_that_waits_in_shared_memory(start, model):
     """A large model gets no more time: blocks are short enough."""
     fault = a_fault("hang") | {"step": 8}
