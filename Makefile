@@ -42,7 +42,7 @@ test: lint test-untimed test-timed ## lint, then all tests except those of the t
 	@[ ! -e $(NONE)-untimed ] || [ ! -e $(NONE)-timed ] || { \
 	  echo "PYTEST_ARGS selects no test." >&2; exit 5; }
 
-# Timed tests run alone on the cores. So do the tests over hosts, which need many cores.
+# Timed tests run alone on the cores.
 test-untimed: setup
 	@rm -f $(NONE)
 	$(PYTEST) -m "$(QUICK) and not timed" $(SIDE_BY_SIDE) --dist loadfile $(PYTEST_ARGS) $(MAY_BE_NONE)
@@ -58,7 +58,7 @@ test-long: setup ## the tests that inject delays and causes, and check that the 
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
 test-hosts: setup ## the tests over several hosts, made of network namespaces; needs root
-	$(PYTEST) -m lab $(PYTEST_ARGS)
+	$(PYTEST) -m lab $(SIDE_BY_SIDE) --dist worksteal $(PYTEST_ARGS)
 
 fuzz: setup ## give every parser of input from elsewhere 20,000 examples
 	FUZZ_EXAMPLES=20000 $(PYTEST) $(SIDE_BY_SIDE) tests/fuzz $(PYTEST_ARGS)

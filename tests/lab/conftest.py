@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def pytest_sessionfinish(session, exitstatus):
         ):
             if file := session.config.getoption(option):
                 failure_table.write(session.config.stash[key].markdown(list(rows.values())), file, name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Run a timed test alone, and the others side by side."""
+    # Locks on two files that all workers have.
+    with Path(__file__).open() as turn, Path(failure_table.__file__).open() as cores:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # no test overtakes a timed one that waits
+        fcntl.flock(cores, fcntl.LOCK_EX if item.get_closest_marker("timed") else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        return (yield)
 
 
 @pytest.fixture

@@ -253,9 +253,11 @@ class Lab:
         if reason := why_not():
             raise LabError(reason)
         sweep()
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # Under its own name only with its lock: a neighbour's sweep removes folders without one.
+        self.folder = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
         try:
             self._lock = _locked(self.folder)
+            self.folder = self.folder.rename(self.folder.with_name(self.folder.name[1:]))
             self._write_files()
             self._start()
         except BaseException:
@@ -298,7 +300,7 @@ class Lab:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-        if self.folder.name.startswith(PREFIX):
+        if PREFIX in self.folder.name:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _machines(self) -> list[Machine]:

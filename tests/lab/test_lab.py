@@ -88,6 +88,7 @@ def transferred(sender, receiver, size):
         server.wait()
 
 
+@pytest.mark.timed
 def test_lab_rate_limit_holds_in_both_directions(make_lab):
     if reason := hosts.why_no_rate_limit():
         pytest.skip(reason)
@@ -164,13 +165,17 @@ def test_lab_closed_leaves_nothing(requires_lab):
     assert not during.namespaces & hosts.network_namespaces(psutil.pids())
 
 
-def test_lab_of_a_killed_process_is_swept_away(requires_lab):
+def test_lab_of_a_killed_process_is_swept_away(requires_lab, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # no neighbour sweeps there
     code = (
         "import os, time; from tests.lab.hosts import Lab; lab = Lab(2).__enter__();"
         "lab.hosts[0].start(['setsid', 'sleep', '321']);"
         "print(lab.folder, flush=True); time.sleep(60)"
     )
-    keeper = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
+    )
     folder = hosts.Path(keeper.stdout.readline().strip())
     try:
         assert traces(folder).processes

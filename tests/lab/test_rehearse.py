@@ -44,6 +44,7 @@ def traces(pid=0):
     return names("/sys/class/net"), ours
 
 
+@pytest.mark.timed
 def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, requires_backend):
     requires_backend("ddp")
     requires_backend("mpi")
@@ -104,6 +105,7 @@ def test_rehearsal_doctor_finds_no_problem(every_backend):
     assert "rehearsal-2" in done.stdout
 
 
+@pytest.mark.timed
 @pytest.mark.rest
 def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requires_backend):
     requires_backend("ddp")

@@ -16,6 +16,7 @@ from tests.lab.hosts import why_no_rate_limit
 pytestmark = pytest.mark.lab
 
 
+SECRET = {"MY_TOKEN": "hunter2", "PYTHONHASHSEED": "0"}
 CASES = [
     ((2, 1), "blocks"),
     ((1, 1, 1, 1), "launches"),
@@ -26,9 +27,11 @@ CASES = [
 
 @pytest.mark.parametrize(("slots", "mode"), CASES, ids=str)
 def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir, every_backend, slots, mode):
+    """A secret of the shell reaches its ranks, and no file."""
     lab = make_lab(len(slots))
     hosts = ",".join(f"n{n}:{count}" for n, count in enumerate(slots, 1))
-    done = compare(lab, hosts, mnist_dir, "--backend", ARMS, "--interleave", mode)
+    more = ("--backend", ARMS, "--interleave", mode, "-x", "MY_TOKEN", "-x", "OMP_DISPLAY_ENV=hunter2")
+    done = compare(lab, hosts, mnist_dir, *more, environment=SECRET)
     assert done.returncode == 0, done.stderr
     run = read_run(lab.folder / "run")
     assert run.complete
@@ -45,6 +48,18 @@ def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir,
     assert (run.network.interface, run.network.network) == ("eth0", "10.77.0.0/24")
     assert "all over eth0 (10.77.0.0/24); the ranks meet at 10.77.0.11" in done.stderr
     assert left(lab) == []
+    require_secret(done, run, lab.folder / "run")
+
+
+def require_secret(done, run, folder):
+    """Require that the ranks alone have the secret of their run."""
+    held = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(held) > 20
+    assert [path for path in held if b"hunter2" in path.read_bytes()] == []
+    assert "hunter2" not in done.stdout + done.stderr
+    for launch in run.launches:
+        for rank in launch.ranks:
+            assert rank.attestation["environment"]["OMP_DISPLAY_ENV"] == "***"
 
 
 def test_run_on_hosts_starts_one_process_on_the_first_host(make_lab, mnist_dir):
@@ -95,22 +110,6 @@ def test_run_on_hosts_copies_the_data_set_once(make_lab, mnist_dir):
     assert left(lab) == []
 
 
-def test_run_on_hosts_gives_a_secret_to_the_ranks_only(make_lab, mnist_dir, every_backend):
-    lab = make_lab(2)
-    secret = {"MY_TOKEN": "hunter2", "PYTHONHASHSEED": "0"}
-    more = ("-x", "MY_TOKEN", "-x", "OMP_DISPLAY_ENV=hunter2", "--backend", ARMS)
-    done = compare(lab, "n1,n2", mnist_dir, *more, environment=secret)
-    assert done.returncode == 0, done.stderr
-    held = [path for path in (lab.folder / "run").rglob("*") if path.is_file()]
-    assert len(held) > 20
-    assert [path for path in held if b"hunter2" in path.read_bytes()] == []
-    assert "hunter2" not in done.stdout + done.stderr
-    run = read_run(lab.folder / "run")
-    for launch in run.launches:
-        for rank in launch.ranks:
-            assert rank.attestation["environment"]["OMP_DISPLAY_ENV"] == "***"
-
-
 def test_dry_run_on_hosts_prints_commands_and_files_and_starts_nothing(make_lab, mnist_dir, every_backend):
     lab = make_lab(2)
     more = ("--backend", ARMS, "--dry-run", "-x", "MY_TOKEN=hunter2", "--ssh-user", "root")
@@ -131,6 +130,7 @@ def test_dry_run_on_hosts_prints_commands_and_files_and_starts_nothing(make_lab,
     assert not (lab.folder / "run").exists()
 
 
+@pytest.mark.timed
 def test_all_reduce_at_1_gbit_takes_the_time_of_a_ring(make_lab, mnist_dir, requires_backend):
     requires_backend("ddp")
     if reason := why_no_rate_limit():
