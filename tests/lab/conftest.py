@@ -53,7 +53,10 @@ def pytest_sessionfinish(session, exitstatus):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Run a timed test alone, and the others side by side."""
+    """Run a timed test alone, and the others side by side.
+
+    A test of more than two ranks fills two cores, and is timed too.
+    """
     # Locks on two files that all workers have.
     with Path(__file__).open() as turn, Path(failure_table.__file__).open() as cores:
         fcntl.flock(turn, fcntl.LOCK_EX)  # no test overtakes a timed one that waits

@@ -16,6 +16,7 @@ TRUE_FORMS = {"gloo": "ring", "mpi": "Rabenseifner"}
 """Of an all-reduce of 2 MiB."""
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 def test_forms_name_the_true_one_and_at_three_hosts_no_other(tmp_path, requires_lab, requires_backend, hosts):
     requires_backend("mpi")

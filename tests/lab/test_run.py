@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("slots", "mode"), CASES, ids=str)
 def test_run_on_hosts_trains_one_model_under_every_launcher(make_lab, mnist_dir, every_backend, slots, mode):
     """A secret of the shell reaches its ranks, and no file."""

@@ -63,6 +63,7 @@ def require_one_model(run, slots):
         assert len({rank.final_hash for rank in launch.ranks}) == 1
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     "case", ["2+1", *(pytest.param(name, marks=pytest.mark.rest) for name in ("2x1", "2x2", "4x1"))]
 )
@@ -77,6 +78,7 @@ def test_run_in_salloc_trains_one_model_under_every_launcher(make_slurm, mnist_d
     wait_until(lambda: left(lab) == [], 10)
 
 
+@pytest.mark.timed
 def test_submitted_run_without_environment_shows_its_result(make_slurm, mnist_dir, every_backend):
     """It runs on the first node, with tasks bound to CPUs."""
     lab = make_slurm(2, task="affinity")
