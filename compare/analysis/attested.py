@@ -153,6 +153,8 @@ def _compared(name: str, read: Callable[[RankResult], Any], *options: str, **kin
 
 _ITEMS = (
     Item("device", "controlled", _attested("device")),
+    Item("GPU driver", "controlled", _attested("gpu", "driver")),
+    Item("GPU power limit in watts", "controlled", _attested("gpu", "power_limit_watts")),
     Item("host", "controlled", lambda rank: rank.host, by_rank=True, by_process=True),
     Item("threads", "controlled", _attested("threads"), by_process=True),
     Item("inter-op threads", "controlled", _attested("interop_threads")),

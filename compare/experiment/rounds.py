@@ -14,7 +14,7 @@ from compare.analysis.budget import seconds_left
 from compare.analysis.gate import check_interpreter
 from compare.analysis.parity import check_launch
 from compare.analysis.step_times import other_cpu_load
-from compare.errors import InterleaveError
+from compare.errors import InterleaveError, LaunchError
 from compare.experiment.schedule import discard_noisy, next_cohort, next_launch, plan_turns
 from compare.launch import Observer, launch_arm
 from compare.launch.arm import files_again, launch_files
@@ -153,7 +153,12 @@ class Cohorts(Launches):
             if self.run.config.interleave != "auto" or self.run.launches:
                 self.failed = cohort.current
                 raise
-            return self._without_turns(planned, error)
+            return self._without_turns(planned, f"{error.what} {error.found}")
+        except LaunchError as error:
+            self.failed = cohort.current
+            if not (cohort.side_by_side and self._may_lack_a_gpu()):
+                raise
+            return self._without_turns(planned, f"Beside other arms on a GPU: {error.what} {error.found}")
         except BaseException:
             self.failed = cohort.current
             raise
@@ -168,10 +173,17 @@ class Cohorts(Launches):
         self._observer.rounds_done(self.run)
         return self
 
-    def _without_turns(self, planned: list[Planned], error: InterleaveError) -> Launches:
+    def _may_lack_a_gpu(self) -> bool:
+        """Return whether an arm may have failed for want of a GPU.
+
+        Others hold its memory too, or it admits one process only. So the arm is tried again alone.
+        """
+        config = self.run.config
+        return config.device == "cuda" and config.interleave == "auto" and not self.run.launches
+
+    def _without_turns(self, planned: list[Planned], why: str) -> Launches:
         """Go on launch by launch; the run says why."""
         self._forget(planned)
-        why = f"{error.what} {error.found}"
         self._observer.not_in_turns(why)
         run = msgspec.structs.replace(self.run, interleaved=Interleaved(mode="launches", why=why))
         launches = Launches(run, self._directory, self._clusters[0], self._observer)

@@ -56,6 +56,8 @@ class Cohort:
         self._alive: list[PreparedLaunch] = []
         self.current: Planned | None = None
         """The launch that starts, trains or ends, or that failed."""
+        self.side_by_side = False
+        """Whether several launches were alive."""
 
     def carry_out(self, planned: Sequence[Planned], turns: Sequence[PlannedTurn]) -> list[Launch]:
         """Launch every arm, let them take their turns, and return all launches.
@@ -116,6 +118,7 @@ class Cohort:
         )
         self._observer.launch_starts(planned, launch.commands)
         self._alive.append(launch)
+        self.side_by_side = len(self._alive) > 1
         # The agents end only what hangs for ever: this module knows how long each part may take.
         launch.place.begin(launch.commands, launch.job, deadline_seconds=math.inf)
         self._wait_until_waiting(launch)

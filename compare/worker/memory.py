@@ -32,6 +32,11 @@ def peak_memory_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+def peak_device_memory_bytes(device: torch.device) -> int | None:
+    """Return a GPU's peak of tensors since the last reset."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
 def reset_peak_memory(device: torch.device) -> bool:
     """Restart the peaks of memory; return whether the kernel did.
 

@@ -42,7 +42,12 @@ from compare.worker.evaluation import Trained, test_model
 from compare.worker.first_step import take_first_step
 from compare.worker.gradients import time_gradients
 from compare.worker.loop import EVALUATION_BATCH
-from compare.worker.memory import peak_memory_bytes, read_memory, reset_peak_memory
+from compare.worker.memory import (
+    peak_device_memory_bytes,
+    peak_memory_bytes,
+    read_memory,
+    reset_peak_memory,
+)
 from compare.worker.meters import CPUMeter
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import hash_parameters, prove
@@ -95,7 +100,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         buffer_hash=timed.trained.buffer_hash,
         evaluation=timed.trained.evaluation,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
-        peak_device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        peak_device_memory_bytes=timed.peak_device_memory_bytes,
         gradient_bytes=sum(timed.trained.gradient_bytes),
         gradient_tensors=len(timed.trained.gradient_bytes),
         **measured._asdict(),
@@ -306,6 +311,7 @@ class _Timed(NamedTuple):
     """Steps taken, with the warm-up."""
     trained: Trained
     peak_memory_bytes: int
+    peak_device_memory_bytes: int | None
     machine: MachineUse
     cpu_ns: int
     gradients: list[GradientTimes]
@@ -323,7 +329,7 @@ def _timed(
     config, group = job.config, joined.group
     untimed = untimed_steps(config, own.replica.cycle)
     step_seconds = _warm_up(own, untimed, group.device, watchdog, first_step_seconds)
-    peak = peak_memory_bytes()  # without the memory of the reference
+    peaks = peak_memory_bytes(), peak_device_memory_bytes(group.device)  # without the reference
     sides: Sides = {"training": own}
     if job.arm.has_sync_cost:
         watchdog.note(
@@ -366,7 +372,7 @@ def _timed(
         slowest_ns / 1e9,
         trainer.steps_done,
         tested[0],
-        peak,
+        *peaks,
         machine,
         cpu_ns,
         gradients,

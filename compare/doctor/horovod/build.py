@@ -161,8 +161,8 @@ def check_tools() -> None:
 def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[str, str]:
     """Return a build's environment: the recipe's variables, and this machine's paths."""
     # The user's settings for Horovod would change the wheel, but not its key. An outer make would share its
-    # jobs. Constraints have no hashes, which pip demands here.
-    dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"}
+    # jobs. Constraints have no hashes, which pip demands here. setup.py imports from its own folder.
+    dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONSAFEPATH", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"}
     kept = {n: v for n, v in os.environ.items() if not n.startswith("HOROVOD_") and n not in dropped}
     jobs = max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // _BYTES_PER_JOB))
     kept |= dict(recipe.environment)

@@ -60,6 +60,9 @@ class Gpu(NamedTuple):
         return f"cuda{self.cuda}-nccl{self.nccl}" + "".join(f"-cc{cc}" for cc in self.capabilities)
 
 
+_NVCC_SECONDS = 20.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Everything that a compiled Horovod depends on.
@@ -170,13 +173,17 @@ def _toolkit(home: Path) -> Path | None:
     nvcc = home / "bin" / "nvcc"
     if not os.access(nvcc, os.X_OK):
         return None
-    answer = subprocess.run(
-        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
-        check=False,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+    try:
+        answer = subprocess.run(
+            [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
+            check=False,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_NVCC_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):  # it cannot tell
+        return None
     top = re.search(r"^#\$ TOP=(.+)$", answer.stderr, re.MULTILINE)
     places = [home, *([Path(top[1]).resolve()] if top else [])]
     return next((place for place in places if _has_headers(place)), None)

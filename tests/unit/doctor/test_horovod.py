@@ -118,9 +118,10 @@ def test_build_environment_drops_the_users_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "MPI")
     monkeypatch.setenv("PIP_CONSTRAINT", "constraints.txt")
     monkeypatch.setenv("MAKELEVEL", "1")
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
     recipe = recipes.make_recipe("2.13.0", None, None)
     environment = build.build_environment(recipe, None, tmp_path)
-    assert not {"HOROVOD_GPU_OPERATIONS", "PIP_CONSTRAINT", "MAKELEVEL"} & set(environment)
+    assert not {"HOROVOD_GPU_OPERATIONS", "PIP_CONSTRAINT", "MAKELEVEL", "PYTHONSAFEPATH"} & set(environment)
     assert environment["CMAKE_TOOLCHAIN_FILE"] == str(recipes.TOOLCHAIN)
     assert environment["PATH"].split(os.pathsep)[0] == sysconfig.get_path("scripts")
     assert int(environment["MAKEFLAGS"].removeprefix("-j")) >= 1
@@ -197,6 +198,14 @@ def test_find_gpu_follows_an_nvcc_that_is_a_script(tmp_path):
     gpu = recipes.find_gpu(CUDA_TORCH | {"cuda_home": str(tmp_path / "local"), "nccl_home": "/nccl"})
     assert gpu is not None
     assert gpu.cuda_home == tmp_path / "cuda"
+
+
+@pytest.mark.parametrize("script", ["exec sleep 60", "no program"])
+def test_find_gpu_nvcc_that_cannot_tell_is_refused(tmp_path, monkeypatch, script):
+    monkeypatch.setattr(recipes, "_NVCC_SECONDS", 0.2)
+    executable(tmp_path / "bin" / "nvcc", script if script == "no program" else f"#!/bin/sh\n{script}\n")
+    with pytest.raises(UnavailableError, match="cannot be compiled for this CUDA build"):
+        recipes.find_gpu(CUDA_TORCH | {"cuda_home": str(tmp_path), "nccl_home": "/nccl"})
 
 
 @pytest.mark.parametrize("present", ["nothing", "bin/nvcc", "include/cuda_runtime.h"])

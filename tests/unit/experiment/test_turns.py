@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from compare.analysis.verdict import FIRST_LOOK
+from compare.errors import LaunchError
+from compare.experiment import rounds
 from compare.experiment.rounds import choose_interleaving
 from compare.experiment.schedule import TURN_SECONDS, TURNS, next_cohort, plan_turns, turn_seconds
 from compare.schema.results import Interleaved
@@ -87,3 +90,52 @@ def test_cohort_has_every_arm_once():
     assert sorted(one.arm.label for one in planned) == ["ddp", "none"]
     assert [(one.number, one.round) for one in planned] == [(3, 2), (4, 2)]
     assert next_cohort(msgspec.structs.replace(run, launches=run.launches * 2)) == []
+
+
+class FailingCohort:
+    """A cohort in which the second arm fails on its GPU."""
+
+    side_by_side = True
+
+    def __init__(self, *_given, **_more):
+        self.current = None
+
+    def carry_out(self, planned, _turns):
+        self.current = planned[1]
+        raise LaunchError("mpi: rank 0 on here failed.", found="OutOfMemoryError: CUDA out of memory.")
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "rounds_done", "goes_on"),
+    [
+        ("cuda", "auto", 0, True),
+        ("cuda", "auto", 1, False),
+        ("cuda", "blocks", 0, False),
+        ("cpu", "auto", 0, False),
+    ],
+)
+def test_arm_that_fails_beside_others_on_a_gpu_is_tried_alone(
+    monkeypatch, tmp_path, device, asked, rounds_done, goes_on
+):
+    """After the first round it is not: what fitted once fits again."""
+    monkeypatch.setattr(rounds, "Cohort", FailingCohort)
+    told = []
+    observer = SimpleNamespace(not_in_turns=told.append)
+    run = in_turns({"ddp": [1.0] * rounds_done, "mpi": [1.0] * rounds_done})
+    config = a_config("ddp,mpi", device=device, interleave=asked)
+    run = msgspec.structs.replace(run, config=config)
+    cluster = SimpleNamespace(job=None, another=lambda: None)
+    cohorts = rounds.Cohorts(run, tmp_path, cluster, observer)
+    planned = cohorts.next()
+    if not goes_on:
+        with pytest.raises(LaunchError):
+            cohorts.carry_out(planned)
+        assert cohorts.failed == planned[1]
+        return
+    launches = cohorts.carry_out(planned)
+    assert type(launches) is rounds.Launches
+    assert launches.run.interleaved.mode == "launches"
+    assert told == [
+        "Beside other arms on a GPU: mpi: rank 0 on here failed. OutOfMemoryError: CUDA out of memory."
+    ]
+    assert launches.run.interleaved.why == told[0]
