@@ -59,11 +59,13 @@ class Estimate(msgspec.Struct, frozen=True):
     def over(self, divisor: Estimate) -> Self:
         """Return this over a positive estimate, both as if independent.
 
-        Their half widths add up as squares do, on either side.
+        The half widths of this and of the divisor's inverse add up as squares do, on either side. If the
+        divisor may be zero, one side is infinite.
         """
         ratio = self.mean / divisor.mean
-        longer, shorter = divisor.high / divisor.mean - 1, 1 - divisor.low / divisor.mean
-        below, above = (longer, shorter) if ratio > 0 else (shorter, longer)
+        shorter = 1 - divisor.mean / divisor.high
+        longer = divisor.mean / divisor.low - 1 if divisor.low > 0 else math.inf
+        below, above = (shorter, longer) if ratio > 0 else (longer, shorter)
         down = math.hypot((self.mean - self.low) / divisor.mean, ratio * below)
         up = math.hypot((self.high - self.mean) / divisor.mean, ratio * above)
         return type(self)(ratio, ratio - down, ratio + up, min(self.n, divisor.n), self.method)

@@ -58,12 +58,16 @@ def test_estimate_geometric_mean_divides_as_its_values_do(pairs):
 
 def test_estimate_quotient_has_both_intervals():
     first, second = Estimate(6.0, 4.0, 9.0, 5, "t"), Estimate(2.0, 1.6, 2.5, 4, "t")
-    # Half widths of 2/2 and 3 * (2.5/2 - 1) below, 3/2 and 3 * (1 - 1.6/2) above.
-    assert first.over(second) == Estimate(3.0, 3 - 1.25, 3 + math.hypot(1.5, 0.6), 4, "t")
+    # The divisor alone gives 6/2.5 = 2.4 to 6/1.6 = 3.75, the dividend alone 4/2 to 9/2.
+    quotient = first.over(second)
+    assert (quotient.mean, quotient.n) == (3.0, 4)
+    assert quotient.low == pytest.approx(3 - math.hypot(1, 0.6))
+    assert quotient.high == pytest.approx(3 + math.hypot(1.5, 0.75))
     exact = Estimate(2.0, 2.0, 2.0, 4, "t")
     assert first.over(exact) == Estimate(3.0, 2.0, 4.5, 4, "t")
     below = Estimate(-6.0, -6.0, -6.0, 4, "t").over(second)
-    assert (below.low, below.high) == (pytest.approx(-3.6), pytest.approx(-2.25))
+    assert (below.low, below.high) == (pytest.approx(-3.75), pytest.approx(-2.4))
+    assert first.over(Estimate(2.0, 0.0, 4.0, 4, "t")).high == math.inf
 
 
 def test_estimate_rest_and_scale_keep_the_interval():
