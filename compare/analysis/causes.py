@@ -23,7 +23,14 @@ from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 
 Key = Literal[
-    "oversubscription", "little_compute", "latency", "bandwidth", "background", "straggler", "transport"
+    "oversubscription",
+    "lone_rank",
+    "little_compute",
+    "latency",
+    "bandwidth",
+    "background",
+    "straggler",
+    "transport",
 ]
 
 MATTERS = 0.05
@@ -65,9 +72,13 @@ def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Cause]:
     if own.below_noise:
         return
     launches = run.of(arm)
-    if _costs(own) and run.config.ranks > 1:  # one rank sends nothing
-        yield from _little_compute(launches, own)
-        yield from _growth(launches, own)
+    if _costs(own):
+        if run.config.ranks > 1:
+            yield from _little_compute(launches, own)
+            yield from _growth(launches, own)
+        elif own.detail.exposed_seconds:
+            evidence = {"exposed_seconds": own.detail.exposed_seconds.mean}
+            yield Cause(key="lone_rank", arm=own.arm, evidence=evidence)
     yield from _background(own)
     yield from _straggler(launches, own)
 

@@ -20,6 +20,12 @@ _CAUSES = {
         "Use fewer ranks or threads than cores.",
         "",
     ),
+    "lone_rank": (
+        "one rank sends nothing",
+        "{arm} costs {exposed_seconds}",
+        "So this is the library's own work. More ranks add what they send.",
+        "one rank sends nothing, so {exposed_seconds} of it are the library's own work",
+    ),
     "little_compute": (
         "too little computation per step",
         "{arm} computes for {compute_seconds}; its collectives alone take {collective_seconds}",
@@ -64,7 +70,7 @@ _CAUSES = {
     ),
 }
 """Name, evidence, advice and short form of each cause, in order."""
-_COSTS = ("background_seconds", "excess_seconds", "collective_seconds")
+_COSTS = ("background_seconds", "excess_seconds", "collective_seconds", "exposed_seconds")
 """The figure of a cause that is a cost."""
 _NOUNS = {"ranks": "rank", "threads_per_rank": "thread", "cores": "core", "calls": "call"}
 

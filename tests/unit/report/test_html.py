@@ -210,7 +210,7 @@ def test_page_opens_in_a_browser_without_an_error(name, tmp_path):
     assert text_of(opened(text, tmp_path)) == text_of(text)
 
 
-@pytest.mark.parametrize("name", ["quiet", "noisy", "stopped"])
+@pytest.mark.parametrize("name", ["quiet", "noisy", "stopped", "gpu"])
 def test_page_of_the_docs_opens_in_a_browser_without_an_error(name, tmp_path):
     text = (ROOT / "docs" / "pages" / f"{name}.html").read_text()
     assert text_of(opened(text, tmp_path)) == text_of(text)
