@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
@@ -14,48 +13,64 @@ from compare.text import counted, printable
 _BARS = "▁▂▃▄▅▆▇█"
 _NEWEST = 24
 """Maximum number of bars of a trend."""
-_NAME_CELLS = 34
-"""Maximum width of a name."""
+_TITLE_CELLS = 42
+"""Maximum width of a run's start and name."""
+_STATE_CELLS = 12
 _ARM_CELLS = 26
 _WIDTH = 80
-_TIE = "\u00a0"
-"""Space at which no line ends: between an arm and its step."""
+_MORE = " …"
 
 
 def table(history: History) -> str:
-    """Render a history within 80 columns."""
+    """Render a history within 80 cells: one line a run."""
     titles = [_title(entry) for entry in history.runs]
     room = max(map(cell_len, titles), default=0)
     lines = [
-        line
-        for title, entry in zip(titles, history.runs, strict=True)
-        for line in _lines(set_cell_size(title, room), entry)
+        _line(set_cell_size(title, room), entry) for title, entry in zip(titles, history.runs, strict=True)
     ]
     lines += _trends(history.trends)
     for name, why in history.unread.items():
-        lines += _wrapped(f"{_one_line(name)}: not read. {why}")
-    return "\n".join(printable(line).rstrip() for line in lines)
+        shown = cut_in_the_middle(_one_line(name), _TITLE_CELLS)
+        lines += _wrapped(f"{shown}: not read. {_one_line(why)}")
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _title(entry: RunEntry) -> str:
     """Write when a run started, and its name."""
-    name = cut_in_the_middle(_one_line(entry.name), _NAME_CELLS)
+    name = _one_line(entry.name)
     if name.startswith(entry.started_at[:10]):  # a folder that no --output named
-        return name
-    return f"{entry.started_at[:16].replace('T', ' ')}  {name}"
+        return cut_in_the_middle(name, _TITLE_CELLS)
+    start = cut_in_the_middle(_one_line(entry.started_at[:16].replace("T", " ")), 16)
+    return f"{start}  {cut_in_the_middle(name, _TITLE_CELLS - cell_len(start) - 2)}"
 
 
-def _lines(title: str, entry: RunEntry) -> list[str]:
-    """Write one run with its arms' steps, on further lines where needed."""
-    state = "" if entry.state == "complete" else f", {entry.state}"
-    times = ", ".join(f"{arm}{_TIE}{seconds * 1e3:.2f}" for arm, seconds in entry.step_seconds.items())
-    found = f"{times} ms" if times else "no launch"
-    line = f"{title}  {counted(entry.rounds, 'round')}{state}: {found}"
-    return [part.replace(_TIE, " ") for part in _wrapped(line)]
+def _line(title: str, entry: RunEntry) -> str:
+    """Write one run with the steps of as many arms as fit."""
+    state = "" if entry.state == "complete" else cut_in_the_middle(_one_line(entry.state), _STATE_CELLS)
+    line = f"{title}  {', '.join(filter(None, [counted(entry.rounds, 'round'), state]))}:"
+    if not entry.step_seconds:
+        return f"{line} no launch"
+    arms = [
+        f"{cut_in_the_middle(_one_line(arm), _ARM_CELLS)} {seconds * 1e3:.2f}"
+        for arm, seconds in entry.step_seconds.items()
+    ]
+    for count in range(len(arms), 0, -1):
+        full = f"{line} {', '.join(arms[:count])} ms{_MORE if count < len(arms) else ''}"
+        if cell_len(full) <= _WIDTH:
+            return full
+    return f"{line}{_MORE}"
 
 
-def _wrapped(line: str) -> list[str]:
-    return wrap(line, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+def _wrapped(line: str) -> Iterator[str]:
+    """Break a line between words; cells count, not characters."""
+    kept = ""
+    for word in (cut_in_the_middle(word, _WIDTH - 4) for word in line.split()):
+        if kept and cell_len(f"{kept} {word}") > _WIDTH:
+            yield kept
+            kept = f"    {word}"
+        else:
+            kept = f"{kept} {word}" if kept else word
+    yield kept
 
 
 def _trends(trends: Sequence[Trend]) -> Iterator[str]:
@@ -64,8 +79,8 @@ def _trends(trends: Sequence[Trend]) -> Iterator[str]:
         if trend.group != group:
             group = trend.group
             yield ""
-            yield f"Step in ms, oldest to newest: {group}"
-        arm = set_cell_size(cut_in_the_middle(trend.arm, _ARM_CELLS), _ARM_CELLS)
+            yield from _wrapped(f"Step in ms, oldest to newest: {_one_line(group)}")
+        arm = set_cell_size(cut_in_the_middle(_one_line(trend.arm), _ARM_CELLS), _ARM_CELLS)
         first, last = trend.step_seconds[0] * 1e3, trend.step_seconds[-1] * 1e3
         bars = set_cell_size(bars_of(trend.step_seconds[-_NEWEST:]), _NEWEST)
         yield f"  {arm} {bars} {first:.2f} → {last:.2f}"
@@ -78,6 +93,6 @@ def bars_of(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
 
 
-def _one_line(name: str) -> str:
-    """Escape the line breaks of a name as well."""
-    return name.replace("\n", "\\n")
+def _one_line(text: str) -> str:
+    """Escape what steers a terminal, and line breaks as well."""
+    return printable(text).replace("\n", "\\n")

@@ -8,6 +8,7 @@ import time
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from compare.cli.main import app
@@ -120,12 +121,33 @@ def test_hostile_names_reach_no_terminal(tmp_path):
         assert not any(line.startswith("would remove /home") for line in done.output.splitlines())
 
 
-def test_history_of_many_arms_fits_80_columns(tmp_path):
-    arms = {f"ddp:bucket_cap_mb={size}": [5.0, 5.1] for size in (1, 2, 4, 8, 16)}
-    write_json(a_folder(tmp_path, "many") / "results.json", a_run(arms))
+@pytest.mark.parametrize(
+    ("name", "arms"),
+    [
+        ("many", [f"ddp:bucket_cap_mb={size}" for size in (1, 2, 4, 8, 16)]),
+        ("漢字の名前がとても長いフォルダーの名前", ["ddp", "manual", "mpi"]),
+        ("escape\x1b[31m\x1b[31m\x1b[31m", ["ddp", "manual", "mpi"]),
+        ("tab\there", ["ddp", f"ddp:env.NCCL_{'X' * 80}=1"]),
+        ("2026-11-21T09-00-00-mlp-np2", ["ddp", "horovod", "horovod:compression=fp16"]),
+    ],
+)
+def test_history_has_one_line_of_80_cells_for_a_run(tmp_path, name, arms):
+    failure = Failure(arm="ddp", round=1, kind="NotEnoughSpaceLeftError", message="")
+    for number, changes in enumerate(({}, {"complete": False, "failure": failure})):
+        run = a_run({"none": [0.6], **dict.fromkeys(arms, [1234.5])}, **changes)
+        write_json(a_folder(tmp_path, f"{name}{number}") / "results.json", run)
     lines = call("history", tmp_path).output.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum("bucket_cap_mb=16 5.05 ms" in line for line in lines) == 1
+    shown = lines[: lines.index("")]
+    assert len(shown) == 2
+    assert max(map(cell_len, lines)) <= 80
+    for line in shown:
+        assert re.search(r": (…|none 0\.60.* ms( …)?)$", line), line
+
+
+def test_history_names_a_folder_as_clean_does(tmp_path):
+    a_folder(tmp_path, "tab\there")
+    for command in (("clean", "--keep", 0), ("history",)):
+        assert "tab\\there" in call(command[0], tmp_path, *command[1:]).output
 
 
 def test_folder_that_is_missing_is_an_output_error(tmp_path):
