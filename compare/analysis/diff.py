@@ -25,7 +25,7 @@ from compare.errors import ConditionsError, OutputError
 from compare.schema.arms import CONTROL, Arm
 from compare.schema.results import RankResult, Run
 
-_FREE = {
+FREE_SETTINGS = {
     *("arms", "baseline", "rounds", "interleave", "budget_seconds", "settle_seconds", "comparisons"),
     *("max_reruns", "seed", "launch_timeout_seconds", "stall_seconds", "against", "slower_limit"),
 }
@@ -111,20 +111,22 @@ def _labels(run: Run) -> str:
 def _unlike(old: Run, new: Run) -> Iterator[Differing]:
     """List the settings and the hosts that differ."""
     for name in old.config.__struct_fields__:
-        if name not in _FREE:
+        if name not in FREE_SETTINGS:
             yield from _compare(name, getattr(old.config, name), getattr(new.config, name))
     yield from _compare("data set", old.dataset.name, new.dataset.name)
-    yield from _compare("ranks of each host", _slots(old), _slots(new))
-    yield from _compare("cores of each host", _cores(old), _cores(new))
+    yield from _compare("ranks of each host", slots_of(old), slots_of(new))
+    yield from _compare("cores of each host", cores_of(old), cores_of(new))
     yield from _compare("rehearsed link", old.network.rehearsed, new.network.rehearsed)
     yield from _compare("interleaved", old.interleaved.mode, new.interleaved.mode)
 
 
-def _slots(run: Run) -> list[int]:
+def slots_of(run: Run) -> list[int]:
+    """Return the ranks of each host."""
     return [host.slots for host in run.hosts]
 
 
-def _cores(run: Run) -> list[int]:
+def cores_of(run: Run) -> list[int]:
+    """Return the cores of each host that its ranks may use."""
     return run.cores_by_host or [run.cores] * len(run.hosts)
 
 

@@ -6,13 +6,18 @@ Step times of unlike runs have no trend. So runs are grouped by what they traine
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from compare.analysis.budget import rounds_done
+from compare.analysis.diff import FREE_SETTINGS, cores_of, slots_of
 from compare.analysis.step_times import step_seconds
+from compare.analysis.summary import summarise
 from compare.schema.results import Run
+
+_NAMED = {"model", "ranks", "threads_per_rank", "device", "batch_size_per_rank"}
+"""Settings that the name of a group has in words."""
 
 
 class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +33,10 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     An unfinished run goes on, or its program was killed.
     """
+    noisy_rounds: int = 0
+    """How many of them are noisy."""
+    too_noisy: bool = False
+    """The noise hides every difference between arms."""
     step_seconds: dict[str, float]
     """Of each arm: geometric mean over its launches."""
 
@@ -39,6 +48,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     arm: str
     step_seconds: list[float]
     """In the order of time."""
+    noisy: int
+    """How many of these runs are noisy."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +64,15 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 def enter(name: str, run: Run) -> RunEntry:
     """Return the line of one run."""
+    summary = summarise(run)
     return RunEntry(
         name=name,
         started_at=run.started_at,
         group=_group(run),
         rounds=rounds_done(run),
         state=_state(run),
+        noisy_rounds=len(summary.noisy_rounds),
+        too_noisy=summary.too_noisy,
         step_seconds={
             arm.label: statistics.geometric_mean(map(step_seconds, launches))
             for arm in run.config.arms
@@ -77,30 +91,58 @@ def _state(run: Run) -> str:
 def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
     """Sort the runs by time, and collect the trend of every arm."""
     runs = sorted(entries, key=lambda entry: (entry.started_at, entry.name))
-    times: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str], list[RunEntry]] = {}
     for entry in runs:
-        for arm, seconds in entry.step_seconds.items():
-            times.setdefault((entry.group, arm), []).append(seconds)
+        for arm in entry.step_seconds:
+            found.setdefault((entry.group, arm), []).append(entry)
     trends = [
-        Trend(group=group, arm=arm, step_seconds=own) for (group, arm), own in times.items() if len(own) > 1
+        Trend(
+            group=group,
+            arm=arm,
+            step_seconds=[entry.step_seconds[arm] for entry in own],
+            noisy=sum(bool(entry.noisy_rounds) or entry.too_noisy for entry in own),
+        )
+        for (group, arm), own in found.items()
+        if len(own) > 1
     ]
     return History(runs=runs, trends=trends, unread=unread)
 
 
 def _group(run: Run) -> str:
+    """Name what `diff` requires of two runs; usual settings are left out."""
     config = run.config
+    hosts = f"{len(run.hosts)} hosts of {_each(slots_of(run))} ranks" if len(run.hosts) > 1 else ""
     parts = [
-        config.model,
+        f"{config.model} on {run.dataset.name}",
         f"{_plural(config.ranks, 'rank')} × {_plural(config.threads_per_rank, 'thread')}",
-        config.device,
+        hosts,
+        _device(run),
+        f"{_each(cores_of(run))} cores",
         f"batch {config.batch_size_per_rank}",
-        f"{len(run.hosts)} hosts" if len(run.hosts) > 1 else "",
-        f"× {config.accumulate} passes" if config.accumulate > 1 else "",
-        config.precision if config.precision != "float32" else "",
-        "compiled" if config.compile else "",
+        *_unusual(run),
         f"rehearsed {run.network.rehearsed}" if run.network.rehearsed else "",
+        "in turns" if run.interleaved.mode == "blocks" else "one launch after another",
     ]
     return " · ".join(filter(None, parts))
+
+
+def _unusual(run: Run) -> Iterator[str]:
+    """Name the other settings that decide a step time, if set."""
+    for field in msgspec.structs.fields(run.config):
+        value = getattr(run.config, field.name)
+        if field.name not in FREE_SETTINGS | _NAMED and value != field.default:
+            yield f"{field.name} {value}"
+
+
+def _device(run: Run) -> str:
+    """Return the names of the devices that the ranks attest."""
+    names = {str(rank.attestation.get("device")) for launch in run.launches for rank in launch.ranks}
+    return ", ".join(sorted(names - {"None"})) or run.config.device
+
+
+def _each(numbers: Sequence[int]) -> str:
+    """Write a number for each host, or one where all agree."""
+    return "+".join(map(str, numbers if len({*numbers}) > 1 else numbers[:1]))
 
 
 def _plural(number: int, noun: str) -> str:

@@ -11,12 +11,12 @@ from compare.report.brief import cut_in_the_middle
 from compare.text import counted, printable
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NEWEST = 24
+_NEWEST = 20
 """Maximum number of bars of a trend."""
-_TITLE_CELLS = 42
+_TITLE_CELLS = 38
 """Maximum width of a run's start and name."""
 _STATE_CELLS = 12
-_ARM_CELLS = 26
+_ARM_CELLS = 22
 _WIDTH = 80
 _MORE = " …"
 
@@ -47,7 +47,8 @@ def _title(entry: RunEntry) -> str:
 def _line(title: str, entry: RunEntry) -> str:
     """Write one run with the steps of as many arms as fit."""
     state = "" if entry.state == "complete" else cut_in_the_middle(_one_line(entry.state), _STATE_CELLS)
-    line = f"{title}  {', '.join(filter(None, [counted(entry.rounds, 'round'), state]))}:"
+    noise = f"{entry.noisy_rounds} noisy" if entry.noisy_rounds else "too noisy" if entry.too_noisy else ""
+    line = f"{title}  {', '.join(filter(None, [counted(entry.rounds, 'round'), state, noise]))}:"
     if not entry.step_seconds:
         return f"{line} no launch"
     arms = [
@@ -58,7 +59,7 @@ def _line(title: str, entry: RunEntry) -> str:
         full = f"{line} {', '.join(arms[:count])} ms{_MORE if count < len(arms) else ''}"
         if cell_len(full) <= _WIDTH:
             return full
-    return f"{line}{_MORE}"
+    return cut_in_the_middle(f"{line}{_MORE}", _WIDTH)
 
 
 def _wrapped(line: str) -> Iterator[str]:
@@ -74,16 +75,18 @@ def _wrapped(line: str) -> Iterator[str]:
 
 
 def _trends(trends: Sequence[Trend]) -> Iterator[str]:
+    if trends:
+        yield from ("", "Step in ms, oldest to newest")
     group = None
     for trend in trends:
         if trend.group != group:
             group = trend.group
-            yield ""
-            yield from _wrapped(f"Step in ms, oldest to newest: {_one_line(group)}")
+            yield from ("", *_wrapped(_one_line(group)))
         arm = set_cell_size(cut_in_the_middle(_one_line(trend.arm), _ARM_CELLS), _ARM_CELLS)
         first, last = trend.step_seconds[0] * 1e3, trend.step_seconds[-1] * 1e3
         bars = set_cell_size(bars_of(trend.step_seconds[-_NEWEST:]), _NEWEST)
-        yield f"  {arm} {bars} {first:.2f} → {last:.2f}"
+        noisy = f", {trend.noisy} of {len(trend.step_seconds)} noisy" if trend.noisy else ""
+        yield f"  {arm} {bars} {first:.2f} → {last:.2f}{noisy}"
 
 
 def bars_of(values: Sequence[float]) -> str:

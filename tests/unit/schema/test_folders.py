@@ -11,12 +11,13 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
+from compare.analysis.history import enter, follow_runs
 from compare.cli.main import app
 from compare.errors import OutputError
 from compare.schema.files import write_json
 from compare.schema.folders import list_folders, old_folders, remove
-from compare.schema.results import Failure
-from tests.unit.factories import a_run
+from compare.schema.results import Failure, Interleaved
+from tests.unit.factories import DIGITS, a_run, noisy
 
 DAY = 24 * 60 * 60
 
@@ -134,7 +135,7 @@ def test_hostile_names_reach_no_terminal(tmp_path):
 def test_history_has_one_line_of_80_cells_for_a_run(tmp_path, name, arms):
     failure = Failure(arm="ddp", round=1, kind="NotEnoughSpaceLeftError", message="")
     for number, changes in enumerate(({}, {"complete": False, "failure": failure})):
-        run = a_run({"none": [0.6], **dict.fromkeys(arms, [1234.5])}, **changes)
+        run = a_run({"none": [0.6], **{arm: [1234.5] for arm in arms}}, **changes)
         write_json(a_folder(tmp_path, f"{name}{number}") / "results.json", run)
     lines = call("history", tmp_path).output.splitlines()
     shown = lines[: lines.index("")]
@@ -170,3 +171,36 @@ def test_history_has_a_line_for_each_run_and_a_trend(runs):
     assert any(line.split()[:2] == ["ddp", "▁▁▁▁▁▁"] for line in shown.splitlines())
     found = msgspec.json.decode(call("history", runs, "--json").output)
     assert {trend["arm"] for trend in found["trends"]} == {"none", "ddp"}
+
+
+def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
+    write_json(a_folder(tmp_path, "quiet") / "results.json", a_run())
+    write_json(a_folder(tmp_path, "loud") / "results.json", noisy(a_run(), 1, 3))
+    shown = call("history", tmp_path).output
+    assert re.search(r"loud +3 rounds, 2 noisy: none", shown)
+    assert re.search(r"quiet +3 rounds: none", shown)
+    assert "4.00 → 4.00, 1 of 2 noisy" in shown
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cores": 8},
+        {"interleaved": Interleaved(mode="blocks")},
+        {"config": {"optimizer": "adam"}},
+        {"config": {"learning_rate": 0.5}},
+        {"config": {"steps": 50}},
+        {"device": "NVIDIA H200"},
+        {"dataset": DIGITS},
+    ],
+    ids=str,
+)
+def test_history_has_no_trend_over_unlike_runs(tmp_path, changes):
+    device = changes.pop("device", "cpu")
+    run = a_run(**changes)
+    of_rank = run.launches[0].ranks[0].attestation | {"device": device}
+    ranks = [msgspec.structs.replace(rank, attestation=of_rank) for rank in run.launches[0].ranks]
+    launches = [msgspec.structs.replace(launch, ranks=ranks) for launch in run.launches]
+    one, other = enter("one", a_run()), enter("other", msgspec.structs.replace(run, launches=launches))
+    assert follow_runs([one, other], {}).trends == []
+    assert len(follow_runs([one, msgspec.structs.replace(one, name="again")], {}).trends) == 2
