@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "worker": ("schema", "data", "backends.*", "workload", "errors"),
     "workload": (),
     "launch": ("schema", "data", "backends", "backends.launchers", "errors", "text"),
-    "analysis": ("schema", "backends", "errors"),
+    "analysis": ("schema", "backends", "errors", "text"),
     "report": ("analysis", "schema", "backends.launchers.request", "backends.code", "errors", "text"),
     "doctor": (
         "launch",

@@ -15,6 +15,7 @@ from compare.analysis.diff import FREE_SETTINGS, cores_of, slots_of
 from compare.analysis.step_times import step_seconds
 from compare.analysis.summary import summarise
 from compare.schema.results import Run
+from compare.text import counted
 
 _NAMED = {"model", "ranks", "threads_per_rank", "device", "batch_size_per_rank"}
 """Settings that the name of a group has in words."""
@@ -114,7 +115,7 @@ def _group(run: Run) -> str:
     hosts = f"{len(run.hosts)} hosts of {_each(slots_of(run))} ranks" if len(run.hosts) > 1 else ""
     parts = [
         f"{config.model} on {run.dataset.name}",
-        f"{_plural(config.ranks, 'rank')} × {_plural(config.threads_per_rank, 'thread')}",
+        f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
         hosts,
         _device(run),
         f"{_each(cores_of(run))} cores",
@@ -143,7 +144,3 @@ def _device(run: Run) -> str:
 def _each(numbers: Sequence[int]) -> str:
     """Write a number for each host, or one where all agree."""
     return "+".join(map(str, numbers if len({*numbers}) > 1 else numbers[:1]))
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
