@@ -23,6 +23,7 @@ from compare.analysis.step_times import noisy_rounds
 from compare.analysis.verdict import FIRST_LOOK
 from compare.errors import ConditionsError, OutputError
 from compare.schema.arms import CONTROL, Arm
+from compare.schema.environment import library_settings
 from compare.schema.results import RankResult, Run
 
 FREE_SETTINGS = {
@@ -131,12 +132,23 @@ def cores_of(run: Run) -> list[int]:
 
 
 def _unlike_ranks(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing]:
-    """List the conditions of ranks that differ."""
-    for arm, before, after in _first_ranks(old, new, arms):
-        for name in ("device", "malloc", "environment"):
-            yield from _compare(
-                f"{name} of {arm.label}", before.attestation.get(name), after.attestation.get(name)
-            )
+    """List the devices and the variables of ranks that differ, each once."""
+    found: dict[Differing, None] = {}
+    for _, before, after in _first_ranks(old, new, arms):
+        found |= dict.fromkeys(
+            _compare("name of the device", before.attestation.get("device"), after.attestation.get("device"))
+        )
+        variables = [_variables(rank) for rank in (before, after)]
+        for name in sorted({*variables[0], *variables[1]}):
+            found |= dict.fromkeys(_compare(name, variables[0].get(name), variables[1].get(name)))
+    yield from found
+
+
+def _variables(rank: RankResult) -> dict[str, Any]:
+    """Return the settings of libraries that a rank attests."""
+    return library_settings(
+        {**(rank.attestation.get("malloc") or {}), **(rank.attestation.get("environment") or {})}
+    )
 
 
 def _changed(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing]:

@@ -36,6 +36,11 @@ _OF_ONE_LAUNCH = (
     *("HOROVOD_CROSS_", "HOROVOD_GLOO_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK"),
     *("HOROVOD_SIZE", "OMPI_MCA_btl_vader_backing_directory", "LC_"),
 )
+# Variables that state what a container image is, or which GPUs it may see. No library reads them.
+_OF_AN_IMAGE = re.compile(
+    r"NVIDIA_(?!TF32_OVERRIDE$).*|(CUDA|CUDNN|CUBLAS|NCCL|PYTORCH|TORCH|UCX)_VERSION|PYTORCH_BUILD_.*"
+    r"|TORCH_CUDA_ARCH_LIST"
+)
 # Some secrets have the prefix of a setting: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile(
     r"API_?KEY|(^|_)KEYS?(_|$)|AUTH|COOKIE|CREDENTIAL|JWT|PASS(W|PHRASE|_|$)|PRIVATE|SECRET|TOKEN",
@@ -88,12 +93,16 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()) -> dict[str, str]:
-    """Return the settings of libraries, without secrets and addresses."""
+    """Return the settings of libraries, without secrets and addresses.
+
+    What a container image says of itself is no setting.
+    """
     return {
         name: MASK if name in masked else value
         for name, value in sorted(environ.items())
         if (name.startswith(_PREFIXES) or name == "LD_PRELOAD")
         and not name.startswith(_OF_ONE_LAUNCH)
+        and not _OF_AN_IMAGE.fullmatch(name)
         and not _SECRET.search(name)
     }
 

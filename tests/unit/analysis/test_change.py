@@ -108,6 +108,31 @@ def test_diff_refuses_unlike_runs_with_the_list():
     assert [one.what for one in forced.unlike] == ["batch_size_per_rank", "cores of each host"]
 
 
+def with_variables(run, **environment):
+    """Return the run as if its ranks attested these variables."""
+    launches = []
+    for launch in run.launches:
+        own = {**launch.ranks[0].attestation, "malloc": {}, "environment": environment}
+        ranks = [msgspec.structs.replace(rank, attestation=own) for rank in launch.ranks]
+        launches.append(msgspec.structs.replace(launch, ranks=ranks))
+    return msgspec.structs.replace(run, launches=launches)
+
+
+def test_diff_lists_each_variable_that_differs_once():
+    run = a_run({"none": [4.0] * 5, "ddp": [5.0] * 5, "manual": [5.0] * 5})
+    image = {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0 " * 300, "CUDA_VERSION": "13.0"}
+    old = with_variables(run, OMP_NUM_THREADS="1", NCCL_ALGO="Ring", MALLOC_ARENA_MAX="2")
+    new = with_variables(run, OMP_NUM_THREADS="1", NCCL_ALGO="Tree", **image)
+    with pytest.raises(ConditionsError) as caught:
+        diff(old, new, NAMES, limit=0.05)
+    assert caught.value.found.splitlines() == [
+        "MALLOC_ARENA_MAX: 2 in old, – in new",
+        "NCCL_ALGO: Ring in old, Tree in new",
+    ]
+    assert diff(old, old, NAMES, limit=0.05).unlike == []
+    assert diff(with_variables(run, **image), with_variables(run), NAMES, limit=0.05).unlike == []
+
+
 def test_diff_names_versions_that_changed():
     old, new = costs(*[5.0] * 5), costs(*[5.0] * 5, ringside_version="0.2.0")
     assert [one.what for one in diff(old, new, NAMES, limit=0.05).changed] == ["ringside"]

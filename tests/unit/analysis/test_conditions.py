@@ -408,6 +408,21 @@ def test_library_settings_hold_no_secret_and_no_address():
     assert library_settings(environ) == {"NCCL_ALGO": "Ring", "OMPI_MCA_btl": "tcp,self"}
 
 
+def test_library_settings_hold_nothing_that_only_names_an_image():
+    environ = {
+        "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=unknown",
+        "NVIDIA_PRODUCT_NAME": "CUDA",
+        "NVIDIA_VISIBLE_DEVICES": "0",
+        "NV_CUDA_LIB_VERSION": "13.0.2-1",
+        "CUDA_VERSION": "13.0.2",
+        "NCCL_VERSION": "2.28.3-1",
+        "TORCH_CUDA_ARCH_LIST": "9.0a",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "CUDA_LAUNCH_BLOCKING": "1",
+    }
+    assert library_settings(environ) == {"CUDA_LAUNCH_BLOCKING": "1", "NVIDIA_TF32_OVERRIDE": "0"}
+
+
 # ---- in reports ----
 
 TWO_THREADS = a_run_of(*EVERY_ARM, change=attests("threads", 2, "mpi"))
