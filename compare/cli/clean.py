@@ -37,8 +37,11 @@ def clean(
             typer.echo(f"{'removed' if yes else 'would remove'} {path}")
     if as_json:
         # A path may hold bytes that are no text; they are shown, not lost.
-        paths = [os.fsencode(folder.path).decode(errors="replace") for folder in old]
-        write_json(STANDARD_OUTPUT, {"removed": yes, "folders": paths})
+        paths, kept = (
+            [os.fsencode(folder.path).decode(errors="replace") for folder in folders]
+            for folders in (old, going)
+        )
+        write_json(STANDARD_OUTPUT, {"removed": yes, "folders": paths, "kept": kept})
         return
     if not old:
         typer.echo("Nothing to remove." if keep == 0 else f"Nothing to remove: the newest {keep} are kept.")

@@ -56,13 +56,14 @@ def test_clean_only_lists_without_yes(runs):
 
 
 def test_clean_lists_as_json_what_it_would_remove_or_removed(runs):
-    folders = [str(runs / f"run-{number}") for number in range(2)]
+    a_folder(runs, "going-on", age=3600, complete=False)
+    folders, kept = [str(runs / f"run-{number}") for number in range(2)], [str(runs / "going-on")]
     for flags, removed in (((), False), (("--yes",), True), (("--yes",), True)):
         done = call("clean", runs, "--keep", 2, "--json", *flags)
-        assert msgspec.json.decode(done.stdout) == {"removed": removed, "folders": folders}
+        assert msgspec.json.decode(done.stdout) == {"removed": removed, "folders": folders, "kept": kept}
         if removed:
             folders = []
-    assert names(list_folders(runs)) == ["run-2", "run-3"]
+    assert names(list_folders(runs)) == ["going-on", "run-2", "run-3"]
 
 
 def test_folder_without_a_results_file_is_never_removed(runs, tmp_path):
