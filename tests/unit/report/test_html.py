@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import time
@@ -202,6 +203,28 @@ def test_picture_of_turns_explains_what_is_shaded():
 
 
 # ---- a browser ----
+
+NAMES_IN_LINES = """<script>
+const lines = [...document.querySelectorAll(".glance td:first-child")].map(cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  const tops = [...range.getClientRects()].map(line => line.top);
+  return cell.textContent.split(" ")[0] + " " + new Set(tops).size;
+});
+parent.document.title = lines.join(", ") + ", sideways " + (document.body.scrollWidth - innerWidth > 0);
+</script>"""
+
+
+@pytest.mark.parametrize("other", ["manual", f"ddp:env.NCCL_{'X' * 40}=1"])
+def test_names_of_backends_stay_whole_on_a_phone(tmp_path, other):
+    text = page(measured({"none": 0.65, "mpi": 0.79, other: 2.89, "ddp": 3.11, "horovod": 3.19}))
+    inner = html.escape(text.replace("</body>", f"{NAMES_IN_LINES}</body>"))
+    # A window of Chromium has 500 pixels or more; a frame may have fewer.
+    seen = opened(f'<title></title><iframe style="width: 390px" srcdoc="{inner}"></iframe>', tmp_path)
+    (title,) = re.findall("<title>(.*?)</title>", seen)[:1]
+    assert title.endswith("sideways false")
+    for name in ("none", "mpi", "ddp", "horovod", *(["manual"] if other == "manual" else [])):
+        assert f"{name} 1" in title, title
 
 
 @pytest.mark.parametrize("name", ["quiet", "too noisy", "no launch"])
