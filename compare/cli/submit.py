@@ -139,12 +139,14 @@ def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> No
     from compare.launch.engines import kubernetes
     from compare.launch.engines.submission import names_flag
 
-    typer.echo(kubernetes.write_manifest(resources, words), nl=False)
+    manifest = kubernetes.write_manifest(resources, words)
+    times = kubernetes.explain_time(resources, words, SETTLE_SECONDS)
+    typer.echo(manifest, nl=False)
     where = ["-n", resources.namespace] if resources.namespace else []
     job = f"job/{kubernetes.job_name(resources, words)}-launcher"
     logs = shlex.join(["kubectl", *where, "logs", "-f", job])
     say = make_say(make_console(stderr=True))
-    say(kubernetes.explain_time(resources, words, SETTLE_SECONDS))
+    say(times)
     if not any(names_flag(words, flag) for flag in _KEEPING):
         say("The result ends with the launcher's pod. To keep it in the log, add: --export-json -")
     say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")

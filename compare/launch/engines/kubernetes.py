@@ -7,12 +7,14 @@ Ringside runs there, and reaches the workers over ssh.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compare.errors import UsageError
 from compare.launch.engines.submission import flag_value, names_flag, require_command, require_printable
+from compare.schema.config import LARGEST_NUMBER
 from compare.text import counted, duration, seconds_of
 
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
@@ -120,11 +122,21 @@ def explain_time(resources: Resources, words: Sequence[str], usual_seconds: floa
         f"Of the job's {resources.minutes} min, the workers may take {duration(wait)} to start, and the end "
         f"has {duration(_END_SECONDS)}. That leaves {duration(left)} to measure"
     )
+    asked = _seconds(words, "--budget") if words[0] == "run" else None
+    if asked is not None:
+        budget = f"--budget {flag_value(words, '--budget')}"
+        if asked <= left:
+            return f"{shares}: enough for {budget}."
+        return (
+            f"{shares}. {budget} is longer, so the result would be lost: "
+            f"give the job -t {_least_minutes(words, asked)}, or --budget {left:g}."
+        )
     if not _sets_budget(words):
         return f"{shares}. A command that takes longer loses its result: in doubt, raise -t."
     if left >= usual_seconds:
         return f"{shares} (--budget)."
-    return f"{shares} (--budget). Verdicts may take {duration(usual_seconds)}: raise -t."
+    least = _least_minutes(words, usual_seconds)
+    return f"{shares} (--budget). Verdicts may take {duration(usual_seconds)}: give the job -t {least}."
 
 
 def _times(resources: Resources, words: Sequence[str]) -> list[tuple[str, str]]:
@@ -146,13 +158,8 @@ def _shares(resources: Resources, words: Sequence[str]) -> tuple[float, float]:
         UsageError: none are left to measure.
     """
     limit = 60 * resources.minutes
-    asked = flag_value(words, "--wait-for-hosts")
-    try:
-        wait = min(_START_SECONDS, limit // 3) if asked is None else seconds_of(asked)
-    except ValueError:
-        raise UsageError(
-            f"--wait-for-hosts cannot be {asked!r}.", remedy="Use seconds, or a unit: --wait-for-hosts 5m."
-        ) from None
+    asked = _seconds(words, "--wait-for-hosts")
+    wait = min(_START_SECONDS, limit // 3) if asked is None else asked
     left = limit - wait - _END_SECONDS
     if not left > 0:
         raise UsageError(
@@ -161,6 +168,32 @@ def _shares(resources: Resources, words: Sequence[str]) -> tuple[float, float]:
             remedy="Give the job longer with -t, or shorten --wait-for-hosts.",
         )
     return wait, left
+
+
+def _least_minutes(words: Sequence[str], seconds: float) -> int:
+    """Return the shortest job that leaves so many seconds to measure."""
+    whole = seconds + _END_SECONDS
+    asked = _seconds(words, "--wait-for-hosts")
+    # Workers get a third of a short job.
+    return math.ceil((min(whole + _START_SECONDS, whole * 3 / 2) if asked is None else whole + asked) / 60)
+
+
+def _seconds(words: Sequence[str], flag: str) -> float | None:
+    """Return the value of a time's flag; None without it.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    asked = flag_value(words, flag)
+    if asked is None:
+        return None
+    try:
+        seconds = seconds_of(asked)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= LARGEST_NUMBER:
+        raise UsageError(f"{flag} cannot be {asked!r}.", remedy=f"Use seconds, or a unit: {flag} 5m.")
+    return seconds
 
 
 def _replicas(

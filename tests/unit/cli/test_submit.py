@@ -35,6 +35,12 @@ def test_submit_says_when_the_result_would_end_with_the_pod(more, lost):
     assert ("add: --export-json -" in done.stderr) is lost
 
 
+def test_submit_of_a_budget_that_is_no_time_prints_no_manifest():
+    done = submit(*POD, "--", "run", "--budget", "soon")
+    assert "--budget cannot be 'soon'" in str(done.exception)
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

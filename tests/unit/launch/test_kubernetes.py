@@ -1,6 +1,7 @@
 """The manifest of an MPIJob, checked against the operator's own definition."""
 
 import copy
+import re
 
 import jsonschema
 import pytest
@@ -151,7 +152,11 @@ def test_command_ends_before_kubernetes_deletes_its_log(words, minutes, added):
 @pytest.mark.parametrize(
     ("words", "minutes", "left"),
     [
-        (["run"], 2, "That leaves 20 s to measure (--budget). Verdicts may take 5 min: raise -t."),
+        (["run"], 2, "That leaves 20 s to measure (--budget). Verdicts may take 5 min: give the job -t 9."),
+        (["run", "--wait-for-hosts", "2m"], 4, "Verdicts may take 5 min: give the job -t 8."),
+        (["run", "--budget", "2000"], 30, "give the job -t 45, or --budget 1140."),
+        (["run", "--budget=1h", "--wait-for-hosts=9"], 60, "give the job -t 62, or --budget 3531."),
+        (["run", "--budget", "19m"], 30, "That leaves 19 min to measure: enough for --budget 19m."),
         (["run"], 9, "That leaves 5 min to measure (--budget)."),
         (
             ["run", "--repeats", "5"],
@@ -167,6 +172,16 @@ def test_time_of_a_job_is_explained(words, minutes, left):
     assert printed.endswith(left)
 
 
+@pytest.mark.parametrize("words", [["run"], ["run", "--wait-for-hosts", "45"]])
+@pytest.mark.parametrize("seconds", [1, 300, 1140, 1141, 1199, 2000, 86_400])
+def test_least_time_of_a_job_is_named_to_the_minute(words, seconds):
+    asked = [*words, "--budget", str(seconds)]
+    told = explain_time(RESOURCES._replace(minutes=2), asked, 300.0)
+    least = int(re.search(r"-t (\d+),", told)[1]) if "is longer" in told else 2
+    assert "enough for" in explain_time(RESOURCES._replace(minutes=least), asked, 300.0)
+    assert least == 2 or "is longer" in explain_time(RESOURCES._replace(minutes=least - 1), asked, 300.0)
+
+
 @pytest.mark.parametrize(
     ("words", "changes", "says"),
     [
@@ -179,6 +194,7 @@ def test_time_of_a_job_is_explained(words, minutes, left):
         (["run"], {"minutes": 1}, "-t 1 leaves no time to measure"),
         (["scale", "--wait-for-hosts", "540"], {"minutes": 10}, "-t 10 leaves no time"),
         (["run", "--wait-for-hosts", "soon"], {}, "--wait-for-hosts cannot be 'soon'"),
+        (["run", "--wait-for-hosts", "inf"], {}, "--wait-for-hosts cannot be 'inf'"),
         (["run"], {"gpus": 1}, "cannot have 2 ranks and 1 GPU"),
         (["run"], {"memory": "8 GB"}, "--memory cannot be"),
         (["run"], {"memory": "8"}, "--memory cannot be"),
