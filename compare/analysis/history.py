@@ -112,13 +112,13 @@ def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
 def _group(run: Run) -> str:
     """Name what `diff` requires of two runs; usual settings are left out."""
     config = run.config
-    hosts = f"{len(run.hosts)} hosts of {_each(slots_of(run))} ranks" if len(run.hosts) > 1 else ""
+    hosts = f"{len(run.hosts)} hosts of {_each(slots_of(run), 'rank')}" if len(run.hosts) > 1 else ""
     parts = [
         f"{config.model} on {run.dataset.name}",
         f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
         hosts,
         _device(run),
-        f"{_each(cores_of(run))} cores",
+        _each(cores_of(run), "core"),
         f"batch {config.batch_size_per_rank}",
         *_unusual(run),
         f"rehearsed {run.network.rehearsed}" if run.network.rehearsed else "",
@@ -141,6 +141,6 @@ def _device(run: Run) -> str:
     return ", ".join(sorted(names - {"None"})) or run.config.device
 
 
-def _each(numbers: Sequence[int]) -> str:
-    """Write a number for each host, or one where all agree."""
-    return "+".join(map(str, numbers if len({*numbers}) > 1 else numbers[:1]))
+def _each(numbers: Sequence[int], noun: str) -> str:
+    """Count a noun for each host, or once where all agree."""
+    return f"{'+'.join(map(str, numbers))} {noun}s" if len({*numbers}) > 1 else counted(numbers[0], noun)

@@ -19,6 +19,8 @@ _STATE_CELLS = 12
 _ARM_CELLS = 22
 _WIDTH = 80
 _MORE = " …"
+_TIE = "\u00a0"
+"""Space at which no line ends: within a setting of a group."""
 
 
 def table(history: History) -> str:
@@ -65,7 +67,7 @@ def _line(title: str, entry: RunEntry) -> str:
 def _wrapped(line: str) -> Iterator[str]:
     """Break a line between words; cells count, not characters."""
     kept = ""
-    for word in (cut_in_the_middle(word, _WIDTH - 4) for word in line.split()):
+    for word in (cut_in_the_middle(word, _WIDTH - 4) for word in line.split(" ")):
         if kept and cell_len(f"{kept} {word}") > _WIDTH:
             yield kept
             kept = f"    {word}"
@@ -81,7 +83,8 @@ def _trends(trends: Sequence[Trend]) -> Iterator[str]:
     for trend in trends:
         if trend.group != group:
             group = trend.group
-            yield from ("", *_wrapped(_one_line(group)))
+            tied = (_one_line(part).replace(" ", _TIE) for part in group.split(" · "))
+            yield from ("", *(line.replace(_TIE, " ") for line in _wrapped(" · ".join(tied))))
         arm = set_cell_size(cut_in_the_middle(_one_line(trend.arm), _ARM_CELLS), _ARM_CELLS)
         first, last = trend.step_seconds[0] * 1e3, trend.step_seconds[-1] * 1e3
         bars = set_cell_size(bars_of(trend.step_seconds[-_NEWEST:]), _NEWEST)

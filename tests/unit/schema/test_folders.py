@@ -16,6 +16,7 @@ from compare.cli.main import app
 from compare.errors import OutputError
 from compare.schema.files import write_json
 from compare.schema.folders import list_folders, old_folders, remove
+from compare.schema.hosts import Host
 from compare.schema.results import Failure, Interleaved
 from tests.unit.factories import DIGITS, a_run, noisy
 
@@ -205,3 +206,16 @@ def test_history_has_no_trend_over_unlike_runs(tmp_path, changes):
     one, other = enter("one", a_run()), enter("other", msgspec.structs.replace(run, launches=launches))
     assert follow_runs([one, other], {}).trends == []
     assert len(follow_runs([one, msgspec.structs.replace(one, name="again")], {}).trends) == 2
+
+
+def test_history_names_what_the_runs_of_a_trend_have_in_common(tmp_path):
+    hosts = [Host("n1", 1), Host("n2", 1)]
+    for name in ("one", "two"):
+        run = a_run(config={"steps": 50}, hosts=hosts, cores=1, cores_by_host=[1, 4])
+        write_json(a_folder(tmp_path, name) / "results.json", run)
+    lines = call("history", tmp_path).output.splitlines()
+    at = lines.index("Step in ms, oldest to newest") + 2
+    assert lines[at : at + 2] == [
+        "mlp on mnist · 2 ranks × 1 thread · 2 hosts of 1 rank · cpu · 1+4 cores ·",
+        "    batch 64 · steps 50 · warmup_steps 10 · one launch after another",
+    ]
