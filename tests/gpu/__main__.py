@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TextIO
 
 from tests.comparing import ROOT, find_mnist
 
@@ -113,8 +116,7 @@ def _check_run(folder: Path) -> str:
                 return f"{launch.arm}: no memory of the device was recorded."
             if rank.attestation["device"] == "cpu":
                 return f"{launch.arm}: rank {rank.rank} trained on the CPU."
-            by_torch = launch.launcher == "torchrun" and launch.arm != "none"
-            if by_torch and "nccl" not in json.dumps(rank.attestation["group"]).lower():
+            if launch.arm != "none" and "nccl" not in json.dumps(rank.attestation["group"]).lower():
                 return f"{launch.arm}: NCCL is not attested."
             if not any(block.phases for block in rank.blocks):
                 return f"{launch.arm}: no phase was timed."
@@ -131,21 +133,35 @@ def execute(part: Part, folder: Path, ends_at: float) -> Done:
     own.mkdir()
     with (own / "output.txt").open("w") as output:
         try:
-            done = subprocess.run(
-                part.command,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=min(PART_SECONDS, left),
-                check=False,
-            )
-            why = f"It exited with status {done.returncode}." if done.returncode else part.check(own)
+            status = _run(part.command, output, min(PART_SECONDS, left))
+            why = f"It exited with status {status}." if status else part.check(own)
         except subprocess.TimeoutExpired as error:
             why = f"It took longer than {error.timeout:.0f} s."
         except Exception as error:  # noqa: BLE001 -- a check that breaks is an outcome, too
             why = f"{type(error).__name__}: {error}"
     return Done(part.name, "FAILED" if why else "passed", why, time.monotonic() - began, written)
+
+
+def _run(command: list[str], output: TextIO, seconds: float) -> int:
+    """Run a program, and return its status.
+
+    Raises:
+        subprocess.TimeoutExpired: it took too long; its ranks were ended with it.
+    """
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.wait(seconds)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def summarise(found: list[Done], machine: Machine) -> str:
