@@ -19,6 +19,7 @@ from compare.analysis.measured import Measured, measure, why_not
 from compare.analysis.timeline import ddp_buckets, lay_out
 from compare.analysis.validated import (
     VALIDATED_HOSTS,
+    VALIDATED_LAUNCHES,
     VALIDATED_RATES,
     Regime,
     has_cells,
@@ -72,7 +73,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Step time without synchronisation over this one."""
     limit: Limit
     error: float
-    """Relative error found in validation; of any cell, for arms without cells."""
+    """Relative error of cells like it; the largest without any."""
     regime: Regime
     """``other``: few such cells were validated."""
     times_hosts: float
@@ -177,7 +178,7 @@ def predict_step(measured: Measured, target: Target) -> Step:
     if target.bucket_cap_mb is not None:
         messages = ddp_buckets(measured.ready, target.bucket_cap_mb)
     end, calls = _timeline(measured, network_of(measured, target), messages)
-    rest = measured.step_seconds - own[0]
+    rest = _rest(measured, own[0], end)
     skew = expected_maximum(measured.residuals, target.hosts)
     grown = skew - expected_maximum(measured.residuals, measured.ranks)
     return Step(
@@ -189,6 +190,16 @@ def predict_step(measured: Measured, target: Target) -> Step:
         rest_seconds=rest,
         calls=len(messages),
     )
+
+
+def _rest(measured: Measured, own: float, end: float) -> float:
+    """Return what the timeline misses of a step.
+
+    The timeline ends after ``end``, and after ``own`` for the measured step. Calls that took less time in the
+    step than alone make the rest negative. Then it is a share of what calls add to the step.
+    """
+    rest, added = measured.step_seconds - own, own - measured.compute_seconds
+    return rest * (end - measured.compute_seconds) / added if rest < 0 < added else rest
 
 
 def predict_all_reduce(measured: Measured, nbytes: float, target: Target) -> Call:
@@ -235,13 +246,16 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
     steps = sorted((predict_step(launch, target) for launch in launches), key=lambda step: step.seconds)
     middle = steps[len(steps) // 2]
     times_rate = 1 / network_of(first, target).slowdown
-    error = validated_error(first.library, first.schedule, faster=round(times_rate, 2) > 1)
-    seconds = _widened(Estimate.geometric(step.seconds for step in steps), error)
+    times_hosts = target.hosts / first.ranks
+    found = Estimate.geometric(step.seconds for step in steps)
+    regime = regime_of(middle.wire_seconds, middle.calls, found.mean)
+    far = target.hosts > VALIDATED_HOSTS or round(max(times_rate, 1 / times_rate), 2) > VALIDATED_RATES
+    few = len(launches) < VALIDATED_LAUNCHES
+    beyond = few or far or not like_cells or not has_cells(first.library, first.schedule)
+    error = validated_error(first.library, first.schedule, like_cells=not beyond and regime == "wire")
+    seconds = _widened(found, error)
     compute = Estimate.geometric(launch.compute_seconds for launch in launches).mean
     efficiency = compute / seconds.mean
-    times_hosts = target.hosts / first.ranks
-    far = target.hosts > VALIDATED_HOSTS or max(times_rate, 1 / times_rate) > VALIDATED_RATES
-    unlike = not like_cells or not has_cells(first.library, first.schedule)
     return Prediction(
         arm=name,
         hosts=target.hosts,
@@ -250,10 +264,10 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
         efficiency=efficiency,
         limit=_limit(middle),
         error=error,
-        regime=regime_of(middle.wire_seconds, middle.calls, seconds.mean),
+        regime=regime,
         times_hosts=times_hosts,
         times_rate=times_rate,
-        beyond_validation=far or unlike,
+        beyond_validation=beyond,
     )
 
 

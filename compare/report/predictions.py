@@ -124,12 +124,11 @@ def _statements(forecast: Forecast) -> Iterator[str]:
 
 def _notes(forecast: Forecast) -> Iterator[str]:
     yield (
-        "error: the factor, either way, found with the cells of such rates in docs/predictions.md. It is the "
-        "larger of Student's interval for one more cell and their largest error. No interval is narrower. "
-        "An arm without cells has at least the largest error at any rate. NOT VALIDATED: another library or "
-        "timeline than theirs, or a step "
-        f"that bytes do not dominate. Nor are more than {VALIDATED_HOSTS} hosts or {VALIDATED_RATES:g} times "
-        "another rate validated. Nor is a run of one host, or of an unknown rate."
+        "error: the factor, either way, found with cells like it in docs/predictions.md. It is the larger of "
+        "Student's interval for one more cell and their largest error. No interval is narrower. "
+        "NOT VALIDATED has the largest error of all. It marks another library or timeline than theirs, or a "
+        f"step that bytes do not dominate. Nor are more than {VALIDATED_HOSTS} hosts validated, or "
+        f"{VALIDATED_RATES:g} times another rate. Nor is a run of one host, one round, or an unknown rate."
     )
     yield (
         f"Each host has its own batch. Hosts pay while throughput gains {PAYS:.0%} of the growth in hosts. "

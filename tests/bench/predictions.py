@@ -19,6 +19,7 @@ import msgspec
 
 from compare.analysis.measured import Measured, measure, why_not
 from compare.analysis.predict import Target, predict_all_reduce, predict_step
+from compare.analysis.timeline import Schedule
 from compare.schema.link import Link
 from compare.schema.store import read_run
 from tests.comparing import ROOT
@@ -39,23 +40,27 @@ class Record(msgspec.Struct, frozen=True):
     """What was measured: the base, and the other cells."""
 
     base: list[Measured]
+    """Two launches of each arm, before the cells and after them."""
     cells: list[Measured]
-    first_base: list[Measured] = []
-    """The base of an earlier launch; its errors count as well."""
 
 
 class Cell(NamedTuple):
     """One arm in one cell, predicted and measured, in seconds."""
 
     arm: str
+    library: str
+    schedule: Schedule
     hosts: int
     link: Link
     predicted: float
     measured: float
     call_predicted: float
     call_measured: float
-    faster: bool
-    """The link is faster than the base's."""
+
+    @property
+    def kind(self) -> tuple[str, Schedule]:
+        """Return what cells must share to tell about each other."""
+        return self.library, self.schedule
 
     @property
     def error(self) -> float:
@@ -75,11 +80,11 @@ class Cell(NamedTuple):
 
 def judge(record: Record) -> list[Cell]:
     """Predict every cell from the base."""
-    of = {measured.arm: measured for measured in record.base}
+    known = {measured.arm for measured in record.base}
     found = []
     for measured in record.cells:
-        cap = None if measured.arm in of else _cap_of(measured.arm)
-        base = of.get("ddp" if cap else measured.arm)
+        cap = None if measured.arm in known else _cap_of(measured.arm)
+        base = [one for one in record.base if one.arm == ("ddp" if cap else measured.arm)]
         if base:
             found.append(_judge(base, measured, cap))
     return found
@@ -91,21 +96,23 @@ def _cap_of(arm: str) -> float | None:
     return float(cap) if name == "ddp:bucket_cap_mb" else None
 
 
-def _judge(base: Measured, measured: Measured, cap: float | None) -> Cell:
+def _judge(base: list[Measured], measured: Measured, cap: float | None) -> Cell:
+    """Predict a cell from all launches, as ``compare predict`` does."""
     link = Link(bits_per_second=measured.bits_per_second, latency_seconds=measured.latency_seconds)
     target = Target(hosts=measured.ranks, link=link, bucket_cap_mb=cap)
-    predicted = predict_step(base, target).seconds
     nbytes, call_measured = measured.points[-1]
-    faster = (measured.bits_per_second or 0) > (base.bits_per_second or 0)
     return Cell(
         arm=measured.arm,
+        library=measured.library,
+        schedule=measured.schedule,
         hosts=measured.ranks,
         link=link,
-        predicted=predicted,
+        predicted=statistics.geometric_mean(predict_step(one, target).seconds for one in base),
         measured=measured.step_seconds,
-        call_predicted=predict_all_reduce(base, nbytes, target).seconds,
+        call_predicted=statistics.geometric_mean(
+            predict_all_reduce(one, nbytes, target).seconds for one in base
+        ),
         call_measured=call_measured,
-        faster=faster,
     )
 
 
@@ -128,25 +135,16 @@ def largest_error(cells: Sequence[Cell]) -> float:
     return math.expm1(max(abs(cell.log_error) for cell in cells))
 
 
-def by_base(record: Record) -> dict[str, list[Cell]]:
-    """Return the cells as predicted from each base."""
-    bases = {"the base": record.base, "the first base": record.first_base}
-    return {name: judge(Record(base, record.cells)) for name, base in bases.items() if base}
-
-
 def is_covered(cell: Cell, cells: Sequence[Cell]) -> bool:
-    """Return whether the interval from all other cells holds a cell.
-
-    Only cells of faster links tell about them, and likewise for the rest.
-    """
-    others = [one for one in cells if one is not cell and one.faster == cell.faster]
+    """Return whether the interval from its kind's other cells holds a cell."""
+    others = [one for one in cells if one is not cell and one.kind == cell.kind]
     return abs(cell.log_error) <= math.log1p(interval_error(others))
 
 
 def model_errors(record: Record) -> dict[str, float]:
     """Return the mean error by the timeline and by its extremes.
 
-    Only arms that overlap count, and no faster link. No model has a rest.
+    Only arms that overlap count. No model has a rest.
     """
     overlapping = [one for one in record.base if one.schedule == "overlap"]
     models = {"timeline": overlapping}
@@ -154,9 +152,7 @@ def model_errors(record: Record) -> dict[str, float]:
     models["perfect overlap"] = [_with_ready(one, 0.0) for one in overlapping]
     return {
         name: statistics.fmean(
-            abs(cell.error)
-            for cell in judge(Record([_without_rest(one) for one in base], record.cells))
-            if not cell.faster
+            abs(cell.error) for cell in judge(Record([_without_rest(one) for one in base], record.cells))
         )
         for name, base in models.items()
     }
@@ -197,22 +193,19 @@ def table(record: Record) -> str:
 
 
 def _held(record: Record) -> Iterator[str]:
-    """Write how many cells the intervals of all others hold, by group."""
-    yield "| predicted from | rate | held by the others' interval | largest error | interval from all |"
-    yield "| :-- | :-- | --: | --: | --: |"
-    for base, cells in by_base(record).items():
-        for faster, rate in ((False, "measured or slower"), (True, "faster")):
-            group = [cell for cell in cells if cell.faster == faster]
-            covered = sum(is_covered(cell, group) for cell in group)
-            yield (
-                f"| {base} | {rate} | {covered} of {len(group)} | ×÷ {1 + largest_error(group):.3f} | "
-                f"×÷ {1 + interval_error(group):.3f} |"
-            )
+    """Write how many cells the intervals of all others hold, by kind."""
+    yield "| library, calls | held by the others | largest error | interval from all |"
+    yield "| :-- | --: | --: | --: |"
+    cells = judge(record)
+    for kind in sorted({cell.kind for cell in cells}):
+        group = [cell for cell in cells if cell.kind == kind]
+        covered = sum(is_covered(cell, group) for cell in group)
+        errors = f"×÷ {1 + largest_error(group):.3f} | ×÷ {1 + interval_error(group):.3f}"
+        yield f"| {', '.join(kind)} | {covered} of {len(group)} | {errors} |"
 
 
-def _measure(hosts: int, link: str, folder: Path) -> Path:
+def _measure(hosts: int, link: str, output: Path) -> Path:
     arms = ARMS if (hosts, link) == BASE else f"{ARMS},{OTHER_CAP}"
-    output = folder / f"{hosts}-{link}"
     command = [sys.executable, "-m", "compare", "rehearse", "--hosts", hosts, "--link", link, "--", "run"]
     command += ["--workload", _WORKLOAD, "--backend", arms, "--batch-size", 8, "--output", output, *_RUN]
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True)
@@ -223,16 +216,12 @@ def main() -> None:
     """Measure what is missing, and write the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.predictions", description=__doc__)
     parser.add_argument("folder", type=Path, help="the runs; those that are there are not measured again")
-    parser.add_argument("--read", nargs="+", type=Path, metavar="RUN", help="a base and measured cells")
-    parser.add_argument("--first-base", type=Path, metavar="RUN", help="an earlier base of the same cells")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    folders = given.read
-    if not folders:
-        names = {cell: given.folder / f"{cell[0]}-{cell[1]}" for cell in [BASE, *CELLS]}
-        folders = [path if path.exists() else _measure(*cell, given.folder) for cell, path in names.items()]
-    earlier = [given.first_base] if given.first_base else []
-    record = Record(*map(read_cells, (folders[:1], folders[1:], earlier)))
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {folder / f"{hosts}-{link}": (hosts, link) for hosts, link in [BASE, *CELLS]}
+    wanted[folder / "base-again"] = BASE
+    base, *cells, again = [path if path.exists() else _measure(*cell, path) for path, cell in wanted.items()]
+    record = Record(read_cells([base, again]), read_cells(cells))
     RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     models = ", ".join(f"{name} {error:.1%}" for name, error in model_errors(record).items())
     written = f"{table(record)}\n\nMean error of the arms that overlap, without the rest: {models}."

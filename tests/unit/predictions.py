@@ -19,14 +19,10 @@ def a_measured_run(*, ranks=2, rounds=3, arm="manual", **changes):
             "blocks": [
                 a_block(60.0),
                 a_block(20.0, mode="reference"),
-                a_phased_block(
-                    "reference", forward=[10.0] * 9, backward=[10.0] * 9, sync=[0.0] * 9, step=[0.0] * 9
-                ),
+                a_phased_block("reference", **COMPUTING),
             ],
             "message_bytes": [MIB],
-            "sweep": [
-                Sweep(message_bytes=size, ns=[ns] * 3) for size, ns in ((1024, 10**6), (MIB, 4 * 10**7))
-            ],
+            "sweep": [Sweep(message_bytes=size, ns=[ns] * 3) for size, ns in SWEPT],
             "gradients": [GradientTimes(gradient_bytes=MIB, ready_ns=[10**7] * 3)],
             "attestation": {
                 "group": {"transport": "TCP over eth0", "library": "torch.distributed gloo"},

@@ -44,11 +44,12 @@ With less, a busy machine loses rate. With more, every change of direction gains
 """
 _LEAST_BURST_BYTES = 16 * 1024
 _MOST_SEGMENT_BYTES = 64 * 1024
-"""Maximum size of what TCP gives an interface at once, as without a limit."""
+"""Maximum size of a segment, as without a limit."""
 _SEGMENTS_IN_A_BURST = 8
-"""tbf cuts what exceeds its burst into packets, and a timer for each of them costs too much on two cores.
+"""TCP gives an interface segments of that share of a burst.
 
-Of larger segments than these, an idle link loses more while it waits for a whole one.
+tbf cuts what exceeds its burst into packets. A timer for each of them costs too much on two cores. But a
+link loses rate while it waits for a large segment.
 """
 _QUEUE_SECONDS = 0.05
 _QUEUE_PACKETS = 100_000
