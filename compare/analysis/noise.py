@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.estimate import Estimate
+from compare.analysis.step_times import noisy_rounds
 from compare.analysis.verdict import Verdict
 from compare.schema.results import Run
 
@@ -23,13 +24,15 @@ def is_too_noisy(
     """Return whether noise hides every difference between the arms.
 
     The noise floor must exceed the limit, and no interval may be narrower or exclude equality. Without
-    verdicts, the efficiencies decide. An A/A test measures the noise itself, and oversubscribed arms are not
-    ranked in any case.
+    verdicts, the efficiencies decide. Of fewer than three rounds, every one must be noisy. An A/A test
+    measures the noise itself, and oversubscribed arms are not ranked in any case.
     """
-    rounds = len({launch.round for launch in run.launches})
-    if noise is None or noise <= NOISE_LIMIT or rounds < _FEWEST_ROUNDS:
-        return False
     if run.config.comparisons is not None or is_oversubscribed(run):
+        return False
+    rounds = len({launch.round for launch in run.launches})
+    if rounds < _FEWEST_ROUNDS:
+        return len(noisy_rounds(run)) == rounds > 0
+    if noise is None or noise <= NOISE_LIMIT:
         return False
     if verdicts:
         return all(verdict.kind == "unresolved" and _is_wide(verdict) for verdict in verdicts)

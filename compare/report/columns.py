@@ -234,4 +234,6 @@ def _against(arm: ArmSummary) -> str:
 def _in_noise(arm: ArmSummary) -> bool:
     """Return whether noise hides the speed against the baseline."""
     ratio = arm.speed_against_baseline
-    return ratio is not None and (arm.verdict is not None or ratio.low < 1 < ratio.high)
+    if ratio is None:
+        return False
+    return arm.verdict is not None or ratio.method == "range" or ratio.low < 1 < ratio.high

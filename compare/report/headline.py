@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compare.analysis.noise import budget_to_compare
+from compare.analysis.noise import NOISE_LIMIT, budget_to_compare
+from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
+from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.arms import Arm
 from compare.schema.hosts import rehearsed_on
 from compare.schema.results import Run
@@ -43,8 +45,14 @@ def short_headline(run: Run, summary: Summary) -> str:
 
 def too_noisy(run: Run, summary: Summary) -> str:
     """State that a run is too noisy, with the remedy; otherwise empty."""
-    if not summary.too_noisy or summary.noise is None:
+    if not summary.too_noisy:
         return ""
+    if summary.noise is None or summary.noise <= NOISE_LIMIT:
+        share = f"{OTHER_LOAD_LIMIT * 100:g} %"
+        return (
+            f"TOO NOISY TO COMPARE: other processes used more than {share} of the CPUs in every round. "
+            f"Stop other programs, and take more rounds: --repeats {FIRST_LOOK}."
+        )
     return (
         f"TOO NOISY TO COMPARE: equal arms could differ by {summary.noise * 100:.0f} %. "
         f"Stop other programs, or give it longer: --budget {budget_to_compare(run, summary.noise)}."

@@ -43,6 +43,11 @@ _BURST_SECONDS = 0.001
 With less, a busy machine loses rate. With more, every change of direction gains time.
 """
 _LEAST_BURST_BYTES = 16 * 1024
+_MOST_SEGMENT_BYTES = 64 * 1024
+"""Maximum size of what TCP gives an interface at once.
+
+tbf cuts what exceeds its burst into single packets. A timer for each of them costs more than two cores have.
+"""
 _QUEUE_SECONDS = 0.05
 _QUEUE_PACKETS = 100_000
 """Maximum number of packets on their way: more than any rate needs."""
@@ -152,15 +157,16 @@ def _room_command(hosts: int, link: Link) -> list[str]:
     return [*made, "sh", str(_PROGRAM), "room", str(hosts), *shape(link), *map(str, _below_tmp())]
 
 
-def shape(link: Link) -> tuple[str, str]:
-    """Return the words of tc that limit the rate and delay packets."""
-    rate = latency = ""
+def shape(link: Link) -> tuple[str, str, str]:
+    """Return the words for rate, latency and size of segments."""
+    rate = latency = segment = ""
     if link.bits_per_second is not None:
         burst = max(_LEAST_BURST_BYTES, round(link.bits_per_second / 8 * _BURST_SECONDS))
         rate = f"tbf rate {link.bits_per_second}bit burst {burst} latency {_QUEUE_SECONDS * 1e3:g}ms"
+        segment = f"gso_max_size {min(_MOST_SEGMENT_BYTES, burst // 2)}"
     if link.latency_seconds:
         latency = f"netem delay {link.latency_seconds * 1e6:.0f}us limit {_QUEUE_PACKETS}"
-    return rate, latency
+    return rate, latency, segment
 
 
 def _require_up(room: subprocess.Popen[str], hosts: int) -> None:

@@ -1,8 +1,9 @@
 # The first process of a rehearsal's room, or of one of its hosts; see rehearsal.py.
 #
-#   rehearsal.sh room HOSTS RATE LATENCY [FOLDER...]    RATE and LATENCY are words of tc, or empty
+#   rehearsal.sh room HOSTS RATE LATENCY SEGMENT [FOLDER...]
 #   rehearsal.sh host NAME [FOLDER...]
 #
+# RATE and LATENCY are words of tc, SEGMENT is words of ip; each may be empty.
 # Every FOLDER stays visible under the private /tmp. Each host prints a line when it is up.
 set -eu
 
@@ -16,8 +17,8 @@ private_folders() {
 }
 
 room() {
-  hosts=$1 rate=$2 latency=$3
-  shift 3
+  hosts=$1 rate=$2 latency=$3 segment=$4
+  shift 4
   # The pipe of the program that made the room: at its end this process exits, and the kernel ends all.
   exec 3<&0 </dev/null
   { read -r _ <&3 || :; } &
@@ -68,6 +69,10 @@ link() {
   if [ "$latency" ]; then
     tc -n "$2" qdisc add dev eth0 root handle 1: $latency
     parent='parent 1:1'
+  fi
+  if [ "$segment" ]; then
+    ip -n "$2" link set dev eth0 $segment
+    ip link set dev "port$1" $segment
   fi
   if [ "$rate" ]; then
     tc -n "$2" qdisc add dev eth0 $parent handle 2: $rate

@@ -18,19 +18,26 @@ HOST = Host("rehearsal-2", 1)
 
 
 @pytest.mark.parametrize(
-    ("link", "rate", "latency"),
+    ("link", "rate", "latency", "segment"),
     [
-        (Link(), "", ""),
-        (parse_link("100mbit"), "tbf rate 100000000bit burst 16384 latency 50ms", ""),
+        (Link(), "", "", ""),
+        (parse_link("100mbit"), "tbf rate 100000000bit burst 16384 latency 50ms", "", "gso_max_size 8192"),
         (
             parse_link("1gbit,2ms"),
             "tbf rate 1000000000bit burst 125000 latency 50ms",
             "netem delay 2000us limit 100000",
+            "gso_max_size 62500",
+        ),
+        (
+            parse_link("10gbit"),
+            "tbf rate 10000000000bit burst 1250000 latency 50ms",
+            "",
+            "gso_max_size 65536",
         ),
     ],
 )
-def test_link_is_shaped_by_tbf_and_netem(link, rate, latency):
-    assert shape(link) == (rate, latency)
+def test_link_is_shaped_by_tbf_and_netem(link, rate, latency, segment):
+    assert shape(link) == (rate, latency, segment)
 
 
 def test_rehearsal_enters_the_room_and_then_a_host():

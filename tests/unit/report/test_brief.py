@@ -9,6 +9,7 @@ import io
 import math
 import os
 import random
+import re
 from pathlib import Path
 
 import msgspec
@@ -140,6 +141,23 @@ def test_first_table_that_is_too_noisy_has_no_ratio():
     assert "faster" not in text
     assert "slower" not in text
     assert text.splitlines()[-1].startswith("No arm is ranked: the noise")
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(rounds, wide):
+    run = noisy(measured(SIX, rounds=rounds), *range(1, rounds + 1))
+    text = render(run, analyse(run), "table", wide=wide)
+    assert text.startswith("TOO NOISY TO COMPARE: other processes used more than 10 % of the CPUs in every")
+    rows = [line for line in text.splitlines() if line.split() and line.split()[0] in SIX]
+    assert len(rows) == len(SIX)
+    known = r"1\.00×|98\.00%|±\d+ %"  # the baseline, the accuracy, and an interval without a ratio
+    assert [row for row in rows if set("×%") & set(re.sub(known, "", row))] == []
+
+
+def test_two_rounds_with_a_quiet_one_are_shown():
+    run = noisy(measured(SIX, rounds=2), 1)
+    assert not analyse(run).summary.too_noisy
 
 
 def test_first_table_puts_shared_options_into_the_headline():
