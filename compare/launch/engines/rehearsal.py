@@ -44,9 +44,11 @@ With less, a busy machine loses rate. With more, every change of direction gains
 """
 _LEAST_BURST_BYTES = 16 * 1024
 _MOST_SEGMENT_BYTES = 64 * 1024
-"""Maximum size of what TCP gives an interface at once.
+"""Maximum size of what TCP gives an interface at once, as without a limit."""
+_SEGMENTS_IN_A_BURST = 8
+"""tbf cuts what exceeds its burst into packets, and a timer for each of them costs too much on two cores.
 
-tbf cuts what exceeds its burst into single packets. A timer for each of them costs more than two cores have.
+Of larger segments than these, an idle link loses more while it waits for a whole one.
 """
 _QUEUE_SECONDS = 0.05
 _QUEUE_PACKETS = 100_000
@@ -163,7 +165,7 @@ def shape(link: Link) -> tuple[str, str, str]:
     if link.bits_per_second is not None:
         burst = max(_LEAST_BURST_BYTES, round(link.bits_per_second / 8 * _BURST_SECONDS))
         rate = f"tbf rate {link.bits_per_second}bit burst {burst} latency {_QUEUE_SECONDS * 1e3:g}ms"
-        segment = f"gso_max_size {min(_MOST_SEGMENT_BYTES, burst // 2)}"
+        segment = f"gso_max_size {min(_MOST_SEGMENT_BYTES, burst // _SEGMENTS_IN_A_BURST)}"
     if link.latency_seconds:
         latency = f"netem delay {link.latency_seconds * 1e6:.0f}us limit {_QUEUE_PACKETS}"
     return rate, latency, segment

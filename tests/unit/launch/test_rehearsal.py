@@ -21,12 +21,12 @@ HOST = Host("rehearsal-2", 1)
     ("link", "rate", "latency", "segment"),
     [
         (Link(), "", "", ""),
-        (parse_link("100mbit"), "tbf rate 100000000bit burst 16384 latency 50ms", "", "gso_max_size 8192"),
+        (parse_link("100mbit"), "tbf rate 100000000bit burst 16384 latency 50ms", "", "gso_max_size 2048"),
         (
             parse_link("1gbit,2ms"),
             "tbf rate 1000000000bit burst 125000 latency 50ms",
             "netem delay 2000us limit 100000",
-            "gso_max_size 62500",
+            "gso_max_size 15625",
         ),
         (
             parse_link("10gbit"),
