@@ -24,19 +24,30 @@ def is_too_noisy(
     """Return whether noise hides every difference between the arms.
 
     The noise floor must exceed the limit, and no interval may be narrower or exclude equality. Without
-    verdicts, the efficiencies decide. Of fewer than three rounds, every one must be noisy. An A/A test
-    measures the noise itself, and oversubscribed arms are not ranked in any case.
+    verdicts, the efficiencies decide. An A/A test measures the noise itself, and oversubscribed arms are not
+    ranked in any case.
     """
-    if run.config.comparisons is not None or is_oversubscribed(run):
-        return False
+    if tells_nothing(run):
+        return True
     rounds = len({launch.round for launch in run.launches})
-    if rounds < _FEWEST_ROUNDS:
-        return len(noisy_rounds(run)) == rounds > 0
-    if noise is None or noise <= NOISE_LIMIT:
+    if noise is None or noise <= NOISE_LIMIT or rounds < _FEWEST_ROUNDS:
+        return False
+    if run.config.comparisons is not None or is_oversubscribed(run):
         return False
     if verdicts:
         return all(verdict.kind == "unresolved" and _is_wide(verdict) for verdict in verdicts)
     return all(efficiency.high >= 1 for efficiency in efficiencies)
+
+
+def tells_nothing(run: Run) -> bool:
+    """Return whether all of a run's one or two rounds are noisy.
+
+    Then nothing tells noise from a difference, so no cost is computed.
+    """
+    if run.config.comparisons is not None or len(run.config.arms) == 1 or is_oversubscribed(run):
+        return False
+    rounds = len({launch.round for launch in run.launches})
+    return len(noisy_rounds(run)) == rounds < _FEWEST_ROUNDS and rounds > 0
 
 
 def _is_wide(verdict: Verdict) -> bool:

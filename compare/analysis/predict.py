@@ -1,7 +1,7 @@
 """Predict step times with other hosts, links and buckets.
 
 step = forward + max(backward, end of the last call) + optimizer + rest + skew. The rest is what the measured
-step took beyond its own timeline: copies, and what communication takes from computing. It stays as it was.
+step took beyond its own timeline: copies, and what communication takes from computing. It grows with nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     error: float
     """Relative error of cells like it; the largest without any."""
     regime: Regime
-    """``other``: few such cells were validated."""
+    """``other``: no such cells were validated."""
     times_hosts: float
     """Hosts over the measured ones."""
     times_rate: float
@@ -196,10 +196,10 @@ def _rest(measured: Measured, own: float, end: float) -> float:
     """Return what the timeline misses of a step.
 
     The timeline ends after ``end``, and after ``own`` for the measured step. Calls that took less time in the
-    step than alone make the rest negative. Then it is a share of what calls add to the step.
+    step than alone make the rest negative. It shrinks with what calls add to the step, and never grows.
     """
     rest, added = measured.step_seconds - own, own - measured.compute_seconds
-    return rest * (end - measured.compute_seconds) / added if rest < 0 < added else rest
+    return rest * min(1.0, (end - measured.compute_seconds) / added) if rest < 0 < added else rest
 
 
 def predict_all_reduce(measured: Measured, nbytes: float, target: Target) -> Call:
@@ -249,9 +249,7 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
     times_hosts = target.hosts / first.ranks
     found = Estimate.geometric(step.seconds for step in steps)
     regime = regime_of(middle.wire_seconds, middle.calls, found.mean)
-    far = target.hosts > VALIDATED_HOSTS or round(max(times_rate, 1 / times_rate), 2) > VALIDATED_RATES
-    few = len(launches) < VALIDATED_LAUNCHES
-    beyond = few or far or not like_cells or not has_cells(first.library, first.schedule)
+    beyond = not like_cells or _is_beyond(launches, target, times_rate)
     error = validated_error(first.library, first.schedule, like_cells=not beyond and regime == "wire")
     seconds = _widened(found, error)
     compute = Estimate.geometric(launch.compute_seconds for launch in launches).mean
@@ -268,6 +266,20 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
         times_hosts=times_hosts,
         times_rate=times_rate,
         beyond_validation=beyond,
+    )
+
+
+def _is_beyond(launches: Sequence[Measured], target: Target, times_rate: float) -> bool:
+    """Return whether no cell has such an arm, hosts, link and rounds."""
+    first = launches[0]
+    slowest, fastest = VALIDATED_RATES
+    link = target.link or Link()
+    return (
+        len(launches) < VALIDATED_LAUNCHES
+        or target.hosts > VALIDATED_HOSTS
+        or not slowest <= round(times_rate, 2) <= fastest
+        or max(first.latency_seconds, link.latency_seconds) > 0
+        or not has_cells(first.library, first.schedule)
     )
 
 

@@ -22,12 +22,11 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
 from compare.analysis.estimate import Estimate
-from compare.analysis.noise import is_too_noisy
+from compare.analysis.noise import is_too_noisy, tells_nothing
 from compare.analysis.parity import pass_of
 from compare.analysis.power import Power, find_power
 from compare.analysis.ranking import Lead, find_lead, noise_floor, verdicts
 from compare.analysis.step_times import (
-    OTHER_LOAD_LIMIT,
     collective_seconds,
     cores_per_rank,
     has_reference,
@@ -159,14 +158,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def below_noise(self) -> bool:
-        """Return whether noise hides the sync cost.
-
-        Its interval reaches zero, or it has only one or two rounds, which are noisy.
-        """
-        if self.sync_share is None:
-            return False
-        few = self.sync_share.method == "range"
-        return self.sync_share.low <= 0 or (few and self.other_cpu_load.mean > OTHER_LOAD_LIMIT)
+        """Return whether the interval of the sync cost reaches zero."""
+        return self.sync_share is not None and self.sync_share.low <= 0
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,7 +233,8 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
     rights = [rank.evaluation.correct for rank in ranks]
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     steps = [step_seconds(launch) for launch in compared]
-    control = common.of(run.config.control) if run.config.control and arm.synchronises else []
+    split = arm.synchronises and not tells_nothing(common)
+    control = common.of(run.config.control) if run.config.control and split else []
     controlled = _pairs(compared, control)
     # An arm of one process exchanges nothing, and ranks with different layers share the work of a batch.
     paid = controlled if arm.has_sync_cost else []
@@ -277,7 +271,7 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
             max(rank.moments.first_step_done for rank in launch.ranks) for launch in compared
         ),
         other_cpu_load=Estimate.of(map(other_cpu_load, compared)),
-        detail=_detail(compared, paid),
+        detail=_detail(compared, paid, [launch for launch in compared if split and has_reference(launch)]),
         fastest=fastest,
     )
 
@@ -326,14 +320,13 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
 # ---- its detail ----
 
 
-def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail:
+def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]], referred: list[Launch]) -> Detail:
     """Split the cost of an arm.
 
-    ``paid`` pairs its launches with the control's.
+    ``paid`` pairs its launches with the control's. ``referred`` have a reference to compare with.
     """
     phases = [phase_changes(launch) for launch in launches]
     last, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
-    referred = [launch for launch in launches if has_reference(launch)]
     exposed = _difference((step_seconds(own), _reference(own)) for own in referred)
     alone = [(launch, collective_seconds(launch) or 0.0) for launch in launches if ranks > 1]
     alone = [(launch, seconds) for launch, seconds in alone if seconds]

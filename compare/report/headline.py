@@ -51,7 +51,7 @@ def too_noisy(run: Run, summary: Summary) -> str:
         share = f"{OTHER_LOAD_LIMIT * 100:g} %"
         return (
             f"TOO NOISY TO COMPARE: other processes used more than {share} of the CPUs in every round. "
-            f"Stop other programs, and take more rounds: --repeats {FIRST_LOOK}."
+            f"Stop other programs, and take {FIRST_LOOK} rounds or more."
         )
     return (
         f"TOO NOISY TO COMPARE: equal arms could differ by {summary.noise * 100:.0f} %. "

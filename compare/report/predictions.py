@@ -123,12 +123,14 @@ def _statements(forecast: Forecast) -> Iterator[str]:
 
 
 def _notes(forecast: Forecast) -> Iterator[str]:
+    slow, fast = VALIDATED_RATES
     yield (
         "error: the factor, either way, found with cells like it in docs/predictions.md. It is the larger of "
         "Student's interval for one more cell and their largest error. No interval is narrower. "
-        "NOT VALIDATED has the largest error of all. It marks another library or timeline than theirs, or a "
-        f"step that bytes do not dominate. Nor are more than {VALIDATED_HOSTS} hosts validated, or "
-        f"{VALIDATED_RATES:g} times another rate. Nor is a run of one host, one round, or an unknown rate."
+        "NOT VALIDATED has the largest error of all. It marks another library or timeline than theirs, "
+        f"latency, and a step that bytes do not dominate. It marks more than {VALIDATED_HOSTS} hosts, and a "
+        f"rate below {slow:g} or above {fast:g} times the measured one. It marks a run of one host or one "
+        "round. With --link, it marks a run of an unknown rate."
     )
     yield (
         f"Each host has its own batch. Hosts pay while throughput gains {PAYS:.0%} of the growth in hosts. "

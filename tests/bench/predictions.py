@@ -167,16 +167,18 @@ def _without_rest(one: Measured) -> Measured:
     return msgspec.structs.replace(one, step_seconds=one.step_seconds - rest)
 
 
-def read_cells(folders: list[Path]) -> list[Measured]:
-    """Read the launches of runs."""
+def read_base(folders: list[Path]) -> list[Measured]:
+    """Read the launches that can predict."""
+    runs = list(map(read_run, folders))
     return [
-        measured
-        for folder in folders
-        for run in [read_run(folder)]
-        for arm in run.config.arms
-        if not why_not(run, arm)
-        for measured in measure(run, arm)
+        one for run in runs for arm in run.config.arms if not why_not(run, arm) for one in measure(run, arm)
     ]
+
+
+def read_cells(folders: list[Path]) -> list[Measured]:
+    """Read all launches that are predicted."""
+    runs = list(map(read_run, folders))
+    return [one for run in runs for arm in run.config.arms if arm.synchronises for one in measure(run, arm)]
 
 
 def table(record: Record) -> str:
@@ -221,7 +223,7 @@ def main() -> None:
     wanted = {folder / f"{hosts}-{link}": (hosts, link) for hosts, link in [BASE, *CELLS]}
     wanted[folder / "base-again"] = BASE
     base, *cells, again = [path if path.exists() else _measure(*cell, path) for path, cell in wanted.items()]
-    record = Record(read_cells([base, again]), read_cells(cells))
+    record = Record(read_base([base, again]), read_cells(cells))
     RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     models = ", ".join(f"{name} {error:.1%}" for name, error in model_errors(record).items())
     written = f"{table(record)}\n\nMean error of the arms that overlap, without the rest: {models}."

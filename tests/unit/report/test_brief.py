@@ -9,7 +9,6 @@ import io
 import math
 import os
 import random
-import re
 from pathlib import Path
 
 import msgspec
@@ -50,6 +49,12 @@ def measured(steps, *, rounds=5, noise=0.01, **changes):
         for factor in [chance.gauss()]
     ]
     return a_run({arm: [] for arm in steps}, launches=launches, **IN_TURNS | changes)
+
+
+def busy_beside(run, arm):
+    """Return the run with other processes beside one arm alone."""
+    pairs = zip(run.launches, noisy(run, 1).launches, strict=True)
+    return msgspec.structs.replace(run, launches=[busy if own.arm == arm else own for own, busy in pairs])
 
 
 SIX = {
@@ -143,21 +148,41 @@ def test_first_table_that_is_too_noisy_has_no_ratio():
     assert text.splitlines()[-1].startswith("No arm is ranked: the noise")
 
 
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(rounds, wide):
-    run = noisy(measured(SIX, rounds=rounds), *range(1, rounds + 1))
-    text = render(run, analyse(run), "table", wide=wide)
+NOISE_ALONE = {
+    "one round": noisy(measured(SIX, rounds=1), 1),
+    "two rounds": noisy(measured(SIX, rounds=2), 1, 2),
+    "the control alone": busy_beside(measured(SIX, rounds=1), "none"),
+    "one arm alone": busy_beside(measured(SIX, rounds=1), "ddp"),
+}
+
+
+@pytest.mark.parametrize("shown", [{}, {"wide": True}, {"detail": True}])
+@pytest.mark.parametrize("name", NOISE_ALONE)
+def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(name, shown):
+    run = NOISE_ALONE[name]
+    text = render(run, analyse(run), "table", **shown)
     assert text.startswith("TOO NOISY TO COMPARE: other processes used more than 10 % of the CPUs in every")
-    rows = [line for line in text.splitlines() if line.split() and line.split()[0] in SIX]
-    assert len(rows) == len(SIX)
-    known = r"1\.00×|98\.00%|±\d+ %"  # the baseline, the accuracy, and an interval without a ratio
-    assert [row for row in rows if set("×%") & set(re.sub(known, "", row))] == []
+    rows = [line for line in text.splitlines() if line.split() and line.split()[0] in SIX and "×" in line]
+    assert [row for row in rows if "×" in row.replace("1.00×", "")] == []
+    for arm in analyse(run).summary.arms:
+        costs = (
+            arm.sync_seconds,
+            arm.sync_share,
+            arm.detail.exposed_seconds,
+            arm.detail.communication_seconds,
+        )
+        assert costs == (None, None, None, None)
 
 
-def test_two_rounds_with_a_quiet_one_are_shown():
+def test_one_arm_has_nothing_to_compare_and_is_not_too_noisy():
+    run = noisy(measured({"ddp": 5.0}, rounds=1), 1)
+    assert not analyse(run).summary.too_noisy
+
+
+def test_two_rounds_with_a_quiet_one_have_costs():
     run = noisy(measured(SIX, rounds=2), 1)
     assert not analyse(run).summary.too_noisy
+    assert all(arm.sync_share for arm in analyse(run).summary.arms if arm.arm != "none")
 
 
 def test_first_table_puts_shared_options_into_the_headline():
