@@ -42,7 +42,7 @@ def is_too_noisy(
 def tells_nothing(run: Run) -> bool:
     """Return whether all of a run's one or two rounds are noisy.
 
-    Then nothing tells noise from a difference, so no cost is computed.
+    Then nothing tells noise from a difference.
     """
     if run.config.comparisons is not None or len(run.config.arms) == 1 or is_oversubscribed(run):
         return False

@@ -22,7 +22,7 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
 from compare.analysis.estimate import Estimate
-from compare.analysis.noise import is_too_noisy, tells_nothing
+from compare.analysis.noise import is_too_noisy
 from compare.analysis.parity import pass_of
 from compare.analysis.power import Power, find_power
 from compare.analysis.ranking import Lead, find_lead, noise_floor, verdicts
@@ -233,8 +233,7 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
     rights = [rank.evaluation.correct for rank in ranks]
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     steps = [step_seconds(launch) for launch in compared]
-    split = arm.synchronises and not tells_nothing(common)
-    control = common.of(run.config.control) if run.config.control and split else []
+    control = common.of(run.config.control) if run.config.control and arm.synchronises else []
     controlled = _pairs(compared, control)
     # An arm of one process exchanges nothing, and ranks with different layers share the work of a batch.
     paid = controlled if arm.has_sync_cost else []
@@ -271,7 +270,7 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
             max(rank.moments.first_step_done for rank in launch.ranks) for launch in compared
         ),
         other_cpu_load=Estimate.of(map(other_cpu_load, compared)),
-        detail=_detail(compared, paid, [launch for launch in compared if split and has_reference(launch)]),
+        detail=_detail(compared, paid),
         fastest=fastest,
     )
 
@@ -320,13 +319,14 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
 # ---- its detail ----
 
 
-def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]], referred: list[Launch]) -> Detail:
+def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail:
     """Split the cost of an arm.
 
-    ``paid`` pairs its launches with the control's. ``referred`` have a reference to compare with.
+    ``paid`` pairs its launches with the control's.
     """
     phases = [phase_changes(launch) for launch in launches]
     last, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
+    referred = [launch for launch in launches if has_reference(launch)]
     exposed = _difference((step_seconds(own), _reference(own)) for own in referred)
     alone = [(launch, collective_seconds(launch) or 0.0) for launch in launches if ranks > 1]
     alone = [(launch, seconds) for launch, seconds in alone if seconds]

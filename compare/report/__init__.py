@@ -53,14 +53,21 @@ def render(
     Raises:
         KeyError: there is no such format.
     """
-    if sort or form not in _FOR_PROGRAMS:
+    if form not in _FOR_PROGRAMS:
         analysis = arrange(analysis, sort)
+    elif sort:
+        analysis = _sorted(analysis, sort)
     of_table = {"wide": wide, "again": again} if form == "table" else {}
     text: str = import_module(RENDERERS[form]).render(run, analysis, detail=detail, **of_table)
     return text
 
 
 def arrange(analysis: Analysis, by: str | None) -> Analysis:
+    """Sort the arms, and leave out costs that are noise alone."""
+    return _without_noise(_sorted(analysis, by))
+
+
+def _sorted(analysis: Analysis, by: str | None) -> Analysis:
     """Sort the arms, by step time as default.
 
     Where nothing is ranked, the default is the order of the run.
@@ -70,3 +77,21 @@ def arrange(analysis: Analysis, by: str | None) -> Analysis:
         return analysis
     arms = sorted(summary.arms, key=_KEYS[by or "step"])
     return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
+
+
+def _without_noise(analysis: Analysis) -> Analysis:
+    """Leave out the costs of a few rounds that are all noisy.
+
+    Formats for programs keep them, beside ``too_noisy``.
+    """
+    summary = analysis.summary
+    if not summary.too_noisy or any(arm.step_seconds.method == "t" for arm in summary.arms):
+        return analysis
+    arms = list(map(_without_costs, summary.arms))
+    return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
+
+
+def _without_costs(arm: ArmSummary) -> ArmSummary:
+    costs = dict.fromkeys(("exposed_seconds", "background_seconds", "communication_seconds", "overlap"))
+    detail = msgspec.structs.replace(arm.detail, **costs)
+    return msgspec.structs.replace(arm, sync_seconds=None, sync_share=None, efficiency=None, detail=detail)

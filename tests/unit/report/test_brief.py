@@ -164,14 +164,11 @@ def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(name, shown):
     assert text.startswith("TOO NOISY TO COMPARE: other processes used more than 10 % of the CPUs in every")
     rows = [line for line in text.splitlines() if line.split() and line.split()[0] in SIX and "×" in line]
     assert [row for row in rows if "×" in row.replace("1.00×", "")] == []
-    for arm in analyse(run).summary.arms:
-        costs = (
-            arm.sync_seconds,
-            arm.sync_share,
-            arm.detail.exposed_seconds,
-            arm.detail.communication_seconds,
-        )
+    for arm in arrange(analyse(run), None).summary.arms:
+        detail = arm.detail
+        costs = (arm.sync_seconds, arm.sync_share, detail.exposed_seconds, detail.communication_seconds)
         assert costs == (None, None, None, None)
+    assert [arm for arm in analyse(run).summary.arms if arm.sync_seconds], "programs get all figures"
 
 
 def test_one_arm_has_nothing_to_compare_and_is_not_too_noisy():
