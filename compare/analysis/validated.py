@@ -19,7 +19,7 @@ VALIDATED_HOSTS = 4
 VALIDATED_LAUNCHES = 2
 """Every cell was predicted from so many launches."""
 VALIDATED_RATES = (0.5, 2.5)
-"""Smallest and largest rate over the measured one."""
+"""Minimum and maximum ratio of the predicted rate to the measured rate."""
 
 _ERRORS: dict[tuple[str, Schedule], float] = {
     ("torch.distributed gloo", "after"): 0.10,
