@@ -127,7 +127,8 @@ def _notes(forecast: Forecast) -> Iterator[str]:
     yield (
         "error: the factor, either way, found with cells like it in docs/predictions.md. It is the larger of "
         "Student's interval for one more cell and their largest error. No interval is narrower. "
-        "NOT VALIDATED has the largest error of all. It marks another library or timeline than theirs, "
+        "NOT VALIDATED has the largest error of all, and may miss by more. "
+        "It marks another library or timeline than theirs, "
         f"latency, and a step that bytes do not dominate. It marks more than {VALIDATED_HOSTS} hosts, and a "
         f"rate below {slow:g} or above {fast:g} times the measured one. It marks a run of one host or one "
         "round. With --link, it marks a run of an unknown rate."
