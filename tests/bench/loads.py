@@ -16,12 +16,18 @@ from typing import NamedTuple
 
 _RANK = re.compile(r"launches/(\d+)-[^/]*_([12])/job\.json")
 _LOOK = 0.01
+_SPELL = 15.0
+"""Seconds: as long as a few passes of turns."""
 _COMPUTES = 0.1
 """Minimum share of a look that a rank computes in its turn."""
 
 
 def _each_second(_):
     return int(time.time()) % 2 == 0
+
+
+def _in_spells(_):
+    return int(time.time() / _SPELL) % 2 == 0
 
 
 def _second_cohorts(ranks):
@@ -34,7 +40,12 @@ def _turns_of_one_arm(ranks):
     return {rank.arm for rank in ranks if rank.busy > _COMPUTES} == {1}
 
 
-WANTED = {"on and off": _each_second, "in cohorts": _second_cohorts, "in turns": _turns_of_one_arm}
+WANTED = {
+    "on and off": _each_second,
+    "in spells": _in_spells,
+    "in cohorts": _second_cohorts,
+    "in turns": _turns_of_one_arm,
+}
 
 
 @contextlib.contextmanager
