@@ -1,22 +1,24 @@
 """Find ratios that change with the load of the machine.
 
 An arm that polls may lead on a quiet machine and fall behind on a busy one. One mean ratio hides that. In
-turns, the control shows the load of each pass: its step takes longer while other programs run. The ratio of
-every pass is regressed on it, both on the log scale.
+turns, the control shows the load of each pass. While other programs run, its wall time grows over its CPU
+time. The ratio of every pass is regressed on that, both on the log scale. The control's step time would show
+the load less well: it also changes with the speed of the machine.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from compare.analysis.budget import is_oversubscribed
-from compare.analysis.step_times import turn_seconds
+from compare.analysis.step_times import turn_cores, turn_seconds
 from compare.schema.arms import Arm
-from compare.schema.results import Run
+from compare.schema.results import Launch, Run
 
 LEVEL = 0.001
 """Level of the test, for all arms together.
@@ -34,11 +36,14 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: str
     quiet_seconds: float
-    """Step time of the control in the quietest tenth of the passes."""
+    """Geometric mean step of the control in the quietest passes.
+
+    They are a tenth of all passes.
+    """
     busy_seconds: float
-    """The same in the busiest tenth."""
+    """The same of the busiest passes."""
     quiet_ratio: float
-    """Baseline's step time over the arm's where the control is that quick."""
+    """Baseline's step time over the arm's at the load of those passes."""
     busy_ratio: float
     p: float
     """Two-sided p of no slope."""
@@ -49,51 +54,79 @@ def find_load_dependence(run: Run) -> list[LoadDependence]:
     control, baseline = run.config.control, run.config.baseline
     if control is None or is_oversubscribed(run) or run.interleaved.mode != "blocks":
         return []
-    times = {arm.label: _by_pass(run, arm) for arm in run.config.arms}
+    times = {arm.label: _by_pass(run, arm, turn_seconds) for arm in run.config.arms}
+    cores = _by_pass(run, control, turn_cores)
     rivals = [arm.label for arm in run.config.arms if arm.synchronises and arm.label != baseline]
     found = []
     for rival in rivals:
-        passes = sorted(set(times[control.label]) & set(times[baseline]) & set(times[rival]))
+        common = set(times[control.label]) & set(times[baseline]) & set(times[rival])
+        passes = sorted(one for one in common if cores[one] > 0)
         if baseline == control.label or len(passes) < _FEWEST_PASSES:
             continue
-        load = [math.log(times[control.label][one]) for one in passes]
-        ratio = [math.log(times[baseline][one] / times[rival][one]) for one in passes]
-        found += _judge(rival, load, ratio, level=LEVEL / len(rivals))
+        seen = [
+            _Pass(
+                load=-math.log(cores[one]),
+                control=math.log(times[control.label][one]),
+                ratio=math.log(times[baseline][one] / times[rival][one]),
+            )
+            for one in passes
+        ]
+        found += _judge(rival, seen, level=LEVEL / len(rivals))
     return found
 
 
-def _by_pass(run: Run, arm: Arm) -> dict[tuple[int, int], float]:
-    """Return the arm's step time in each turn, by round and turn."""
-    return {
-        (launch.round, turn): seconds
-        for launch in run.of(arm)
-        for turn, seconds in turn_seconds(launch).items()
-    }
+class _Pass(NamedTuple):
+    """Logarithms of one pass."""
+
+    load: float
+    """Of wall time over CPU time of the control."""
+    control: float
+    """Of its step time."""
+    ratio: float
+    """Of the baseline's step time over the arm's."""
 
 
-def _judge(arm: str, load: Sequence[float], ratio: Sequence[float], *, level: float) -> list[LoadDependence]:
-    from scipy.special import stdtr
+def _by_pass(
+    run: Run, arm: Arm, figure: Callable[[Launch], dict[int, float]]
+) -> dict[tuple[int, int], float]:
+    """Return a figure of the arm's turns, by round and turn."""
+    return {(launch.round, turn): each for launch in run.of(arm) for turn, each in figure(launch).items()}
 
-    n, mean_load, mean_ratio = len(load), statistics.fmean(load), statistics.fmean(ratio)
-    spread = sum((x - mean_load) ** 2 for x in load)
-    if not spread:
+
+def _judge(arm: str, passes: Sequence[_Pass], *, level: float) -> list[LoadDependence]:
+    ordered = sorted(passes)
+    loads, ratios = [one.load for one in ordered], [one.ratio for one in ordered]
+    if loads[0] == loads[-1]:
         return []
-    slope = sum((x - mean_load) * (y - mean_ratio) for x, y in zip(load, ratio, strict=True)) / spread
-    residuals = [y - mean_ratio - slope * (x - mean_load) for x, y in zip(load, ratio, strict=True)]
-    error = math.sqrt(sum(r * r for r in residuals) / (n - 2) / spread)
-    p = 2 * float(stdtr(n - 2, -abs(slope) / error)) if error else 0.0
-    ordered = sorted(load)
-    tenth = max(1, n // _TENTH)
-    quiet, busy = statistics.fmean(ordered[:tenth]), statistics.fmean(ordered[-tenth:])
-    if p > level or abs(slope) * (busy - quiet) < math.log1p(CHANGES):
+    slope, intercept = statistics.linear_regression(loads, ratios)
+    tenth = max(1, len(ordered) // _TENTH)
+    ends = ordered[:tenth], ordered[-tenth:]
+    quiet, busy = (statistics.fmean(one.load for one in end) for end in ends)
+    if abs(slope) * (busy - quiet) < math.log1p(CHANGES):
         return []
+    if (p := _p_of_no_slope(loads, ratios)) > level:
+        return []
+    quiet_seconds, busy_seconds = (math.exp(statistics.fmean(one.control for one in end)) for end in ends)
     return [
         LoadDependence(
             arm=arm,
-            quiet_seconds=math.exp(quiet),
-            busy_seconds=math.exp(busy),
-            quiet_ratio=math.exp(mean_ratio + slope * (quiet - mean_load)),
-            busy_ratio=math.exp(mean_ratio + slope * (busy - mean_load)),
+            quiet_seconds=quiet_seconds,
+            busy_seconds=busy_seconds,
+            quiet_ratio=math.exp(intercept + slope * quiet),
+            busy_ratio=math.exp(intercept + slope * busy),
             p=p,
         )
     ]
+
+
+def _p_of_no_slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the two-sided p of the t test of a regression's slope.
+
+    Neither may be constant.
+    """
+    from scipy.special import stdtr
+
+    r = statistics.correlation(x, y)
+    rest = max(0.0, 1 - r * r)
+    t = abs(r) * math.sqrt((len(x) - 2) / rest) if rest else math.inf
+    return 2 * float(stdtr(len(x) - 2, -t))

@@ -6,6 +6,7 @@ Times are seconds per step. A block whose phases were timed is slower, so it cou
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from compare.schema.results import Block, Launch, Mode, RankResult, Run
@@ -39,6 +40,16 @@ def turn_seconds(launch: Launch, mode: Mode = "training") -> dict[int, float]:
     of_ranks = [_by_turn(rank, mode) for rank in launch.ranks]
     times = {turn: zip(*(own[turn] for own in of_ranks), strict=True) for turn in of_ranks[0]}
     return {turn: statistics.median(map(statistics.fmean, blocks)) / 1e9 for turn, blocks in times.items()}
+
+
+def turn_cores(launch: Launch) -> dict[int, float]:
+    """Return CPU time over wall time of the ranks in each turn."""
+    wall, cpu = Counter[int](), Counter[int]()
+    for rank in launch.ranks:
+        for block in _timed_blocks(rank, "training"):
+            wall[block.turn] += block.wall_ns
+            cpu[block.turn] += block.cpu_ns
+    return {turn: cpu[turn] / wall[turn] for turn in wall}
 
 
 def rank_seconds(rank: RankResult, mode: Mode) -> float:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 _RANK = re.compile(r"launches/(\d+)-[^/]*_([12])/job\.json")
 _LOOK = 0.01
-_SPELL = 15.0
-"""Seconds: as long as a few passes of turns."""
+_SPELL = 60.0
+"""Seconds: longer than a pass of turns."""
 _COMPUTES = 0.1
 """Minimum share of a look that a rank computes in its turn."""
 

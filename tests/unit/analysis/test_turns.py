@@ -6,6 +6,7 @@ import math
 
 import msgspec
 import pytest
+from scipy.stats import linregress
 
 from compare.analysis import analyse
 from compare.analysis.ranking import log_ratios
@@ -71,11 +72,21 @@ def test_launches_one_after_another_have_no_turns():
     assert summarise_turns(run) is None
 
 
+def a_waiting_rank(loads, time):
+    """Return a rank whose turns waited for a core."""
+    rank = a_rank_of([time(load) for load in loads])
+    blocks = [
+        msgspec.structs.replace(block, cpu_ns=int(block.wall_ns / loads[block.turn - 1]))
+        for block in rank.blocks
+    ]
+    return msgspec.structs.replace(rank, blocks=blocks)
+
+
 def under_load(loads, arms):
-    """Return a run from the loads of all passes."""
+    """Return a run from the load of every pass."""
     cohorts = [loads[at : at + 4] for at in range(0, len(loads), 4)]
     launches = [
-        a_launch(arm, round_, ranks=[a_rank_of([time(load) for load in cohort])], number=number)
+        a_launch(arm, round_, ranks=[a_waiting_rank(cohort, time)], number=number)
         for round_, cohort in enumerate(cohorts, start=1)
         for number, (arm, time) in enumerate(arms.items(), start=round_ * 10)
     ]
@@ -88,6 +99,14 @@ BUSY_AND_QUIET += [1.1, 1.6, 2.0, 1.0, 2.4, 3.1, 1.4, 1.0, 1.2, 2.6]
 SPINS = {"none": lambda load: load, "ddp": lambda load: 4 + load, "mpi": lambda load: 1.3 * load**2.5}
 
 
+def test_level_of_a_slope_is_that_of_the_regression():
+    run = under_load(BUSY_AND_QUIET, SPINS)
+    (found,) = analyse(run).load_dependence
+    ratios = [math.log((4 + load) / (1.3 * load**2.5)) for load in BUSY_AND_QUIET]
+    expected = linregress([math.log(load) for load in BUSY_AND_QUIET], ratios).pvalue
+    assert found.p == pytest.approx(expected, rel=1e-3)
+
+
 def test_ratio_that_changes_with_the_load_is_named():
     run = under_load(BUSY_AND_QUIET, SPINS)
     (found,) = analyse(run).load_dependence
@@ -95,6 +114,12 @@ def test_ratio_that_changes_with_the_load_is_named():
     assert found.quiet_ratio > 2.5
     assert found.busy_ratio < 1
     assert "mpi depends on the load. It has 3.80× the speed of ddp" in render(run, analyse(run), "markdown")
+
+
+def test_load_shows_through_a_machine_of_changing_speed():
+    speed = {load: 1 + 0.3 * math.sin(9 * index) for index, load in enumerate(BUSY_AND_QUIET)}
+    arms = SPINS | {"none": speed.__getitem__}
+    assert [found.arm for found in analyse(under_load(BUSY_AND_QUIET, arms)).load_dependence] == ["mpi"]
 
 
 @pytest.mark.parametrize("power", [0.8, 1.0])
