@@ -49,6 +49,17 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
     """Two-sided p of no slope."""
 
 
+class _Pass(NamedTuple):
+    """Logarithms of one pass."""
+
+    load: float
+    """Of wall time over CPU time of the control."""
+    control: float
+    """Of its step time."""
+    ratio: float
+    """Of the baseline's step time over the arm's."""
+
+
 def find_load_dependence(run: Run) -> list[LoadDependence]:
     """Find the arms whose ratio to the baseline changes with the load."""
     control, baseline = run.config.control, run.config.baseline
@@ -73,17 +84,6 @@ def find_load_dependence(run: Run) -> list[LoadDependence]:
         ]
         found += _judge(rival, seen, level=LEVEL / len(rivals))
     return found
-
-
-class _Pass(NamedTuple):
-    """Logarithms of one pass."""
-
-    load: float
-    """Of wall time over CPU time of the control."""
-    control: float
-    """Of its step time."""
-    ratio: float
-    """Of the baseline's step time over the arm's."""
 
 
 def _by_pass(

@@ -6,7 +6,6 @@ Times are seconds per step. A block whose phases were timed is slower, so it cou
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 
 from compare.schema.results import Block, Launch, Mode, RankResult, Run
@@ -44,12 +43,10 @@ def turn_seconds(launch: Launch, mode: Mode = "training") -> dict[int, float]:
 
 def turn_cores(launch: Launch) -> dict[int, float]:
     """Return CPU time over wall time of the ranks in each turn."""
-    wall, cpu = Counter[int](), Counter[int]()
-    for rank in launch.ranks:
-        for block in _timed_blocks(rank, "training"):
-            wall[block.turn] += block.wall_ns
-            cpu[block.turn] += block.cpu_ns
-    return {turn: cpu[turn] / wall[turn] for turn in wall}
+    turns: dict[int, list[Block]] = {}
+    for block in _of_all_ranks(launch):
+        turns.setdefault(block.turn, []).append(block)
+    return {turn: _cores(blocks) for turn, blocks in turns.items()}
 
 
 def rank_seconds(rank: RankResult, mode: Mode) -> float:
@@ -78,8 +75,15 @@ def imbalance_seconds(launch: Launch) -> float:
 
 def cores_per_rank(launch: Launch) -> float:
     """Return CPU time over wall time of the training."""
-    blocks = [block for rank in launch.ranks for block in _timed_blocks(rank, "training")]
+    return _cores(_of_all_ranks(launch))
+
+
+def _cores(blocks: Sequence[Block]) -> float:
     return sum(block.cpu_ns for block in blocks) / sum(block.wall_ns for block in blocks)
+
+
+def _of_all_ranks(launch: Launch) -> list[Block]:
+    return [block for rank in launch.ranks for block in _timed_blocks(rank, "training")]
 
 
 def _timed_blocks(rank: RankResult, mode: Mode) -> list[Block]:
