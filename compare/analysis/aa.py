@@ -6,6 +6,8 @@ judged like the verdicts of a run.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from compare.analysis.ranking import log_ratios
@@ -82,8 +84,9 @@ def _judge(run: Run, ratios: list[float], rounds: range) -> Verdict:
     """Judge rounds, counted from 0, as a run of their own."""
     first, second = run.config.arms
     launches = [launch for launch in run.launches if launch.round - 1 in rounds]
-    verdict = judge({second.label: ratios[rounds.start : rounds.stop]}, fewest=FIRST_LOOK)
-    return withhold(msgspec.structs.replace(run, launches=launches), first.label, verdict)[second.label]
+    own = {second.label: ratios[rounds.start : rounds.stop]}
+    accept = partial(withhold, msgspec.structs.replace(run, launches=launches), first.label)
+    return judge(own, fewest=FIRST_LOOK, accept=accept)[second.label]
 
 
 def _simulated(run: Run, looks: list[Look]) -> SimulatedRate | None:

@@ -6,7 +6,7 @@ computation as well as slower synchronising.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -37,13 +37,10 @@ def judge_gate(run: Run) -> Changes | None:
         return None
     pairs = [(new, old) for new, old in _pairs(run.config.arms) if log_ratios(run, new, old)]
     ratios = {new.label: log_ratios(run, new, old) for new, old in pairs}
-    found = judge(ratios, looks(run), margin=limit, fewest=FIRST_LOOK, one_sided=True) if ratios else {}
-    uneven: list[Verdict] = []
+    found = _judge(run, pairs, ratios, limit) if ratios else {}
     changes = []
     for new, old in pairs:
-        verdict = withhold(run, old.label, {new.label: found[new.label]})[new.label]
-        uneven += [verdict] if verdict.uneven_load else []
-        change = from_verdict(new.label, verdict)
+        change = from_verdict(new.label, found[new.label])
         changes.append(
             msgspec.structs.replace(
                 change,
@@ -61,7 +58,21 @@ def judge_gate(run: Run) -> Changes | None:
         changes=changes,
         outcome=outcome_of(changes) if len(changes) == len(run.config.arms) // 2 else "too noisy",
         changed=list(_changed(run, pairs)),
-        notes=list(_notes(run, uneven=bool(uneven))),
+        notes=list(_notes(run, uneven=any(verdict.uneven_load for verdict in found.values()))),
+    )
+
+
+def _judge(
+    run: Run, pairs: Sequence[tuple[Arm, Arm]], ratios: Mapping[str, Sequence[float]], limit: float
+) -> dict[str, Verdict]:
+    twin = {new.label: old.label for new, old in pairs}
+    return judge(
+        ratios,
+        looks(run),
+        margin=limit,
+        fewest=FIRST_LOOK,
+        one_sided=True,
+        accept=lambda name, verdict: withhold(run, twin[name], name, verdict),
     )
 
 

@@ -1,9 +1,9 @@
 """Find ratios that change with the load of the machine.
 
 An arm that polls may lead on a quiet machine and fall behind on a busy one. One mean ratio hides that. In
-turns, the control shows the load of each pass. While other programs run, its wall time grows over its CPU
-time. The ratio of every pass is regressed on that, both on the log scale. The control's step time would show
-the load less well: it also changes with the speed of the machine.
+turns, the control shows the load of each pass. Where other programs take its cores, its wall time grows and
+its CPU time does not. The ratio of every pass is regressed on wall time over CPU time, both on the log scale.
+The control's step time would show the load less well: it also changes with the speed of the machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from compare.schema.results import Launch, Run
 LEVEL = 0.001
 """Level of the test, for all arms together.
 
-A verdict has a weaker one, but passes of one cohort are alike.
+It takes passes as independent. Those of one cohort are alike, so the true level is weaker.
 """
 CHANGES = 0.25
 """Minimum change of the ratio between quiet and busy passes."""
+LOAD_CHANGES = 0.1
+"""Minimum change of the load between them; a quiet machine has less."""
 _FEWEST_PASSES = 12
 _TENTH = 10
 
@@ -35,15 +37,15 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
     """A ratio that changes with the load."""
 
     arm: str
-    quiet_seconds: float
-    """Geometric mean step of the control in the quietest passes.
+    quiet_cores: float
+    """CPU time over wall time of the control's ranks in the quietest passes.
 
-    They are a tenth of all passes.
+    They are a tenth of all passes. It is the geometric mean.
     """
-    busy_seconds: float
+    busy_cores: float
     """The same of the busiest passes."""
     quiet_ratio: float
-    """Baseline's step time over the arm's at the load of those passes."""
+    """Baseline's step time over the arm's at the load of those passes, by the fitted line."""
     busy_ratio: float
     p: float
     """Two-sided p of no slope."""
@@ -54,8 +56,6 @@ class _Pass(NamedTuple):
 
     load: float
     """Of wall time over CPU time of the control."""
-    control: float
-    """Of its step time."""
     ratio: float
     """Of the baseline's step time over the arm's."""
 
@@ -70,14 +70,13 @@ def find_load_dependence(run: Run) -> list[LoadDependence]:
     rivals = [arm.label for arm in run.config.arms if arm.synchronises and arm.label != baseline]
     found = []
     for rival in rivals:
-        common = set(times[control.label]) & set(times[baseline]) & set(times[rival])
+        common = set(cores) & set(times[baseline]) & set(times[rival])
         passes = sorted(one for one in common if cores[one] > 0)
         if baseline == control.label or len(passes) < _FEWEST_PASSES:
             continue
         seen = [
             _Pass(
                 load=-math.log(cores[one]),
-                control=math.log(times[control.label][one]),
                 ratio=math.log(times[baseline][one] / times[rival][one]),
             )
             for one in passes
@@ -96,22 +95,21 @@ def _by_pass(
 def _judge(arm: str, passes: Sequence[_Pass], *, level: float) -> list[LoadDependence]:
     ordered = sorted(passes)
     loads, ratios = [one.load for one in ordered], [one.ratio for one in ordered]
-    if loads[0] == loads[-1]:
+    if loads[0] == loads[-1]:  # there is no slope
         return []
     slope, intercept = statistics.linear_regression(loads, ratios)
     tenth = max(1, len(ordered) // _TENTH)
     ends = ordered[:tenth], ordered[-tenth:]
     quiet, busy = (statistics.fmean(one.load for one in end) for end in ends)
-    if abs(slope) * (busy - quiet) < math.log1p(CHANGES):
+    if busy - quiet < math.log1p(LOAD_CHANGES) or abs(slope) * (busy - quiet) < math.log1p(CHANGES):
         return []
     if (p := _p_of_no_slope(loads, ratios)) > level:
         return []
-    quiet_seconds, busy_seconds = (math.exp(statistics.fmean(one.control for one in end)) for end in ends)
     return [
         LoadDependence(
             arm=arm,
-            quiet_seconds=quiet_seconds,
-            busy_seconds=busy_seconds,
+            quiet_cores=math.exp(-quiet),
+            busy_cores=math.exp(-busy),
             quiet_ratio=math.exp(intercept + slope * quiet),
             busy_ratio=math.exp(intercept + slope * busy),
             p=p,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from functools import partial
 
 import msgspec
 
@@ -46,7 +47,9 @@ def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
     A verdict that uneven load may explain is withheld.
     """
     ratios = paired_log_ratios(run, baseline)
-    return withhold(run, baseline, judge(ratios, looks(run), fewest=FIRST_LOOK)) if ratios else {}
+    if not ratios:
+        return {}
+    return judge(ratios, looks(run), fewest=FIRST_LOOK, accept=partial(withhold, run, baseline))
 
 
 def noise_floor(run: Run) -> float | None:

@@ -22,25 +22,21 @@ UNEVEN_LIMIT = 0.05
 On a quiet machine it is less: the kernel counts busy time in ticks.
 """
 SLOWDOWN = 3.0
-"""Most that one busy core adds to a step, in steps.
+"""Steps that one busy core is taken to add to a step.
 
-All ranks wait for the one that shares its core. On two cores, two spinning ranks had 1.2 to 2.3 steps added
-in four tries. ``ddp`` had 0.4.
+All ranks wait for the one that shares its core. It is more than was seen. On two cores, in four tries,
+loops added 1.2 to 2.3 steps to those of two spinning ranks. They added 0.4 to one of ``ddp``.
 """
 
 
-def withhold(run: Run, baseline: str, found: dict[str, Verdict]) -> dict[str, Verdict]:
-    """Leave the verdicts open that uneven load may explain."""
-    arms = {arm.label: arm for arm in run.config.arms}
-    return {name: _judge(run, arms[name], arms[baseline], verdict) for name, verdict in found.items()}
+def withhold(run: Run, baseline: str, name: str, verdict: Verdict) -> Verdict:
+    """Leave a verdict open if uneven load may explain it.
 
-
-def _judge(run: Run, arm: Arm, baseline: Arm, verdict: Verdict) -> Verdict:
-    """Compare the load of both arms over their common rounds.
-
-    A difference stands if the slower arm has less load. It stands too if it exceeds what the load can do.
+    The load of both arms is compared over the common rounds that the verdict has. A difference stands if the
+    slower arm has less load. It stands too if its whole interval exceeds what the load can do.
     """
-    own, other = _by_round(run, arm), _by_round(run, baseline)
+    arms = {arm.label: arm for arm in run.config.arms}
+    own, other = _by_round(run, arms[name]), _by_round(run, arms[baseline])
     rounds = sorted(set(own) & set(other))[: verdict.n]
     if verdict.kind == "unresolved" or not rounds:
         return verdict
@@ -48,7 +44,8 @@ def _judge(run: Run, arm: Arm, baseline: Arm, verdict: Verdict) -> Verdict:
     beside_baseline = statistics.fmean(other_cpu_load(other[r]) for r in rounds)
     more = beside - beside_baseline
     explained = math.log1p(SLOWDOWN * abs(more) * _cpus(own[rounds[0]]))
-    slower_by = -math.log(verdict.speed_ratio) * math.copysign(1, more)
+    ends = filter(None, (verdict.low, verdict.speed_ratio, verdict.high))
+    slower_by = min(-math.log(end) * math.copysign(1, more) for end in ends)
     stands = verdict.kind != "equivalent" and not 0 < slower_by <= explained
     if abs(more) <= UNEVEN_LIMIT or stands:
         return verdict

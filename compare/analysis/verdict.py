@@ -19,7 +19,7 @@ One procedure serves all designs: a fixed number of rounds is a single look.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -103,6 +103,7 @@ def judge(
     margin: float = MARGIN,
     fewest: int = 2,
     one_sided: bool = False,
+    accept: Callable[[str, Verdict], Verdict] = lambda _, verdict: verdict,
 ) -> dict[str, Verdict]:
     """Judge every arm against the baseline.
 
@@ -117,6 +118,8 @@ def judge(
             allows a speed ratio between 1 / 1.03 and 1.03.
         fewest: rounds below which nothing is settled, see `FIRST_LOOK`.
         one_sided: see `decide`.
+        accept: takes an arm and its verdict at a look. It returns that verdict, or an unresolved one: then
+            the next look judges the arm again.
 
     Raises:
         ValueError: a value is no logarithm of a finite ratio, or a setting is out of range.
@@ -136,9 +139,16 @@ def judge(
             decision = decision._replace(settled=settled)
         for index, arm in enumerate(arms):
             if sample.n[index] and not (settled.different | settled.equivalent)[index]:
-                verdicts[arm] = _verdict(index, sample, decision, margin, fewest)
-        settled = decision.settled
+                verdicts[arm] = accept(arm, _verdict(index, sample, decision, margin, fewest))
+        settled = Settled(*(each & _settled_arms(arms, verdicts) for each in decision.settled))
     return verdicts
+
+
+def _settled_arms(arms: Sequence[str], verdicts: Mapping[str, Verdict]) -> NDArray:
+    import numpy as np
+
+    settled = [arm in verdicts and verdicts[arm].kind != "unresolved" for arm in arms]
+    return np.array(settled, dtype=bool)
 
 
 def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:

@@ -246,7 +246,9 @@ def _end(run: Run, summary: Summary) -> list[str]:
     elif not settled:
         minutes = max(1, round(max(config.limit_seconds, elapsed_seconds(run)) * _LONGER / 60))
         time = duration(config.limit_seconds)
-        why = f"{time} have no time for another. Give it longer: --budget {minutes * 60}"
+        uneven = any(verdict.uneven_load for verdict in judged)
+        remedy = "" if uneven else f". Give it longer: --budget {minutes * 60}"  # uneven_loads has another
+        why = f"{time} have no time for another{remedy}"
     elif summary.oversubscribed:
         why = "more would not help, because oversubscribed arms are not ranked"
     else:

@@ -112,8 +112,10 @@ def conclusion(run: Run, analysis: Analysis) -> str:
     if summary.lead is None:
         return so_far + _of_one(run, summary)
     settled = _settled(run, summary, summary.lead)
-    if settled and summary.noisy_rounds:
-        settled = f"{settled.removesuffix('.')} (in noisy rounds)."
+    where = ["in noisy rounds"] if summary.noisy_rounds else []
+    where += ["on average over loads"] if analysis.load_dependence else []
+    if settled and where:
+        settled = f"{settled.removesuffix('.')} ({', '.join(where)})."
     return so_far + (settled or _open(run, summary, summary.lead))
 
 

@@ -11,9 +11,10 @@ def load_dependence(run: Run, found: list[LoadDependence]) -> list[str]:
     """Name the ratios that change with the load."""
     baseline = run.config.baseline
     return [
-        f"{one.arm} depends on the load. It has {one.quiet_ratio:.2f}× the speed of {baseline} on a quiet "
-        f"machine (none takes {one.quiet_seconds * 1e3:.2f} ms). On a busy one it has {one.busy_ratio:.2f}× "
-        f"({one.busy_seconds * 1e3:.2f} ms). The mean ratio describes neither."
+        f"The ratio of {one.arm} to {baseline} depends on the load. On a quiet machine {one.arm} has "
+        f"{one.quiet_ratio:.2f}× the speed (a rank of none gets {one.quiet_cores:.2f} cores). "
+        f"On a busy one it has {one.busy_ratio:.2f}× ({one.busy_cores:.2f} cores). "
+        "The mean ratio describes neither."
         for one in found
     ]
 

@@ -1,12 +1,13 @@
 """Keep a core busy at the times that could mislead a comparison.
 
 ``python -m tests.bench.loads WHEN`` is that load. It keeps one core busy while *when* says so, and looks anew
-every hundredth of a second.
+every hundredth of a second. It sees only ranks that may use the same CPUs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -73,13 +74,14 @@ class _Ranks:
 
     def __init__(self):
         self._before = {}
+        self._cpus = os.sched_getaffinity(0)
 
     def look(self):
         now, seen, ranks = time.monotonic(), {}, []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 found = _RANK.search((folder / "cmdline").read_text(errors="replace"))
-                if found:
+                if found and os.sched_getaffinity(int(folder.name)) == self._cpus:
                     computed = int((folder / "schedstat").read_text().split()[0]) / 1e9
                     seen[folder.name] = now, computed
                     then, before = self._before.get(folder.name, (now - 1, computed))

@@ -13,6 +13,7 @@ from compare.analysis.ranking import log_ratios
 from compare.analysis.step_times import step_seconds
 from compare.analysis.turns import summarise_turns
 from compare.report import render
+from compare.report.sentences import conclusion
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_block, a_launch, a_rank, a_run
 
@@ -113,7 +114,13 @@ def test_ratio_that_changes_with_the_load_is_named():
     assert found.arm == "mpi"
     assert found.quiet_ratio > 2.5
     assert found.busy_ratio < 1
-    assert "mpi depends on the load. It has 3.80× the speed of ddp" in render(run, analyse(run), "markdown")
+    printed = render(run, analyse(run), "markdown")
+    assert "On a quiet machine mpi has 3.80× the speed (a rank of none gets 1.00 cores)." in printed
+
+
+def test_lead_that_depends_on_the_load_is_an_average():
+    run = under_load(BUSY_AND_QUIET, SPINS | {"mpi": lambda load: 0.5 * load**2})
+    assert conclusion(run, analyse(run)).endswith("(on average over loads).")
 
 
 def test_load_shows_through_a_machine_of_changing_speed():
@@ -130,7 +137,14 @@ def test_ratio_that_hardly_changes_is_not_named(power):
 
 def test_no_ratio_is_named_on_a_quiet_machine():
     quiet = [1 + 0.02 * math.sin(index) for index in range(20)]
-    assert analyse(under_load(quiet, SPINS)).load_dependence == []
+    steep = SPINS | {"mpi": lambda load: 1.3 * load**20}
+    assert analyse(under_load(quiet, steep)).load_dependence == []
+
+
+def test_slope_within_the_noise_is_not_named():
+    noise = {load: math.exp(0.5 * math.sin(7 * index)) for index, load in enumerate(BUSY_AND_QUIET)}
+    arms = SPINS | {"mpi": lambda load: load * noise[load]}
+    assert analyse(under_load(BUSY_AND_QUIET, arms)).load_dependence == []
 
 
 def test_no_ratio_is_named_after_few_passes():

@@ -57,6 +57,14 @@ def test_uneven_load_withholds_what_it_may_explain(times, shares, kind):
     assert (lead.fastest is None) == (kind == "unresolved")
 
 
+def test_the_whole_interval_must_exceed_what_the_load_explains():
+    run = a_run({"ddp": [8.0, 13.0, 9.0, 14.0, 10.0], "mpi": [2.5, 2.6, 2.5, 2.5, 2.6]})
+    verdict = verdicts(run, "ddp")["mpi"]
+    explained = 1 + 3 * 0.4 * 2
+    assert verdict.low < explained < verdict.speed_ratio
+    assert verdicts(beside(run, ddp=0.4, mpi=0.0), "ddp")["mpi"].uneven_load == (0.0, 0.4)
+
+
 def test_the_load_is_named_with_its_remedy():
     run = beside(a_run(NEAR), ddp=0.48, mpi=0.02)
     analysis = analyse(run)

@@ -284,3 +284,17 @@ def test_looks_keep_what_is_settled():
     assert 1 - second["manual"].level == pytest.approx(spent)  # two arms are settled
     # The plan grows: the second look has nothing to spend, and nothing changes.
     assert judge(run, [looks[0], Look(20, 200)]) == first
+
+
+def test_verdict_that_is_not_accepted_is_judged_again():
+    run = {"mpi": rounds_with(0.5, 0.1, 20), "ddp": rounds_with(0.5, 0.1, 20)}
+
+    def accept(arm, verdict):
+        refused = arm == "mpi" and verdict.n < 20
+        return msgspec.structs.replace(verdict, kind="unresolved") if refused else verdict
+
+    looks = [Look(5, 20), Look(10, 20), Look(20, 20)]
+    kinds = [judge(run, looks[:n], accept=accept)["mpi"].kind for n in (1, 2, 3)]
+    assert kinds == ["unresolved", "unresolved", "faster"]
+    found = judge(run, looks, accept=accept)
+    assert (found["mpi"].n, found["ddp"].n) == (20, 5)

@@ -1,0 +1,140 @@
+"""Measure what an arm loses among stopped neighbours.
+
+``python -m tests.bench.neighbours FOLDER --rounds 24`` measures one arm a round: alone, among them, and alone
+again. It prints each arm's step among stopped neighbours over its step alone, and what a turn costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+
+from compare.analysis.step_times import turn_seconds
+from compare.experiment import rounds
+from compare.experiment.schedule import LEAD_SECONDS, TURN_SECONDS
+from compare.launch.cohort import Cohort
+from compare.schema.store import read_run
+from compare.schema.turns import PlannedTurn
+from tests.bench.estimate import estimate
+from tests.comparing import find_mnist
+
+ARMS = "none,ddp,manual,manual:mode=shared_memory,horovod,mpi"
+_TURNS = 12
+"""Turns of each part; in the second, the neighbours take as many."""
+_COSTS = "turns.jsonl"
+
+
+class AmongNeighbours(Cohort):
+    """A cohort in which one arm begins and ends alone.
+
+    The rounds take the arms by turns. All other arms start, take turns with it, and finish, in between.
+    """
+
+    def carry_out(self, planned, turns):  # noqa: ARG002 -- the turns here are others
+        arms = self._run.config.arms
+        arm = arms[(planned[0].round - 1) % len(arms)]
+        own = [one.arm for one in planned].index(arm)
+        try:
+            self._start(planned[own], self._clusters[own])
+            alone = self._alive[0]
+            self._take_turns(alone, 1)
+            for index, one in enumerate(planned):
+                if index != own:
+                    self._start(one, self._clusters[index])
+            neighbours = self._alive[1:]
+            self._take_turns(alone, 1 + _TURNS, neighbours)
+            finished = {launch.planned.number: self._finish(launch) for launch in neighbours}
+            self._take_turns(alone, 1 + 2 * _TURNS)
+            finished[alone.planned.number] = self._finish(alone)
+            return [finished[one.number] for one in planned]
+        finally:
+            self._end_all()
+
+    def _take_turns(self, alone, first, neighbours=()):
+        for index in range(_TURNS):
+            if neighbours:
+                other = neighbours[index % len(neighbours)]
+                self._take(other, _turn(1 + index // len(neighbours)))
+            began = time.perf_counter()
+            self._take(alone, _turn(first + index))
+            entry = {
+                "launch": alone.planned.number,
+                "turn": first + index,
+                "seconds": time.perf_counter() - began,
+            }
+            with (self._directory / _COSTS).open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+def _turn(number):
+    return PlannedTurn(arm=0, number=number, seconds=TURN_SECONDS, lead_seconds=LEAD_SECONDS)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Measure what stopped neighbours cost.")
+    parser.add_argument("folder", type=Path, help="folder of the run; an existing one is only read")
+    parser.add_argument("--rounds", type=int, default=24, help="each takes 75 s")
+    given = parser.parse_args()
+    if not given.folder.exists():
+        _measure(given)
+    for line in summary(given.folder):
+        print(line)
+
+
+def _measure(given):
+    from compare.cli.main import app
+
+    rounds.Cohort = AmongNeighbours
+    command = ["run", "--backend", ARMS, "--interleave", "blocks", "--repeats", given.rounds]
+    command += ["--data-dir", find_mnist(), "--output", given.folder]
+    app(list(map(str, command)), prog_name="compare", standalone_mode=False)
+
+
+def summary(folder):
+    """Return a line for each arm, for all, and for the turns."""
+    run = read_run(folder)
+    by_number = {launch.number: launch for launch in run.launches}
+    entries = [json.loads(line) for line in (folder / _COSTS).read_text().splitlines()]
+    numbers = sorted({entry["launch"] for entry in entries} & set(by_number))
+    ratios = {}
+    for number in numbers:
+        launch = by_number[number]
+        ratios.setdefault(launch.arm.label, []).append(_among_over_alone(turn_seconds(launch)))
+    lines = [_line(arm, found) for arm, found in sorted(ratios.items())]
+    lines.append(_line("all arms", [ratio for found in ratios.values() for ratio in found]))
+    costs = [_cost(by_number[e["launch"]], e) for e in entries if e["launch"] in by_number]
+    low, middle, high = statistics.quantiles(1e3 * cost for cost in costs)
+    return [*lines, f"a turn costs {middle:.1f} ms beside its steps; half of all {low:.1f} to {high:.1f} ms"]
+
+
+def _among_over_alone(seconds):
+    """Return the ratio of the second part to the first and third."""
+    before, among, after = (
+        statistics.fmean(math.log(seconds[turn]) for turn in range(first, first + _TURNS))
+        for first in (1, 1 + _TURNS, 1 + 2 * _TURNS)
+    )
+    return math.exp(among - (before + after) / 2)
+
+
+def _line(name, ratios):
+    if len(ratios) < 2:
+        return f"{name}: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"
+    found = estimate(ratios)
+    return f"{name}: {found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}], {found.n} launches"
+
+
+def _cost(launch, entry):
+    """Return the seconds of a turn that are none of its steps."""
+    blocks = [block for block in launch.ranks[0].blocks if block.turn == entry["turn"]]
+    timed = sum(block.wall_ns for block in blocks) / 1e9
+    # The first part of the turn and the first step of each block train, and are not timed.
+    step = turn_seconds(launch)[entry["turn"]]
+    return entry["seconds"] - timed - LEAD_SECONDS - len(blocks) * step
+
+
+if __name__ == "__main__":
+    main()
