@@ -38,14 +38,17 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: str
     quiet_cores: float
-    """CPU time over wall time of the control's ranks in the quietest passes.
+    """CPU time over wall time of the control, in the quietest passes.
 
     They are a tenth of all passes. It is the geometric mean.
     """
     busy_cores: float
     """The same of the busiest passes."""
     quiet_ratio: float
-    """Baseline's step time over the arm's at the load of those passes, by the fitted line."""
+    """Baseline's step time over the arm's at that load.
+
+    It is read from the fitted line.
+    """
     busy_ratio: float
     p: float
     """Two-sided p of no slope."""

@@ -35,11 +35,11 @@ def withhold(run: Run, baseline: str, name: str, verdict: Verdict) -> Verdict:
     The load of both arms is compared over the common rounds that the verdict has. A difference stands if the
     slower arm has less load. It stands too if its whole interval exceeds what the load can do.
     """
+    if verdict.kind == "unresolved":
+        return verdict
     arms = {arm.label: arm for arm in run.config.arms}
     own, other = _by_round(run, arms[name]), _by_round(run, arms[baseline])
     rounds = sorted(set(own) & set(other))[: verdict.n]
-    if verdict.kind == "unresolved" or not rounds:
-        return verdict
     beside = statistics.fmean(other_cpu_load(own[r]) for r in rounds)
     beside_baseline = statistics.fmean(other_cpu_load(other[r]) for r in rounds)
     more = beside - beside_baseline
