@@ -1,7 +1,9 @@
 """Measure what an arm loses among stopped neighbours.
 
 ``python -m tests.bench.neighbours FOLDER --rounds 24`` measures one arm a round: alone, among them, and alone
-again. It prints each arm's step among stopped neighbours over its step alone, and what a turn costs.
+again. It prints each arm's step among stopped neighbours over its step alone. These are half a minute apart,
+and a machine may change meanwhile. So among them, the arm takes two turns after each turn of a neighbour. The
+first over the second is what that turn costs the arm. Then it prints the time of a turn beside its steps.
 """
 
 from __future__ import annotations
@@ -23,8 +25,15 @@ from tests.bench.estimate import estimate
 from tests.comparing import find_mnist
 
 ARMS = "none,ddp,manual,manual:mode=shared_memory,horovod,mpi"
-_TURNS = 12
-"""Turns of each part; in the second, the neighbours take as many."""
+_ALONE = 6
+"""Turns of the first part, and of the third."""
+_AMONG = 12
+"""Turns of the neighbours in the second part."""
+_FIRST = 1
+_SECOND = _FIRST + _ALONE
+_THIRD = _SECOND + 2 * _AMONG
+_END = _THIRD + _ALONE
+"""Numbers of the arm's turns begin at these."""
 _COSTS = "turns.jsonl"
 
 
@@ -41,33 +50,31 @@ class AmongNeighbours(Cohort):
         try:
             self._start(planned[own], self._clusters[own])
             alone = self._alive[0]
-            self._take_turns(alone, 1)
+            for number in range(_FIRST, _SECOND):
+                self._take_timed(alone, number)
             for index, one in enumerate(planned):
                 if index != own:
                     self._start(one, self._clusters[index])
             neighbours = self._alive[1:]
-            self._take_turns(alone, 1 + _TURNS, neighbours)
+            for index, number in enumerate(range(_SECOND, _THIRD, 2)):
+                before, other = divmod(index, len(neighbours))
+                self._take(neighbours[other], _turn(1 + before))
+                self._take_timed(alone, number)
+                self._take_timed(alone, number + 1)
             finished = {launch.planned.number: self._finish(launch) for launch in neighbours}
-            self._take_turns(alone, 1 + 2 * _TURNS)
+            for number in range(_THIRD, _END):
+                self._take_timed(alone, number)
             finished[alone.planned.number] = self._finish(alone)
             return [finished[one.number] for one in planned]
         finally:
             self._end_all()
 
-    def _take_turns(self, alone, first, neighbours=()):
-        for index in range(_TURNS):
-            if neighbours:
-                other = neighbours[index % len(neighbours)]
-                self._take(other, _turn(1 + index // len(neighbours)))
-            began = time.perf_counter()
-            self._take(alone, _turn(first + index))
-            entry = {
-                "launch": alone.planned.number,
-                "turn": first + index,
-                "seconds": time.perf_counter() - began,
-            }
-            with (self._directory / _COSTS).open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+    def _take_timed(self, alone, number):
+        began = time.perf_counter()
+        self._take(alone, _turn(number))
+        entry = {"launch": alone.planned.number, "turn": number, "seconds": time.perf_counter() - began}
+        with (self._directory / _COSTS).open("a") as file:
+            file.write(json.dumps(entry) + "\n")
 
 
 def _turn(number):
@@ -99,13 +106,14 @@ def summary(folder):
     run = read_run(folder)
     by_number = {launch.number: launch for launch in run.launches}
     entries = [json.loads(line) for line in (folder / _COSTS).read_text().splitlines()]
-    numbers = sorted({entry["launch"] for entry in entries} & set(by_number))
-    ratios = {}
-    for number in numbers:
-        launch = by_number[number]
-        ratios.setdefault(launch.arm.label, []).append(_among_over_alone(turn_seconds(launch)))
-    lines = [_line(arm, found) for arm, found in sorted(ratios.items())]
-    lines.append(_line("all arms", [ratio for found in ratios.values() for ratio in found]))
+    launches = [by_number[number] for number in sorted({e["launch"] for e in entries} & set(by_number))]
+    lines = []
+    for what, ratio in (("among over alone", _among_over_alone), ("after a neighbour", _after_a_neighbour)):
+        ratios = {}
+        for launch in launches:
+            ratios.setdefault(launch.arm, []).append(ratio(turn_seconds(launch)))
+        lines += [_line(f"{what}, {arm}", found) for arm, found in sorted(ratios.items())]
+        lines.append(_line(f"{what}, all arms", [each for found in ratios.values() for each in found]))
     costs = [_cost(by_number[e["launch"]], e) for e in entries if e["launch"] in by_number]
     low, middle, high = statistics.quantiles(1e3 * cost for cost in costs)
     return [*lines, f"a turn costs {middle:.1f} ms beside its steps; half of all {low:.1f} to {high:.1f} ms"]
@@ -113,11 +121,17 @@ def summary(folder):
 
 def _among_over_alone(seconds):
     """Return the ratio of the second part to the first and third."""
-    before, among, after = (
-        statistics.fmean(math.log(seconds[turn]) for turn in range(first, first + _TURNS))
-        for first in (1, 1 + _TURNS, 1 + 2 * _TURNS)
-    )
-    return math.exp(among - (before + after) / 2)
+    alone = _mean(seconds, range(_FIRST, _SECOND)), _mean(seconds, range(_THIRD, _END))
+    return math.exp(_mean(seconds, range(_SECOND, _THIRD, 2)) - sum(alone) / 2)
+
+
+def _after_a_neighbour(seconds):
+    """Return the ratio of turns after a neighbour's to others."""
+    return math.exp(_mean(seconds, range(_SECOND, _THIRD, 2)) - _mean(seconds, range(_SECOND + 1, _THIRD, 2)))
+
+
+def _mean(seconds, turns):
+    return statistics.fmean(math.log(seconds[turn]) for turn in turns)
 
 
 def _line(name, ratios):
