@@ -98,13 +98,12 @@ def _by_pass(
 def _judge(arm: str, passes: Sequence[_Pass], *, level: float) -> list[LoadDependence]:
     ordered = sorted(passes)
     loads, ratios = [one.load for one in ordered], [one.ratio for one in ordered]
-    if loads[0] == loads[-1]:  # there is no slope
+    tenth = max(1, len(ordered) // _TENTH)
+    quiet, busy = statistics.fmean(loads[:tenth]), statistics.fmean(loads[-tenth:])
+    if busy - quiet < math.log1p(LOAD_CHANGES):
         return []
     slope, intercept = statistics.linear_regression(loads, ratios)
-    tenth = max(1, len(ordered) // _TENTH)
-    ends = ordered[:tenth], ordered[-tenth:]
-    quiet, busy = (statistics.fmean(one.load for one in end) for end in ends)
-    if busy - quiet < math.log1p(LOAD_CHANGES) or abs(slope) * (busy - quiet) < math.log1p(CHANGES):
+    if abs(slope) * (busy - quiet) < math.log1p(CHANGES):
         return []
     if (p := _p_of_no_slope(loads, ratios)) > level:
         return []

@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -33,7 +34,7 @@ _FIRST = 1
 _SECOND = _FIRST + _ALONE
 _THIRD = _SECOND + 2 * _AMONG
 _END = _THIRD + _ALONE
-"""Numbers of the arm's turns begin at these."""
+"""Numbers of its turns: where each part begins, and one after all."""
 _COSTS = "turns.jsonl"
 
 
@@ -84,7 +85,7 @@ def _turn(number):
 def main():
     parser = argparse.ArgumentParser(description="Measure what stopped neighbours cost.")
     parser.add_argument("folder", type=Path, help="folder of the run; an existing one is only read")
-    parser.add_argument("--rounds", type=int, default=24, help="each takes 75 s")
+    parser.add_argument("--rounds", type=int, default=24, help="each takes 80 s")
     given = parser.parse_args()
     if not given.folder.exists():
         _measure(given)
@@ -95,9 +96,10 @@ def main():
 def _measure(given):
     from compare.cli.main import app
 
+    data_dir = find_mnist() or sys.exit("MNIST is missing: compare data fetch --data-dir data")
     rounds.Cohort = AmongNeighbours
     command = ["run", "--backend", ARMS, "--interleave", "blocks", "--repeats", given.rounds]
-    command += ["--data-dir", find_mnist(), "--output", given.folder]
+    command += ["--data-dir", data_dir, "--output", given.folder]
     app(list(map(str, command)), prog_name="compare", standalone_mode=False)
 
 
