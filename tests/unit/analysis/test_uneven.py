@@ -9,7 +9,7 @@ from compare.analysis import analyse
 from compare.analysis.aa import assess, twins
 from compare.analysis.ranking import find_lead, verdicts
 from compare.report.columns import describe
-from compare.report.notes import warnings
+from compare.report.notes import notes, warnings
 from compare.report.sentences import conclusion
 from compare.schema.arms import parse_arm
 from compare.schema.results import MachineUse
@@ -72,6 +72,15 @@ def test_the_load_is_named_with_its_remedy():
     assert describe(arm.verdict) == "unresolved: uneven load"
     assert any("2% of the CPUs beside mpi, and 48% beside ddp" in line for line in warnings(run, analysis))
     assert "uneven" in conclusion(run, analysis)
+
+
+def test_uneven_load_is_not_met_by_more_time():
+    run = beside(
+        a_run(NEAR, config={"rounds": 1000, "settle_seconds": 300.0}, complete=True), ddp=0.48, mpi=0.02
+    )
+    assert [line for line in notes(run, analyse(run)) if line.startswith("Ended")] == [
+        "Ended after 5 rounds: 5 min have no time for another."
+    ]
 
 
 def test_an_aa_test_withholds_it_too():
