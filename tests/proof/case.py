@@ -1,4 +1,4 @@
-"""Describe a case: its workload, its arm, and how its proof must end."""
+"""Describe a case: its workload, its arm, and how its proof ends."""
 
 from __future__ import annotations
 

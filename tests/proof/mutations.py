@@ -5,7 +5,7 @@ from __future__ import annotations
 from backends.strategies.averaging import AveragingReplica, FlatReducer
 from tests.proof.case import mutation
 
-MLP = "right_models.py:mlp"
+MLP = "right_models.py:plain"
 
 
 @mutation("manual", of=MLP)

@@ -6,9 +6,9 @@ import pytest
 
 from tests.proof import mutations
 from tests.proof.case import CASES
-from tests.proof.workloads import right_models, wrong_sync
+from tests.proof.workloads import right_models, right_state, right_steps, right_training
 
-FILES = (right_models, wrong_sync, mutations)
+FILES = (right_models, right_state, right_steps, right_training, mutations)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.mutation or case.file.stem}-{case}")
