@@ -6,9 +6,20 @@ import pytest
 
 from tests.proof import mutations
 from tests.proof.case import CASES
-from tests.proof.workloads import right_models, right_state, right_steps, right_training
+from tests.proof.workloads import (
+    right_models,
+    right_state,
+    right_steps,
+    right_training,
+    wrong_empty,
+    wrong_late,
+    wrong_parameters,
+    wrong_steps,
+)
 
-FILES = (right_models, right_state, right_steps, right_training, mutations)
+RIGHT = (right_models, right_state, right_steps, right_training)
+WRONG = (wrong_empty, wrong_late, wrong_parameters, wrong_steps)
+FILES = (*RIGHT, *WRONG, mutations)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.mutation or case.file.stem}-{case}")

@@ -15,7 +15,7 @@ from tests.proof.workloads.tasks import WIDTH, ddp_step, mlp, mse, rows, series,
 # ---- optimizers ----
 
 
-@right("ddp", "manual", "zero", origin="pytorch#14467")
+@right("ddp", "manual", origin="pytorch#14467")
 def two_groups_of_parameters():
     """Weights decay and biases do not."""
 
@@ -28,6 +28,12 @@ def two_groups_of_parameters():
         return torch.optim.AdamW(groups, lr=0.01)
 
     return workload(optimizer=optimizer)
+
+
+@right("zero", ends=("passed", "refused"), origin="pytorch#14467")
+def two_groups_in_shards():
+    """Groups of an optimizer whose state is in shards."""
+    return two_groups_of_parameters()
 
 
 @right("ddp", "manual", origin="user-steps 10")
