@@ -196,7 +196,7 @@ def variational_noise():
 
 @right("own_torch", origin="pytorch#7890")
 def hidden_state_in_an_own_step():
-    """An RNN's state in an attribute, in a step of the user's own."""
+    """An RNN's state in an attribute, in an own step."""
     return workload(model=_Stateful(), data=series(), own_step=ddp_step())
 
 

@@ -301,7 +301,7 @@ def _taught_step(model, make_optimizer):
 
 @right("own_torch", origin="user-steps 7")
 def mean_teacher_with_a_reference():
-    """A teacher that follows after each step, with the step of one process."""
+    """A teacher that follows, with the step of one process."""
     made = workload(model=_Taught(), data=rows(), loss=_taught, optimizer=sgd, own_step=_taught_step)
     return _with_reference(made, _taught_in_one_process)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -85,6 +86,17 @@ class _Orthogonal(torch.optim.Optimizer):
 def optimizer_of_the_users_own():
     """A step by orthogonal matrices, as Muon takes it."""
     return workload(optimizer=_Orthogonal)
+
+
+@right("ddp", "manual", "fsdp", origin="own")
+def start_of_each_rank():
+    """Each rank draws a start, and rank 0 sends its own."""
+    net = mlp()
+    made = torch.Generator().manual_seed(os.getpid())
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=made) / 3)
+    return workload(model=net)
 
 
 # ---- clips and schedules ----

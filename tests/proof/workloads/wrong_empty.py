@@ -11,7 +11,7 @@ from tests.proof.workloads.tasks import WIDTH, gradients, hand_step, mse, rows, 
 from tests.proof.workloads.wrong_steps import alone
 
 EMPTY = ("nothing", "failed")
-"""Nothing tells such a step from a right one, so ``passed`` would be false."""
+"""No gradient tells such a step from a right one."""
 
 
 def _decaying(parameters):
@@ -138,7 +138,7 @@ def one_rank_that_sums():
     return workload(own_step=hand_step(add_up))
 
 
-# ---- some parameters are told apart, and others are not ----
+# ---- some parameters tell, and others do not ----
 
 
 def _last_alone(model):
@@ -214,7 +214,7 @@ def words_that_never_appear():
 
 @wrong(origin="own", ends="failed")
 def adapters_that_start_at_zero():
-    """Half of an adapter has a zero gradient in the first step alone."""
+    """Half of an adapter has no gradient in the first step."""
 
     class Adapted(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Steps that go wrong late, or only where a clip or a schedule acts."""
+"""Steps that go wrong late, or where a clip or schedule acts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that are wrong from the start: of the ranks, or by a factor."""
+"""Steps that are wrong from the start."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def divided_twice():
 
 @wrong(origin="user-steps 11", ends="failed")
 def sum_over_samples():
-    """The step adds up the samples' losses, of which the loss is the mean."""
+    """The step adds up losses; one process takes their mean."""
     return workload(own_step=ddp_step(lambda model, batch: mse(model, batch) * len(batch[0])))
 
 
@@ -328,7 +328,7 @@ def second_rank_has_half_as_many():
 
 @wrong(origin="user-steps 6", ends="failed")
 def both_ranks_have_a_quarter():
-    """Each rank reads a quarter, so half of the samples are never seen."""
+    """Each rank reads a quarter, so half is never seen."""
     data = rows()
 
     def loader(rank, ranks, size):
