@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import torch
 
 from backends.base import Collectives
-from backends.strategies.local import LocalReplica, require_carried, start_of
+from backends.strategies.local import LocalReplica, contiguous, require_carried, start_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +29,9 @@ class HorovodReplica(LocalReplica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         require_carried(model, group)
-        hvd.broadcast_parameters(start_of(model), root_rank=0)
+        start = start_of(model)
+        with contiguous(start.values()) as sent:
+            hvd.broadcast_parameters(dict(zip(start, sent, strict=True)), root_rank=0)
         super().__init__(model, make_optimizer, group, options)
         # The optimizer is new on every rank, so its state is the same. Horovod's broadcast_optimizer_state
         # would take a step with zero gradients and change Adam's trajectory.

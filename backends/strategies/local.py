@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from backends.base import BackendError, Collectives, Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from backends.base import Facts, Group, MakeOptimizer, Options
 
@@ -29,8 +30,23 @@ def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def start_from_first_rank(model: nn.Module, group: Group) -> None:
     """Give a model the parameters and buffers of rank 0. Collective."""
-    for tensor in start_of(model).values():
-        group.broadcast_(tensor)
+    with contiguous(start_of(model).values()) as sent:
+        for tensor in sent:
+            group.broadcast_(tensor)
+
+
+@contextmanager
+def contiguous(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield tensors that every library carries, and take over what they become.
+
+    Those with other strides are copied.
+    """
+    held = list(tensors)
+    sent = [t.contiguous() if t.layout == torch.strided else t for t in held]
+    yield sent
+    for own, other in zip(held, sent, strict=True):
+        if own is not other:
+            own.copy_(other)
 
 
 def require_carried(model: nn.Module, group: Group) -> None:

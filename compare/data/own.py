@@ -14,6 +14,7 @@ from compare.errors import UsageError
 MOST_BYTES = 50_000_000
 """Largest folder that is copied to other hosts."""
 _LEFT_OUT = {"__pycache__", "runs", "node_modules"}
+_INSTALLED = {"site-packages", "dist-packages"}
 _WRITTEN = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -75,6 +76,12 @@ def code_digest(folder: Path) -> str:
     """
     code = (path for path in _files(folder) if path.suffix == ".py")
     return digest({path.relative_to(folder).as_posix(): path.read_bytes() for path in code})
+
+
+def belongs(file: str, folder: str) -> bool:
+    """Return whether a file is the user's own code, not a library installed beside it."""
+    path = Path(file)
+    return path.is_relative_to(folder) and not _INSTALLED & set(path.parts)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -17,7 +17,8 @@ from backends.base import BackendError, Batch, Replica
 from compare.schema.config import RunConfig
 from compare.schema.parity import WrongStep
 from compare.worker.randomness import seed_generators
-from compare.worker.task import Task, tensors_of
+from compare.worker.task import Task
+from compare.worker.trees import tensors_of
 
 _MOST_EXPLAINED = 30_000_000
 """Most numbers in the gradients of all shards; 800 MB with copies."""

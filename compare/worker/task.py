@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,18 +42,6 @@ The gates have no autocast, because its rounding would hide faults of a strategy
 rounding would, too.
 """
 PROOF_DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
-
-
-def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a batch."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from tensors_of(part)
-    elif isinstance(batch, (tuple, list)):
-        for part in batch:
-            yield from tensors_of(part)
 
 
 class Batches(Protocol):

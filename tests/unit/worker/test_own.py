@@ -17,9 +17,10 @@ from backends.base import BackendError
 from backends.strategies.local import LocalReplica
 from compare import data
 from compare.worker.batches import PixelBatches
-from compare.worker.own import OwnTask, load_workload, move, tensors_of
+from compare.worker.own import OwnTask, load_workload
 from compare.worker.parity import prove
 from compare.worker.reference import Reference
+from compare.worker.trees import move, tensors_of
 from compare.workload import Workload, WorkloadError
 from tests.unit.factories import a_config
 
@@ -242,6 +243,7 @@ def test_own_loader_gives_each_epoch_anew_and_whole_batches():
         "shard": [1, 2],
         "training_samples": 20,
         "samples_of_an_epoch": 10,
+        "loader_workers": 0,
     }
 
 
