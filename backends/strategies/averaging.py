@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from backends.base import BackendError, Collectives
+from backends.base import SPARSE, UNREACHED, BackendError, Collectives
 from backends.strategies.local import LocalReplica, contiguous, require_carried, start_from_first_rank
 from backends.strategies.shared_memory.sum import SharedSum
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from backends.base import Facts, Group, MakeOptimizer, Options, Work
+    from backends.base import Facts, Group, MakeOptimizer, Options, Trait, Work
 
 MIB = 1 << 20
 
@@ -41,6 +41,12 @@ class AveragingReplica(LocalReplica):
         self.reducer = _reducer(self.mode)(parameters, group, options)
         self._share: torch.Tensor | None = None
         super().__init__(model, make_optimizer, group, options)
+
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        # Of the libraries, torch.distributed alone adds up sparse tensors.
+        adds_sparse = options["mode"] == "per_parameter" and "process_group" in options
+        return frozenset({UNREACHED} if adds_sparse else {UNREACHED, SPARSE})
 
     def backward(self, loss: torch.Tensor) -> None:
         # Gradients are then this rank's share of the mean, without another pass over memory.

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import horovod.torch as hvd
 import torch
 
-from backends.base import Collectives
+from backends.base import REPEATED, STRIDED, Collectives
 from backends.strategies.local import LocalReplica, contiguous, require_carried, start_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from backends.base import Facts, Group, MakeOptimizer, Options
+    from backends.base import Facts, Group, MakeOptimizer, Options, Trait
 
 
 class HorovodReplica(LocalReplica):
@@ -42,6 +42,11 @@ class HorovodReplica(LocalReplica):
             op=hvd.Average,
         )
         self.optimizer = self.distributed
+
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        del options
+        return frozenset({STRIDED, REPEATED})
 
     def accumulate(self, passes: int) -> None:
         super().accumulate(passes)

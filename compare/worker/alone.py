@@ -94,8 +94,10 @@ def _pretended_group(ranks: int) -> Iterator[None]:
     """Give torch a group whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    hook = sys.excepthook  # torch puts its own around it with every group
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
+    from compare.schema.job import Job
     from compare.schema.parity import PassKind
     from compare.worker.loop import BeforeStep
 
@@ -109,6 +110,11 @@ class OwnTask(Task):
             )
         return cls(config, workload, workload.model, device)
 
+    def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:
+        from compare.worker.preflight import preflight  # which tries a task of this class
+
+        preflight(job, self, strategy, shard)
+
     def build_model(self) -> nn.Module:
         torch.manual_seed(self.config.seed)
         return copy.deepcopy(self._start).to(self.device, self._dtype)
@@ -117,6 +123,11 @@ class OwnTask(Task):
         if self._plain:
             return torch.optim.SGD(parameters, lr=PROOF_RATE)
         return self._workload.optimizer(parameters)
+
+    @property
+    def workload(self) -> Workload:
+        """Return what the factory made."""
+        return self._workload
 
     @property
     def plain_loss(self) -> Loss:

@@ -19,6 +19,7 @@ from compare.workload import WorkloadError
 if TYPE_CHECKING:
     from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.schema.config import RunConfig
+    from compare.schema.job import Job
     from compare.schema.parity import PassKind
     from compare.schema.results import Evaluation
     from compare.worker.loop import BeforeStep
@@ -64,6 +65,9 @@ class Task(ABC):
     @abstractmethod
     def build_model(self) -> nn.Module:
         """Return a new model on the device, from the seed's start."""
+
+    def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:  # noqa: B027 -- a user's own task does
+        """Try what the user has written, before the ranks form a group."""
 
     def prepare(self, replica: Replica) -> None:
         """Set the passes of a step, and compile if the run does."""

@@ -33,7 +33,8 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
 
     def moved(leaf: _Leaf) -> Any:
         if isinstance(leaf, PackedSequence):  # its batch sizes stay on the CPU
-            return leaf.to(device=device)._replace(data=moved(leaf.data))
+            there = leaf.to(device=device)  # type: ignore[call-arg]  # torch hints at fewer forms
+            return there._replace(data=moved(leaf.data))
         if dtype is None or not (leaf.is_floating_point() or leaf.is_complex()):
             return leaf.to(device)
         return leaf.to(device, dtype.to_complex() if leaf.is_complex() else dtype)
@@ -81,10 +82,8 @@ def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: tuple[int, ...
 
     ``holders`` are the objects around it, by identity. An object that holds itself stays there as it is.
     """
-    if isinstance(batch, (torch.Tensor, PackedSequence)):
-        return change(batch)
-    if id(batch) in holders:
-        return batch
+    if isinstance(batch, (torch.Tensor, PackedSequence)) or id(batch) in holders:
+        return batch if id(batch) in holders else change(batch)
     inner = (*holders, id(batch))
     if isinstance(batch, MutableMapping):  # a default dictionary keeps its factory
         copied = copy.copy(batch)
@@ -97,10 +96,9 @@ def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: tuple[int, ...
         parts = [_changed(part, change, inner) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     names = dict.fromkeys([*getattr(batch, "__dataclass_fields__", ()), *getattr(batch, "__dict__", ())])
-    if not names or isinstance(batch, type) or callable(batch):
-        return batch
-    copied = copy.copy(batch)
-    for name in names:
+    is_object = names and not isinstance(batch, type) and not callable(batch)
+    copied = copy.copy(batch) if is_object else batch
+    for name in names if is_object else ():
         if hasattr(batch, name):
             object.__setattr__(copied, name, _changed(getattr(batch, name), change, inner))
     return copied
