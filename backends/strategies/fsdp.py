@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from backends.base import SPARSE, STRIDED, BackendError
-from backends.strategies.local import LocalReplica, copy_with, start_from_first_rank
+from backends.base import SPARSE, STRIDED
+from backends.strategies.local import LocalReplica, copy_with, require_one_dtype, start_from_first_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +26,7 @@ class FSDPReplica(LocalReplica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        if len({parameter.dtype for parameter in model.parameters()}) > 1:
-            raise BackendError("fsdp: torch shards parameters of one dtype only. Leave this arm out.")
+        require_one_dtype(model, "fsdp")
         start_from_first_rank(model, group)
         self._plain = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
         self._units = _shard(model)

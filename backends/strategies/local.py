@@ -56,11 +56,31 @@ def require_carried(model: nn.Module, group: Group) -> None:
         BackendError: names the first whose dtype the library refuses.
     """
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and str(parameter.dtype) in group.refuses:
+        if not parameter.requires_grad or str(parameter.dtype) not in group.refuses:
+            continue
+        if parameter.is_complex():
             raise BackendError(
-                f"{group.name} cannot add up {parameter.dtype}, the dtype of {name}. Leave this arm out, or "
-                "use float32 parameters."
+                f"complex parameters: {name} is {parameter.dtype}, which {group.name} cannot add up. Hold it "
+                "as real numbers (torch.view_as_real), or leave this arm out."
             )
+        raise BackendError(
+            f"{group.name} cannot add up {parameter.dtype}, the dtype of {name}. Leave this arm out, or "
+            "use float32 parameters."
+        )
+
+
+def require_one_dtype(model: nn.Module, arm: str) -> None:
+    """Require parameters of one dtype, where a library shards no others.
+
+    Raises:
+        BackendError: there are several.
+    """
+    found = sorted({str(parameter.dtype) for parameter in model.parameters()})
+    if len(found) > 1:
+        raise BackendError(
+            f"{arm}: torch shards parameters of one dtype only, and these are {' and '.join(found)}. Leave "
+            "this arm out."
+        )
 
 
 def copy_with(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:

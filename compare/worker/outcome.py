@@ -18,6 +18,7 @@ from compare.schema.files import read_json, write_json
 from compare.schema.job import Job, RankFailure, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
 from compare.text import cut
+from compare.worker.warned import note_warnings
 from compare.worker.watchdog import Watchdog
 from compare.workload import WorkloadError
 
@@ -31,6 +32,7 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
     if exported := os.environ.pop(EXPORTED, ""):
         os.environ.update(read_json(Path(exported), dict[str, str]))
     _redirect_output(files.log(placement.rank))
+    note_warnings()
     watchdog = Watchdog(files, placement.rank, job.config.stall_seconds)
     try:
         # Importing torch may take minutes from a cold network drive.

@@ -66,6 +66,12 @@ def require_threads(threads: int) -> None:
         )
 
 
+def set_dtype() -> str:
+    """Return the default dtype that the user's code has set, and where; else nothing."""
+    where = _set_at.get("set_default_dtype")
+    return f"{torch.get_default_dtype()} ({where})" if where else ""
+
+
 @cache
 def _imported(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))
