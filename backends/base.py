@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +34,18 @@ OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
 """Facts from a running library, ready for JSON, in the field's terms."""
+
+
+Trait: TypeAlias = Literal["sparse", "strided", "repeated", "unreached"]
+"""What a model may ask of a strategy; see ``Replica.cannot``."""
+SPARSE: Trait = "sparse"
+"""Gradients without a place for every number."""
+STRIDED: Trait = "strided"
+"""Parameters that are not contiguous."""
+REPEATED: Trait = "repeated"
+"""Gradients that arrive several times in one backward."""
+UNREACHED: Trait = "unreached"
+"""Parameters under the model's output that get no gradient."""
 
 
 class BackendError(RuntimeError):
@@ -223,6 +235,12 @@ class Replica(ABC):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         """Take the model, start from rank 0's parameters, and make the optimizer."""
+
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        """Return what a model may not ask of this strategy."""
+        del options
+        return frozenset()
 
     def accumulate(self, passes: int) -> None:
         """Set the passes of a step before the first step.

@@ -19,7 +19,14 @@ __all__ = ["Workload", "WorkloadError"]
 
 
 class WorkloadError(RuntimeError):
-    """A workload that cannot be trained, with what to change in it."""
+    """A workload that cannot be trained, with what to change in it.
+
+    ``where`` is the file:line of the user's that caused it; nothing, if that is where it was raised.
+    """
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
 
 
 @dataclass(frozen=True, kw_only=True)

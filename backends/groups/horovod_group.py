@@ -45,7 +45,7 @@ class HorovodGroup(Group):
     """Horovod's global process set."""
 
     name: ClassVar[str] = "horovod"
-    refuses: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16"})
+    refuses: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16", "torch.complex64", "torch.complex128"})
 
     @classmethod
     def join(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from backends.base import BackendError, Collectives
-from backends.strategies.local import LocalReplica, require_carried, start_from_first_rank
+from backends.base import SPARSE, UNREACHED, BackendError, Collectives
+from backends.strategies.local import LocalReplica, contiguous, require_carried, start_from_first_rank
 from backends.strategies.shared_memory.sum import SharedSum
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from backends.base import Facts, Group, MakeOptimizer, Options, Work
+    from backends.base import Facts, Group, MakeOptimizer, Options, Trait, Work
 
 MIB = 1 << 20
 
@@ -42,9 +42,11 @@ class AveragingReplica(LocalReplica):
         self._share: torch.Tensor | None = None
         super().__init__(model, make_optimizer, group, options)
 
-    def accumulate(self, passes: int) -> None:
-        super().accumulate(passes)
-        self.reducer.expect(passes)
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        # Of the libraries, torch.distributed alone adds up sparse tensors.
+        adds_sparse = options["mode"] == "per_parameter" and "process_group" in options
+        return frozenset({UNREACHED} if adds_sparse else {UNREACHED, SPARSE})
 
     def backward(self, loss: torch.Tensor) -> None:
         # Gradients are then this rank's share of the mean, without another pass over memory.
@@ -75,10 +77,6 @@ class Reducer(ABC):
         del options
         self.parameters = parameters
         self.group = group
-
-    def expect(self, passes: int) -> None:
-        """Set the number of backward passes before each ``reduce``."""
-        del passes
 
     @abstractmethod
     def reduce(self) -> None:
@@ -118,10 +116,11 @@ class PerParameterReducer(Reducer):
 
     def reduce(self) -> None:
         for gradient in _gradients(self.parameters):
-            self.group.all_reduce_(gradient)
+            with contiguous([gradient]) as (sent,):
+                self.group.all_reduce_(sent)
 
     def messages(self) -> list[torch.Tensor]:
-        return list(self.parameters)
+        return [torch.empty_like(p, memory_format=torch.contiguous_format) for p in self.parameters]
 
 
 class FlatReducer(Reducer):
@@ -143,7 +142,8 @@ class FlatReducer(Reducer):
 class OverlapReducer(Reducer):
     """Buckets whose all-reduce starts when backward has filled them.
 
-    The last layer comes first.
+    The last layer comes first. The first step counts how often gradients arrive, and sends all at its end.
+    A parameter arrives several times in a step of several passes, and under re-entrant checkpoints.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
@@ -154,19 +154,16 @@ class OverlapReducer(Reducer):
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
-        self.passes = 1
-
-    def expect(self, passes: int) -> None:
-        self.passes = passes
-        for bucket in self.buckets:
-            bucket.waiting = passes * len(bucket.parameters)
 
     def reduce(self) -> None:
-        if len(self.started) < len(self.buckets):
-            _gradients(self.parameters)  # raises an error that names the missing one
+        for bucket in self.buckets[len(self.started) :]:
+            self._start(bucket)
         for work in self.started:
             work.wait()
         self.started.clear()
+        for bucket in self.buckets:
+            bucket.expected = bucket.expected or bucket.arrived
+            bucket.arrived = 0
 
     def messages(self) -> list[torch.Tensor]:
         return [bucket.flat for bucket in self.buckets]
@@ -181,15 +178,21 @@ class OverlapReducer(Reducer):
         return run
 
     def _arrived(self, bucket: Bucket) -> None:
-        bucket.waiting -= 1
+        bucket.arrived += 1
+        if bucket in self.buckets[: len(self.started)]:
+            raise BackendError(
+                "a gradient arrived after its bucket had been sent: this step runs other parts of the model "
+                "than the first one did. mode=overlap needs the same parts in every step. Choose mode=flat."
+            )
         # Every rank must start the collectives in the same order, so a bucket that fills early waits.
-        while len(self.started) < len(self.buckets):
-            following = self.buckets[len(self.started)]
-            if following.waiting:
+        for following in self.buckets[len(self.started) :]:
+            if following.arrived != following.expected:
                 return
-            following.collect()
-            self.started.append(self.group.all_reduce_start_(following.flat))
-            following.waiting = self.passes * len(following.parameters)
+            self._start(following)
+
+    def _start(self, bucket: Bucket) -> None:
+        bucket.collect()
+        self.started.append(self.group.all_reduce_start_(bucket.flat))
 
 
 class SharedMemoryReducer(Reducer):
@@ -228,7 +231,7 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], *, multiple: int = 1) -> None:
         self.parameters = parameters
-        self.waiting = len(parameters)
+        self.arrived, self.expected = 0, 0
         first = parameters[0]
         lengths = [p.numel() for p in parameters]
         length = sum(lengths)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.base import BackendError, Collectives
+from backends.base import REPEATED, UNREACHED, BackendError, Collectives
 from backends.strategies.local import LocalReplica
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
-    from backends.base import Batch, Facts, Group, Loss, MakeOptimizer, Options
+    from backends.base import Batch, Facts, Group, Loss, MakeOptimizer, Options, Trait
 
 DEFAULT_CAP_MB = 25
 _HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
@@ -46,6 +46,10 @@ class DDPReplica(LocalReplica):
         """Wrap the model; DDP's constructor broadcasts rank 0's parameters."""
         devices = [group.device] if group.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, **ddp_arguments(options))
+
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        return frozenset({UNREACHED} if options.get("static_graph") else {UNREACHED, REPEATED})
 
     def accumulate(self, passes: int) -> None:
         if passes > 1 and self._static_graph:

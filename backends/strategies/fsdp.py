@@ -9,13 +9,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from backends.base import BackendError
-from backends.strategies.local import LocalReplica, copy_with, start_from_first_rank
+from backends.base import SPARSE, STRIDED
+from backends.strategies.local import LocalReplica, copy_with, require_one_dtype, start_from_first_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options
+    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options, Trait
 
 
 class FSDPReplica(LocalReplica):
@@ -26,13 +26,17 @@ class FSDPReplica(LocalReplica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        if len({parameter.dtype for parameter in model.parameters()}) > 1:
-            raise BackendError("fsdp: torch shards parameters of one dtype only. Leave this arm out.")
+        require_one_dtype(model, "fsdp")
         start_from_first_rank(model, group)
         self._plain = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
         self._units = _shard(model)
         self._passes_done = 0
         super().__init__(model, make_optimizer, group, options)
+
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        del options
+        return frozenset({SPARSE, STRIDED})
 
     def compile(self, compile_calls: Callable[[nn.Module], None]) -> None:
         # Parameters are gathered between units, which cannot be compiled.

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import horovod.torch as hvd
 import torch
 
-from backends.base import Collectives
-from backends.strategies.local import LocalReplica, require_carried, start_of
+from backends.base import REPEATED, STRIDED, Collectives
+from backends.strategies.local import LocalReplica, contiguous, require_carried, start_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from backends.base import Facts, Group, MakeOptimizer, Options
+    from backends.base import Facts, Group, MakeOptimizer, Options, Trait
 
 
 class HorovodReplica(LocalReplica):
@@ -29,7 +29,9 @@ class HorovodReplica(LocalReplica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         require_carried(model, group)
-        hvd.broadcast_parameters(start_of(model), root_rank=0)
+        start = start_of(model)
+        with contiguous(start.values()) as sent:
+            hvd.broadcast_parameters(dict(zip(start, sent, strict=True)), root_rank=0)
         super().__init__(model, make_optimizer, group, options)
         # The optimizer is new on every rank, so its state is the same. Horovod's broadcast_optimizer_state
         # would take a step with zero gradients and change Adam's trajectory.
@@ -40,6 +42,11 @@ class HorovodReplica(LocalReplica):
             op=hvd.Average,
         )
         self.optimizer = self.distributed
+
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        del options
+        return frozenset({STRIDED, REPEATED})
 
     def accumulate(self, passes: int) -> None:
         super().accumulate(passes)

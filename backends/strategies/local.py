@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from backends.base import BackendError, Collectives, Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from backends.base import Facts, Group, MakeOptimizer, Options
 
@@ -29,8 +30,23 @@ def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def start_from_first_rank(model: nn.Module, group: Group) -> None:
     """Give a model the parameters and buffers of rank 0. Collective."""
-    for tensor in start_of(model).values():
-        group.broadcast_(tensor)
+    with contiguous(start_of(model).values()) as sent:
+        for tensor in sent:
+            group.broadcast_(tensor)
+
+
+@contextmanager
+def contiguous(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield tensors that every library carries, and take over what they become.
+
+    Those with other strides are copied.
+    """
+    held = list(tensors)
+    sent = [t.contiguous() if t.layout == torch.strided else t for t in held]
+    yield sent
+    for own, other in zip(held, sent, strict=True):
+        if own is not other:
+            own.copy_(other)
 
 
 def require_carried(model: nn.Module, group: Group) -> None:
@@ -40,11 +56,31 @@ def require_carried(model: nn.Module, group: Group) -> None:
         BackendError: names the first whose dtype the library refuses.
     """
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and str(parameter.dtype) in group.refuses:
+        if not parameter.requires_grad or str(parameter.dtype) not in group.refuses:
+            continue
+        if parameter.is_complex():
             raise BackendError(
-                f"{group.name} cannot add up {parameter.dtype}, the dtype of {name}. Leave this arm out, or "
-                "use float32 parameters."
+                f"complex parameters: {name} is {parameter.dtype}, which {group.name} cannot add up. Hold it "
+                "as real numbers (torch.view_as_real), or leave this arm out."
             )
+        raise BackendError(
+            f"{group.name} cannot add up {parameter.dtype}, the dtype of {name}. Leave this arm out, or "
+            "use float32 parameters."
+        )
+
+
+def require_one_dtype(model: nn.Module, arm: str) -> None:
+    """Require parameters of one dtype, where a library shards no others.
+
+    Raises:
+        BackendError: there are several.
+    """
+    found = sorted({str(parameter.dtype) for parameter in model.parameters()})
+    if len(found) > 1:
+        raise BackendError(
+            f"{arm}: torch shards parameters of one dtype only, and these are {' and '.join(found)}. Leave "
+            "this arm out."
+        )
 
 
 def copy_with(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from backends.strategies.ddp import DDPReplica
+from backends.strategies.local import require_one_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,8 @@ class ZeroReplica(DDPReplica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
+        require_one_dtype(model, "zero")
+
         def make_sharded(parameters: Iterator[nn.Parameter]) -> ZeroRedundancyOptimizer:
             return ZeroRedundancyOptimizer(
                 parameters,

@@ -5,15 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from compare.data.catalogue import DatasetSource
 from compare.errors import UsageError
+from compare.text import listed
 
 MOST_BYTES = 50_000_000
 """Largest folder that is copied to other hosts."""
 _LEFT_OUT = {"__pycache__", "runs", "node_modules"}
+_INSTALLED = {"site-packages", "dist-packages"}
+_TAKEN = sys.stdlib_module_names | {
+    *("backends", "compare", "horovod", "lightning_fabric", "mpi4py", "msgspec", "numpy", "psutil", "torch"),
+}
+"""Modules that a rank imports by these names, also after your file."""
 _WRITTEN = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -33,6 +40,7 @@ def own_source(written: str) -> DatasetSource:
         raise UsageError(
             f"--workload names {file}, which is no file.", remedy="Name your Python file: path/train.py:make."
         )
+    _require_own_names(file.parent)
     return DatasetSource(
         name="own",
         requested="own",
@@ -40,6 +48,30 @@ def own_source(written: str) -> DatasetSource:
         workload=f"{file.name}:{matched['factory']}",
         sha256=code_digest(file.parent),
     )
+
+
+def _require_own_names(folder: Path) -> None:
+    """Refuse files that would hide modules of Python or of the libraries.
+
+    Ranks import from this folder first.
+
+    Raises:
+        UsageError: names them.
+    """
+    hiding = [path for path in sorted(folder.iterdir()) if _module_of(path) in _TAKEN]
+    if hiding:
+        raise UsageError(
+            f"{hiding[0]} hides the module {_module_of(hiding[0])}, which libraries of the ranks import.",
+            found=f"Also: {listed(path.name for path in hiding[1:])}." if hiding[1:] else "",
+            remedy="Rename it, or move your workload to another folder.",
+        )
+
+
+def _module_of(path: Path) -> str:
+    """Return the name by which a file or a package is imported; else nothing."""
+    if path.is_dir():
+        return path.name if (path / "__init__.py").is_file() else ""
+    return path.stem if path.suffix == ".py" else ""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -75,6 +107,12 @@ def code_digest(folder: Path) -> str:
     """
     code = (path for path in _files(folder) if path.suffix == ".py")
     return digest({path.relative_to(folder).as_posix(): path.read_bytes() for path in code})
+
+
+def belongs(file: str, folder: str) -> bool:
+    """Return whether a file is the user's own code, not a library installed beside it."""
+    path = Path(file)
+    return path.is_relative_to(folder) and not _INSTALLED & set(path.parts)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from compare.analysis.budget import fullest_host
 from compare.analysis.summary import Summary
+from compare.report.told import told
 from compare.schema.results import Run
 from compare.text import counted
 
 
 def limits(run: Run, summary: Summary) -> list[str]:
-    """Name what holds back all arms alike: priority, quota and cores."""
-    return [*_nice(run), *_quota(run), *_oversubscribed(run, summary)]
+    """Name what holds back all arms alike: priority, quota, cores, and what ranks tell."""
+    return [*_nice(run), *_quota(run), *_oversubscribed(run, summary), *told(run)]
 
 
 def _nice(run: Run) -> list[str]:

@@ -13,6 +13,7 @@ from rich.table import Table
 from compare.analysis.parity import AT_PERIOD_1
 from compare.report.headline import headline
 from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
+from compare.report.told import told
 from compare.schema.files import json_text
 from compare.schema.results import ArmVerification, Gate, Verification
 
@@ -157,7 +158,7 @@ def failures(verification: Verification) -> Iterator[str]:
         if "samples" in failed:
             failed = {"samples": failed["samples"]}
         for gate in failed.values():
-            yield f"{gate.what} {gate.found} {gate.remedy}"
+            yield " ".join(filter(None, [gate.what, gate.found, gate.remedy]))
         if not arm.refuted and (open_gate := arm.unproven):
             yield f"{arm.arm}, {_UNPROVEN[open_gate.outcome]}: {open_gate.what}. {open_gate.remedy}"
 
@@ -181,6 +182,7 @@ def notes(verification: Verification) -> Iterator[str]:
         for gate in arm.gates:
             if gate.outcome == "passed" and gate.what not in {"", AT_PERIOD_1}:
                 yield f"{arm.arm}, {gate.name}: {gate.what}"
+    yield from told(verification.run)
     yield (
         f"step 1 to {_SHOWN_STEPS[-1]}: distance from one process on the combined batch, with the run's "
         "optimizer. It is no gate: rounding grows, and dropout and BatchNorm differ."

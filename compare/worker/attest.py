@@ -17,6 +17,8 @@ from compare.schema.environment import library_settings
 from compare.schema.job import Job, LaunchJob
 from compare.schema.limits import core_quota
 from compare.worker.task import Batches
+from compare.worker.user_file import set_dtype
+from compare.worker.warned import noted_warnings
 
 _GPU_FIGURES = {
     "clocks.sm": "clock_mhz",
@@ -45,6 +47,7 @@ def attest_group(group: Group, job: LaunchJob) -> Facts:
         "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "group": group.attest(),
         "environment": library_settings(os.environ, masked=job.exported),
+        "warnings": noted_warnings(),
     }
 
 
@@ -57,6 +60,7 @@ def attest(
     whether the peak memory was reset after the proof.
     """
     return attest_group(group, job) | {
+        "default_dtype": set_dtype(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "batch": batches.attest(),
         "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),

@@ -10,13 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from backends.base import Placement
+from backends.base import BackendError, Placement
+from compare.data.own import belongs
 from compare.errors import OutputError
 from compare.schema.environment import EXPORTED
 from compare.schema.files import read_json, write_json
 from compare.schema.job import Job, RankFailure, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
+from compare.text import cut
+from compare.worker.warned import note_warnings
 from compare.worker.watchdog import Watchdog
+from compare.workload import WorkloadError
 
 
 def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
@@ -28,6 +32,7 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
     if exported := os.environ.pop(EXPORTED, ""):
         os.environ.update(read_json(Path(exported), dict[str, str]))
     _redirect_output(files.log(placement.rank))
+    note_warnings()
     watchdog = Watchdog(files, placement.rank, job.config.stall_seconds)
     try:
         # Importing torch may take minutes from a cold network drive.
@@ -69,13 +74,15 @@ def _exit(status: int) -> NoReturn:
 def _describe(error: BaseException, placement: Placement, own: str | None) -> RankFailure:
     """Describe an error by its last frame, in an own workload's folder."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if own and Path(frame.filename).is_relative_to(own)]
-    last = (users or frames)[-1]
+    users = [frame for frame in frames if own and belongs(frame.filename, own)]
+    ours = isinstance(error, (BackendError, WorkloadError))
+    places = users if isinstance(error, WorkloadError) else users or frames
+    where = f"{places[-1].filename}:{places[-1].lineno}" if places else ""
     return RankFailure(
         rank=placement.rank,
         host=placement.host,
         at=time.time(),
-        message=f"{type(error).__name__}: {error}",
-        where=f"{last.filename}:{last.lineno}",
+        message=str(error) if ours else f"{type(error).__name__}: {cut(str(error))}",
+        where=getattr(error, "where", "") or where,
         traceback=traceback.format_exc(),
     )

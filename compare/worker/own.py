@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import math
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,34 +16,29 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from compare.data.own import code_digest
 from compare.schema.results import Evaluation
 from compare.worker.batches import ShardOrder
 from compare.worker.randomness import same_randomness, seed_generators
-from compare.worker.task import (
-    PROOF_DTYPES,
-    PROOF_RATE,
-    PROOF_SETTINGS,
-    Task,
-    in_dtype,
-    proof_samples,
-    tensors_of,
-)
+from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SETTINGS, Task, proof_samples
+from compare.worker.trees import in_dtype, move, place_of_samples, shapes_of, tensors_of
+from compare.worker.user_file import call_factory
 from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
     from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
+    from compare.schema.job import Job
     from compare.schema.parity import PassKind
     from compare.worker.loop import BeforeStep
     from compare.worker.reference import Reference
 
 _TESTED = 1000
 """Training samples that are tested where there is no test set."""
-_CALLS = 8
+_CALLS = 12
 """Calls of the factory in a launch, apart from three for each rank's shard."""
 _MOST_SECONDS = 5.0
 """Most time that all these calls may take."""
@@ -54,40 +48,34 @@ MakeWorkload: TypeAlias = "Callable[[], Workload]"
 """The user's factory."""
 
 
-def load_factory(source: DatasetSource) -> MakeWorkload:
-    """Import a file, and return its factory.
+def load_workload(source: DatasetSource) -> MakeWorkload:
+    """Return the factory of a file.
 
     Raises:
-        WorkloadError: the folder differs from the parent's, or has no such function.
-        Exception: any error of the user's own code.
+        WorkloadError: the folder differs from the parent's.
     """
     folder = Path(source.directory)
-    name, _, factory = source.workload.partition(":")
     if code_digest(folder) != source.sha256:
         raise WorkloadError(
             f"{folder} is not the folder that the run began with: was a file changed meanwhile? Run again."
         )
-    sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location(Path(name).stem, folder / name)
-    assert spec is not None  # noqa: S101 -- the name ends with .py
-    assert spec.loader is not None  # noqa: S101
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # so that its classes can be pickled by its loaders
-    spec.loader.exec_module(module)
-    make = getattr(module, factory, None)
-    if not callable(make):
-        raise WorkloadError(f"{folder / name} has no function {factory}: name one that is there.")
+    return partial(make_workload, source)
 
-    def make_workload() -> Workload:
-        made = make()
-        if not isinstance(made, Workload):
-            raise WorkloadError(
-                f"{folder / name}:{factory} returned {type(made).__name__}: return a "
-                "compare.workload.Workload."
-            )
-        return made
 
-    return make_workload
+def make_workload(source: DatasetSource) -> Workload:
+    """Call the factory of a file anew; the file itself is imported once.
+
+    Raises:
+        WorkloadError: the factory returns no workload.
+        Exception: any error of the user's own code.
+    """
+    made = call_factory(source)
+    if not isinstance(made, Workload):
+        raise WorkloadError(
+            f"{Path(source.directory, source.workload)} returned {type(made).__name__}: return a "
+            "compare.workload.Workload."
+        )
+    return made
 
 
 class _Factory:
@@ -128,6 +116,9 @@ class OwnTask(Task):
     ``dtype`` is that of a proof; None keeps the model's own.
     """
 
+    test_needs_gradients: bool = False
+    """Whether the loss takes gradients of its own, as a gradient penalty does."""
+
     def __init__(self, config: RunConfig, make: _Factory, device: torch.device) -> None:
         super().__init__(config, device)
         self._make = make
@@ -144,7 +135,7 @@ class OwnTask(Task):
         Raises:
             WorkloadError: what it returns cannot be trained.
         """
-        return cls.of(config, load_factory(source), device)
+        return cls.of(config, load_workload(source), device)
 
     @classmethod
     def of(cls, config: RunConfig, make: MakeWorkload, device: torch.device) -> OwnTask:
@@ -171,6 +162,11 @@ class OwnTask(Task):
         vars(made).update({f"_{name}": value for name, value in changes.items()})
         return made
 
+    def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:
+        from compare.worker.preflight import preflight  # which tries a task of this class
+
+        preflight(job, self, strategy, shard)
+
     def build_model(self) -> nn.Module:
         assert not self._is_taken, "a task gives its model once"  # noqa: S101 -- our own mistake
         self._is_taken = True
@@ -187,6 +183,11 @@ class OwnTask(Task):
         made = self._workload.optimizer(parameters)
         _require_own(made, parameters)
         return made
+
+    @property
+    def workload(self) -> Workload:
+        """Return what the factory made."""
+        return self._workload
 
     @property
     def plain_loss(self) -> Loss:
@@ -241,29 +242,42 @@ class OwnTask(Task):
             return LoaderBatches(self._workload, shard, self.config, self.device, self._dtype)
         return SampleBatches(self._workload, shard, self.config, self.device, self._dtype)
 
-    @torch.no_grad()
     def test(self, model: nn.Module, shard: tuple[int, int], on_batch: Callable[[], None]) -> Evaluation:
+        losses = metrics = 0.0
+        count = 0
+        training = model.training
+        model.eval()
+        for samples, batch in self.test_batches(shard):
+            on_batch()
+            loss, metric = self.test_batch(model, batch)
+            losses, metrics, count = losses + samples * loss, metrics + samples * metric, count + samples
+        model.train(training)
+        return Evaluation(
+            correct=metrics if self._workload.metric else None,
+            samples=count,
+            loss_sum=losses if math.isfinite(losses) else None,
+        )
+
+    def test_batches(self, shard: tuple[int, int]) -> Iterator[tuple[int, Batch]]:
+        """Yield the batches of a shard's test, and the samples of each."""
         workload, (index, count) = self._workload, shard
         held = workload.data if workload.test_data is None else workload.test_data
         total = len(_sized(held))
         chosen = range(index, total if workload.test_data is not None else min(_TESTED, total), count)
         size = self.config.batch_size_per_rank
         loader = DataLoader(Subset(held, chosen), size, collate_fn=workload.collate or default_collate)  # type: ignore[arg-type]
-        losses = metrics = 0.0
-        training = model.training
-        model.eval()
         for number, batch in enumerate(loader):
-            on_batch()
-            samples, moved = min(size, len(chosen) - number * size), move(batch, self.device, self._dtype)
-            losses += samples * float(workload.loss(model, moved))
-            if workload.metric:
-                metrics += samples * float(workload.metric(model, moved))
-        model.train(training)
-        return Evaluation(
-            correct=metrics if workload.metric else None,
-            samples=len(chosen),
-            loss_sum=losses if math.isfinite(losses) else None,
-        )
+            yield min(size, len(chosen) - number * size), move(batch, self.device, self._dtype)
+
+    def test_batch(self, model: nn.Module, batch: Batch) -> tuple[float, float]:
+        """Return the mean loss and metric of a batch.
+
+        Gradients are enabled only where the loss takes some of its own (``test_needs_gradients``).
+        """
+        workload = self._workload
+        with torch.set_grad_enabled(self.test_needs_gradients):
+            loss = _number(workload.loss(model, batch))
+            return loss, _number(workload.metric(model, batch)) if workload.metric else 0.0
 
     is_own = True
 
@@ -385,6 +399,7 @@ class LoaderBatches:
         self._size = config.ranks * config.batch_size_per_rank // shard[1]
         with _seeded(config.seed):
             self._loader = workload.loader(*shard, self._size)
+        self._place: tuple[int, int] | None = None
         self._samples = len(_sized(workload.data))
         self._shard, self._seed = shard, config.seed
         self._device, self._dtype = device, dtype
@@ -402,6 +417,7 @@ class LoaderBatches:
             "shard": list(self._shard),
             "training_samples": self._samples,
             "samples_of_an_epoch": whole,
+            "loader_workers": getattr(self._loader, "num_workers", 0),
         }
 
     def __iter__(self) -> Iterator[Batch]:
@@ -432,8 +448,12 @@ class LoaderBatches:
 
     def _is_whole(self, batch: Batch) -> bool:
         """Return whether a batch has the size of the run."""
-        sizes = [len(tensor) for tensor in tensors_of(batch) if tensor.dim()]
-        return not sizes or sizes[0] == self._size
+        shapes = shapes_of(batch)
+        self._place = self._place or place_of_samples(shapes, self._size)
+        if not shapes or self._place is None:
+            return not shapes
+        index, dimension = self._place
+        return index < len(shapes) and shapes[index][dimension : dimension + 1] == (self._size,)
 
 
 @contextmanager
@@ -444,20 +464,16 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Move a batch to a device; its floats become ``dtype``."""
-    if isinstance(batch, torch.Tensor):
-        return in_dtype(batch.to(device), dtype)
-    if isinstance(batch, Mapping):
-        return type(batch)({name: move(part, device, dtype) for name, part in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(part, device, dtype) for part in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(move(part, device, dtype) for part in batch)
-    return batch
+def _number(figure: float | torch.Tensor) -> float:
+    return float(figure.detach() if isinstance(figure, torch.Tensor) else figure)
 
 
 def _sized(data: Any) -> Sized:
+    if isinstance(data, IterableDataset):  # it inherits an index, and may have a length
+        raise WorkloadError(
+            f"the workload's data is a stream ({type(data).__name__}), which no rank can take its shard of.\n"
+            "Hand over a map-style data set. A stream may come from loader, beside it."
+        )
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise WorkloadError("the workload's data has no len() or no index: hand over a map-style data set")
     return data  # type: ignore[no-any-return]

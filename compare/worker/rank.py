@@ -74,7 +74,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     joined = _join(job, placement, watchdog, start_up)
     group, device = joined.group, joined.group.device
     with start_up.left_out():
-        earlier_peak = peak_memory_bytes()
+        earlier_peak = max(joined.peak_bytes, peak_memory_bytes())
         parity = _prove(job, joined, watchdog)
         proof = read_memory(device)
         was_reset = reset_peak_memory(device)
@@ -224,6 +224,8 @@ class _Joined(NamedTuple):
     """Takes a model, what makes its optimizer, the group and options."""
     group: Group
     task: Task
+    peak_bytes: int
+    """Peak of memory before the workload was tried."""
 
 
 def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp) -> _Joined:
@@ -239,6 +241,9 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
     if job.arm.own_step:
         make_replica = partial(make_replica, make_step=task.make_step)
     start_up.mark("data_ready")
+    peak_bytes = peak_memory_bytes()
+    with start_up.left_out():
+        task.try_out(job, strategy, (placement.rank, placement.world_size))
 
     watchdog.note("join")
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
@@ -246,7 +251,7 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
 
     # The first optimizer of a process loads more of torch for a second: start-up time, in every arm.
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    return _Joined(make_replica, group, task)
+    return _Joined(make_replica, group, task, peak_bytes)
 
 
 def _load_task(job: Job, device: torch.device) -> Task:

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from backends.base import Batch
 from compare.schema.config import RunConfig
 from compare.worker.randomness import seed_generators
-from compare.worker.task import Task, tensors_of
+from compare.worker.task import Task
+from compare.worker.trees import tensors_of
 
 Gradients: TypeAlias = "list[torch.Tensor | None]"
 """A gradient of each parameter, in the model's order; None for one that takes no part."""

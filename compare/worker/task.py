@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from compare.workload import WorkloadError
 if TYPE_CHECKING:
     from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.schema.config import RunConfig
+    from compare.schema.job import Job
     from compare.schema.parity import PassKind
     from compare.schema.results import Evaluation
     from compare.worker.loop import BeforeStep
@@ -52,29 +53,6 @@ rounding would, too.
 PROOF_DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
 
 
-COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
-"""The complex dtype of the same precision."""
-
-
-def in_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a tensor in a precision; one of whole numbers stays as it is."""
-    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
-        return tensor
-    return tensor.to(COMPLEX[dtype] if tensor.is_complex() else dtype)
-
-
-def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a batch."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from tensors_of(part)
-    elif isinstance(batch, (tuple, list)):
-        for part in batch:
-            yield from tensors_of(part)
-
-
 class Batches(Protocol):
     """Endless batches of one shard."""
 
@@ -102,6 +80,9 @@ class Task(ABC):
     def anew(self) -> Task:
         """Return the same task with a model, and with whatever the user's code remembers, of its own."""
         return self
+
+    def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:  # noqa: B027 -- a user's own task does
+        """Try what the user has written, before the ranks form a group."""
 
     def prepare(self, replica: Replica) -> None:
         """Set the passes of a step, and compile if the run does."""

@@ -2,7 +2,8 @@
 
 A rank waits on a named pipe that only the agent holds for writing. When the agent is killed, the rank reads
 the end of the file and exits. Where a library's threads run on meanwhile, the agent stops the whole process.
-It wakes the process before it writes, so the pipe alone decides, and no wake-up is lost.
+So it does where a rank has started processes, because a loader's workers would fetch on in the turns of
+others. It wakes all of them before it writes, so the pipe alone decides, and no wake-up is lost.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class TurnGate:
         self._ranks = ranks
         self._stops = stops
         self._waiting: dict[int, Arrival] = {}
+        self._stopped: list[int] = []
         self._received = b""
         self._turns: dict[int, int] = {}
         os.mkfifo(self._files.arrivals, 0o600)
@@ -43,7 +45,7 @@ class TurnGate:
     def arrived(self) -> list[Arrival]:
         """Return all arrivals once, when the last rank is there.
 
-        Their processes are stopped by then, where the arm needs it.
+        Their processes are stopped by then, where something of them would run on.
 
         Raises:
             InterleaveError: a process cannot be stopped.
@@ -56,14 +58,13 @@ class TurnGate:
             self._waiting[arrival.rank] = arrival
         if not lines or len(self._waiting) < self._ranks:
             return []
-        if self._stops:
-            self._signal(signal.SIGSTOP)
+        self._stopped = list(self._running_on())
+        self._signal(signal.SIGSTOP)
         return list(self._waiting.values())
 
     def go(self, turn: Turn) -> None:
         """Wake every rank, and give it its turn."""
-        if self._stops:
-            self._signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         for rank in self._waiting:
             with suppress(OSError):  # the rank has exited, and its record says how
                 self._write(rank, turn)
@@ -80,22 +81,26 @@ class TurnGate:
             os.close(descriptor)
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes():
+        for process in self._stopped:
             try:
-                os.kill(process.pid, number)
+                os.kill(process, number)
             except ProcessLookupError:
                 continue
             except OSError as error:
                 raise InterleaveError(
                     "A rank that waits for its turn cannot be stopped.",
-                    found=f"Process {process.pid}: {system_reason(error)}.",
+                    found=f"Process {process}: {system_reason(error)}.",
                     remedy="Run one launch after another: --interleave launches.",
                 ) from None
 
-    def _processes(self) -> Iterator[psutil.Process]:
-        """Find the waiting ranks, and everything that they have started."""
+    def _running_on(self) -> Iterator[int]:
+        """Find the ranks of which something runs on, and all that they have started."""
+        children: dict[int, list[int]] = {}
+        for process in psutil.process_iter(["ppid"]):  # once for all ranks: it takes milliseconds
+            children.setdefault(process.info["ppid"], []).append(process.pid)
         for arrival in self._waiting.values():
-            with suppress(psutil.NoSuchProcess):
-                rank = psutil.Process(arrival.pid)
-                yield rank
-                yield from rank.children(recursive=True)
+            if self._stops or arrival.pid in children:
+                family = [arrival.pid]
+                for member in family:  # which grows meanwhile
+                    family += children.get(member, [])
+                yield from family

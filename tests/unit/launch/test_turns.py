@@ -28,6 +28,11 @@ while (turn := pipes.wait(0.5, Memory(peak_bytes=1))).number:
 print("finished", flush=True)
 """
 
+STARTS_A_WORKER = r"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import os; p = os.getppid()\nwhile os.getppid() == p: pass"])
+"""
+
 
 @pytest.fixture
 def gate(tmp_path):
@@ -99,6 +104,20 @@ def test_gate_stops_the_threads_of_a_waiting_rank(gate, start):
     wait_until(lambda: rank.status() == psutil.STATUS_STOPPED, 5)
     gate.go(FINISH)
     assert rank.wait(20) in {0, None}
+
+
+def test_gate_stops_what_a_waiting_rank_has_started(gate, start, monkeypatch):
+    monkeypatch.setitem(globals(), "RANK", STARTS_A_WORKER + RANK)
+    gate = gate(1)
+    rank = psutil.Process(start(0).pid)
+    arrivals(gate)
+    (worker,) = rank.children()
+    wait_until(lambda: worker.status() == psutil.STATUS_STOPPED, 5)
+    gate.go(Turn(number=1))
+    wait_until(lambda: worker.status() != psutil.STATUS_STOPPED, 5)
+    arrivals(gate)
+    gate.go(FINISH)
+    worker.kill()
 
 
 @pytest.mark.parametrize("stops", [False, True])

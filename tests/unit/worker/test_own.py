@@ -17,9 +17,10 @@ from backends.base import BackendError
 from backends.strategies.local import LocalReplica
 from compare import data
 from compare.worker.batches import PixelBatches
-from compare.worker.own import OwnTask, load_factory, move, tensors_of
+from compare.worker.own import OwnTask, load_workload
 from compare.worker.parity import prove
 from compare.worker.reference import Reference
+from compare.worker.trees import move, tensors_of
 from compare.workload import Workload, WorkloadError
 from tests.unit.factories import a_config
 
@@ -176,7 +177,7 @@ def test_batches_of_any_shape_are_moved():
 
 def test_factory_of_a_file_is_called(tmp_path):
     (tmp_path / "right.py").write_text(RIGHT)
-    assert isinstance(load_factory(data.own_source(f"{tmp_path}/right.py:make"))(), Workload)
+    assert isinstance(load_workload(data.own_source(f"{tmp_path}/right.py:make"))(), Workload)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_factory_of_a_file_is_called(tmp_path):
 def test_wrong_factory_is_refused(tmp_path, code, says):
     (tmp_path / "wrong.py").write_text(code)
     with pytest.raises(WorkloadError, match=says):
-        load_factory(data.own_source(f"{tmp_path}/wrong.py:make"))()
+        load_workload(data.own_source(f"{tmp_path}/wrong.py:make"))()
 
 
 def test_folder_that_was_changed_is_refused(tmp_path):
@@ -199,7 +200,7 @@ def test_folder_that_was_changed_is_refused(tmp_path):
     (tmp_path / "right.py").write_text(RIGHT + "\n")
     (tmp_path / "log").write_text("what a run leaves is no part of it")
     with pytest.raises(WorkloadError, match="was a file changed meanwhile"):
-        load_factory(source)
+        load_workload(source)
 
 
 def test_too_few_samples_are_refused(tmp_path):
@@ -241,6 +242,7 @@ def test_own_loader_gives_each_epoch_anew_and_whole_batches():
         "shard": [1, 2],
         "training_samples": 20,
         "samples_of_an_epoch": 10,
+        "loader_workers": 0,
     }
 
 

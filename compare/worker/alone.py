@@ -1,0 +1,103 @@
+"""Run code of the user's where no other rank answers, and refuse what asks for one.
+
+One process must be able to compute the loss, because the proof compares every arm with it. So torch gets a
+group that only pretends, and a call to other ranks stops at its line. Code that communicates only where a
+group exists shows itself, before a real group does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from compare.data.own import belongs
+from compare.workload import WorkloadError
+
+_LIBRARIES = ("/torch/distributed/", "/horovod/")
+_FILES = {
+    "/torch/distributed/distributed_c10d.py": "torch.distributed",
+    "/torch/distributed/nn/functional.py": "torch.distributed.nn",
+    "/torch/distributed/_functional_collectives.py": "torch.distributed",
+    "/horovod/torch/mpi_ops.py": "horovod.torch",
+    "/horovod/torch/functions.py": "horovod.torch",
+    "/horovod/common/basics.py": "horovod.torch",
+}
+"""Files with the functions that are watched, and the names of their modules for people."""
+_MOVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "alltoall", "barrier", "send", "recv")
+_MAKES = ("init_process_group", "new_group", "new_subgroups", "init", "join")
+_ASKS = ("is_initialized", "get_world_size", "get_rank", "size", "rank", "local_rank", "local_size")
+_MPI = "mpi4py.MPI"
+
+
+@contextmanager
+def alone(what: str, folder: str, ranks: int, remedy: str) -> Iterator[None]:
+    """Refuse calls to other ranks.
+
+    ``what`` names the code that runs: the loss. Its own files, in ``folder``, may not ask who takes part
+    either, because the answer would change what it computes.
+
+    Raises:
+        WorkloadError: it communicates; the error has its line.
+    """
+    refused: list[WorkloadError] = []
+
+    def refuse(call: str, frame: FrameType) -> None:
+        asker: FrameType | None = frame
+        while asker and not belongs(asker.f_code.co_filename, folder):
+            asker = asker.f_back
+        line = f"{asker.f_code.co_filename}:{asker.f_lineno}" if asker else ""
+        refused.append(
+            WorkloadError(f"one process cannot compute {what}: it calls {call}.\n{remedy}", where=line)
+        )
+        raise refused[0]
+
+    def watch(frame: FrameType, event: str, argument: Any) -> None:
+        if refused:
+            return
+        if event == "c_call":
+            if type(getattr(argument, "__self__", None)).__module__ == _MPI:
+                refuse(f"{_MPI}: {argument.__name__}", frame)
+        elif event == "call" and (call := _watched(frame, folder)):
+            refuse(call, frame)
+
+    with ExitStack() as ending:
+        if dist.is_available() and not dist.is_initialized():
+            ending.enter_context(_pretended_group(ranks))
+        ending.callback(sys.setprofile, sys.getprofile())
+        sys.setprofile(watch)
+        yield
+    if refused:  # the user's code went on after it
+        raise refused[0]
+
+
+def _watched(frame: FrameType, folder: str) -> str:
+    """Return the name of a call that one process cannot answer, or nothing."""
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    module = next((module for end, module in _FILES.items() if file.endswith(end)), None)
+    if module is None:
+        return ""
+    asker = frame.f_back
+    while asker and any(part in asker.f_code.co_filename for part in _LIBRARIES):
+        asker = asker.f_back
+    by_user = asker is not None and belongs(asker.f_code.co_filename, folder)
+    moves = name in _MAKES or any(part in name for part in _MOVES)
+    return f"{module}.{name}" if moves or (by_user and name in _ASKS) else ""
+
+
+@contextmanager
+def _pretended_group(ranks: int) -> Iterator[None]:
+    """Give torch a group whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    hook = sys.excepthook  # torch puts its own around it with every group
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook

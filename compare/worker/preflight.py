@@ -1,0 +1,289 @@
+"""Try a workload in one process, before its ranks form a group.
+
+It is made anew, and takes one batch of training and one of the test. What goes wrong there is told in the
+words of the user: the line, what was found, and what to do. So no library says it later, in a stall.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import pickle
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from backends.base import REPEATED, SPARSE, STRIDED, UNREACHED
+from compare.data.own import belongs
+from compare.text import cut, listed
+from compare.worker.alone import alone
+from compare.worker.memory import reset_peak_memory
+from compare.worker.own import OwnTask
+from compare.worker.randomness import same_randomness, seed_generators
+from compare.worker.trees import KNOWN, tensors_of
+from compare.worker.user_file import require_threads
+from compare.workload import WorkloadError
+
+if TYPE_CHECKING:
+    from backends.base import Batch, Options, Replica, Trait
+    from compare.schema.job import Job
+
+_REFUSED: dict[Trait, tuple[str, str]] = {
+    SPARSE: (
+        "sparse gradients of {names}: this arm cannot average them.",
+        "Use sparse=False, or leave this arm out: ddp averages them.",
+    ),
+    STRIDED: (
+        "parameters that are not contiguous: {names}. This arm cannot average them.",
+        "Store them row by row (p.data = p.data.contiguous()), or leave this arm out.",
+    ),
+    REPEATED: (
+        (
+            "gradients arrive more than once in a backward, as re-entrant checkpoints make them: {names}. "
+            "This arm counts one."
+        ),
+        "Use checkpoint(…, use_reentrant=False), or leave this arm out: manual averages them.",
+    ),
+    UNREACHED: (
+        (
+            "the loss has no gradient for {names}, which shape the model's output. This arm cannot average "
+            "them, and find_unused_parameters=true would not help."
+        ),
+        "Set requires_grad to False for them, or leave this arm out.",
+    ),
+}
+"""What an arm may be unable to train, and what to do."""
+_TO_GO_ON = (
+    "Let it compute its own samples alone. If the ranks must share it, set own_step, and reference_step for "
+    "what one process does: docs/own-model.md."
+)
+_OWN_ARGUMENTS = "loader(rank, ranks, batch_size) is given who takes part: use its arguments."
+_PICKLED = (
+    "The loader's workers start anew, and get its parts by pickle. Define these at the top of the file, not "
+    "as a lambda or within a function, or use multiprocessing_context='fork'."
+)
+_TRY = "Try one batch without Ringside: call make(), its loss, and backward."
+
+
+def preflight(job: Job, task: OwnTask, strategy: type[Replica], shard: tuple[int, int]) -> None:
+    """Try a new workload of the job's, and leave no trace of it.
+
+    The ``task`` of the run learns how to test.
+
+    Raises:
+        WorkloadError: it cannot be trained by this arm, or by none.
+    """
+    with same_randomness(task.device):
+        trial = _Trial(task.anew(), job, shard)
+        trial.require_trainable()
+        task.test_needs_gradients = trial.test_needs_gradients()
+        if not job.arm.own_step:
+            trial.require_averaged_by(strategy, job.arm.options)
+    require_threads(job.config.threads_per_rank)
+    del trial
+    gc.collect()
+    reset_peak_memory(task.device)
+
+
+class _Trial:
+    """A workload that takes one batch of everything."""
+
+    def __init__(self, task: OwnTask, job: Job, shard: tuple[int, int]) -> None:
+        self._task, self._shard = task, shard
+        self._folder = job.dataset.directory
+        self._seed = job.config.seed
+        self._ranks = job.config.ranks
+        # The user's own step may say by itself what one process computes.
+        self._is_own = task.has_reference_step
+        self._model: nn.Module = nn.Module()
+        self._arrived: Counter[str] = Counter()
+        self._outputs: list[torch.Tensor] = []
+
+    # ---- what any arm needs ----
+
+    def require_trainable(self) -> None:
+        """Require parameters, an optimizer's plain step, and a batch's gradients."""
+        _require_parameters(self._task.workload.model)
+        with self._told("the optimizer cannot be made of the model's parameters", _TRY):
+            optimizer = self._task.make_optimizer(self._task.build_model().parameters())
+        _require_plain_step(optimizer)
+        if self._is_own:
+            return
+        try:
+            self._learn(self._task.for_proof("float64"), "")
+        except WorkloadError as error:
+            self._learn(self._task.anew(), _TRY)
+            raise WorkloadError(
+                f"{error}In its own dtype the model passes, but the proof computes in float64. Take dtypes "
+                "from the parameters or the inputs.",
+                where=error.where,
+            ) from None
+
+    def _learn(self, task: Any, remedy: str) -> None:
+        """Take forward, loss and backward of one batch."""
+        batch = self._first_batch(task)
+        self._model = model = task.build_model()
+        self._arrived.clear()
+        seed_generators(self._seed)
+        with (
+            self._told("the loss fails on a training batch", remedy),
+            self._noting_gradients(model),
+            self._alone("the loss"),
+        ):
+            loss = task.loss(model, batch)
+            _require_scalar(loss)
+            loss.backward()
+
+    def _first_batch(self, task: Any) -> Batch:
+        with self._told("the first training batch cannot be made", self._of_loader):
+            batch = next(iter(task.batches(self._shard)))
+        if not any(True for _ in tensors_of(batch)):
+            raise WorkloadError(
+                f"a batch is a {type(batch).__name__}, in which no tensor was found.\nUse {KNOWN}."
+            )
+        return batch
+
+    @staticmethod
+    def _of_loader(error: Exception) -> str:
+        text = str(error)
+        if isinstance(error, pickle.PicklingError) or "pickle" in text:
+            return _PICKLED
+        return _OWN_ARGUMENTS if "been initialized" in text else _TRY
+
+    @contextmanager
+    def _noting_gradients(self, model: nn.Module) -> Iterator[None]:
+        """Count how often each gradient arrives, and note what the model returns."""
+        with ExitStack() as noting:
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(
+                        lambda _, name=name: self._arrived.update([name])
+                    )
+                    noting.callback(hook.remove)
+            outputs = model.register_forward_hook(lambda *found: self._outputs.extend(tensors_of(found[2])))
+            noting.callback(outputs.remove)
+            yield
+
+    def test_needs_gradients(self) -> bool:
+        """Test one batch; return whether its loss takes gradients of its own."""
+        batch = next((batch for _, batch in self._task.test_batches(self._shard)), None)
+        if batch is None:
+            return False
+        model = self._task.anew().build_model().eval()
+        try:
+            self._test(model, batch)
+        except WorkloadError:
+            self._task.test_needs_gradients = True
+            self._test(model, batch)
+        return self._task.test_needs_gradients
+
+    def _test(self, model: nn.Module, batch: Batch) -> None:
+        with (
+            self._told("loss or metric fails on a batch of the test, in eval mode", _TRY),
+            self._alone("the test"),
+        ):
+            self._task.test_batch(model, batch)
+
+    def _alone(self, what: str) -> Any:
+        return nullcontext() if self._is_own else alone(what, self._folder, self._ranks, _TO_GO_ON)
+
+    @contextmanager
+    def _told(self, what: str, remedy: str | Callable[[Exception], str]) -> Iterator[None]:
+        """Tell an error of the user's code, or of a library that it called, in three parts."""
+        try:
+            yield
+        except WorkloadError:
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            users = [frame for frame in frames if belongs(frame.filename, self._folder)]
+            raise WorkloadError(
+                f"{what}.\n{type(error).__name__}: {cut(str(error))}\n"
+                f"{remedy if isinstance(remedy, str) else remedy(error)}",
+                where=f"{users[-1].filename}:{users[-1].lineno}" if users else "",
+            ) from error
+
+    # ---- what some arms cannot do ----
+
+    def require_averaged_by(self, strategy: type[Replica], options: Options) -> None:
+        """Require that a strategy can average every gradient."""
+        found = self._traits()
+        for trait in sorted(strategy.cannot(options)):
+            if names := found[trait]:
+                what, remedy = _REFUSED[trait]
+                raise WorkloadError(f"{what.format(names=listed(names))}\n{remedy}")
+
+    def _traits(self) -> dict[Trait, list[str]]:
+        """Find what the model asks of an arm: parameters by trait."""
+        trained = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
+        reached = _parameters_under(self._outputs)
+        return {
+            SPARSE: [name for name, p in trained if p.grad is not None and p.grad.layout != torch.strided],
+            STRIDED: [name for name, p in trained if not p.is_contiguous()],
+            REPEATED: [name for name, times in self._arrived.items() if times > 1],
+            UNREACHED: [name for name, p in trained if p.grad is None and id(p) in reached],
+        }
+
+
+def _require_parameters(model: nn.Module) -> None:
+    """Require parameters with a shape and numbers."""
+    lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise WorkloadError(
+            f"lazy parameters have no shape before the first batch: {listed(lazy)}.\n"
+            "Call the model on one batch in your factory, or give the layers their sizes."
+        )
+    meta = [n for n, p in [*model.named_parameters(), *model.named_buffers()] if p.is_meta]
+    if meta:
+        raise WorkloadError(
+            f"parameters on the meta device have no numbers: {listed(meta)}.\n"
+            "Build the model on the CPU, or call to_empty() and initialise it in your factory."
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise WorkloadError(
+            "no parameter of the model requires a gradient.\nSet requires_grad for some of them."
+        )
+
+
+def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """Require a step without a closure."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise WorkloadError(
+            f"{type(optimizer).__name__} calls the loss itself, by a closure, and several times a step. Arms "
+            "average the gradients of one call.\nChoose an optimizer whose step takes no closure."
+        )
+
+
+def _require_scalar(loss: Any) -> None:
+    if isinstance(loss, torch.Tensor) and not loss.dim() and loss.requires_grad:
+        return
+    found = type(loss).__name__
+    if isinstance(loss, torch.Tensor):
+        found = f"a tensor of shape {tuple(loss.shape)}" if loss.dim() else "a number without a graph"
+    raise WorkloadError(
+        f"the loss returned {found}.\n"
+        "Return the mean over the samples of the batch: a scalar tensor with its graph."
+    )
+
+
+def _parameters_under(outputs: list[torch.Tensor]) -> set[int]:
+    """Return the parameters that tensors depend on, by identity."""
+    seen: set[Any] = set()
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    found = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [after for after, _ in node.next_functions if after is not None]
+    return found

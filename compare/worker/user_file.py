@@ -1,0 +1,155 @@
+"""Import a file of the user's, and see what it does to the process.
+
+Scripts read the command line, join a group, end the process or set its threads when they are imported. What
+would spoil the run is refused, with its line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from compare.data.own import belongs
+from compare.text import counted
+from compare.workload import WorkloadError
+
+if TYPE_CHECKING:
+    from compare.data import DatasetSource
+
+_READERS = ("/argparse.py", "/optparse.py", "/getopt.py", "/click/", "/absl/", "/fire/", "/typer/")
+"""Files of libraries that read a command line."""
+_GUARDED = "Put what a script does under `if __name__ == '__main__':`."
+_set_at: dict[str, str] = {}
+"""Where the user's code called a setter of torch last: its name, and file:line."""
+
+
+def call_factory(source: DatasetSource) -> Any:
+    """Import the file, at the first call alone, and call its factory.
+
+    Raises:
+        WorkloadError: there is no such function, or the code joins a group, or ends the process.
+        Exception: any error of the user's own code.
+    """
+    file, factory = (
+        Path(source.directory, source.workload.partition(":")[0]),
+        source.workload.partition(":")[2],
+    )
+    with _watched(source.directory, file):
+        make = getattr(_imported(file), factory, None)
+        if not callable(make):
+            raise WorkloadError(f"{file} has no function {factory}: name one that is there.")
+        return make()
+
+
+def require_threads(threads: int) -> None:
+    """Require the threads that the run asked for.
+
+    Raises:
+        WorkloadError: the user's code has set another number.
+    """
+    if (found := torch.get_num_threads()) != threads:
+        raise WorkloadError(
+            f"your code sets torch to {counted(found, 'thread')}, but each rank of this run has {threads}. "
+            "The figures would then be of other threads than they state.\n"
+            f"Leave the call out, or run with --threads {found}.",
+            where=_set_at.get("set_num_threads", ""),
+        )
+
+
+def set_dtype() -> str:
+    """Return the default dtype that the user's code has set, and where; else nothing."""
+    where = _set_at.get("set_default_dtype")
+    return f"{torch.get_default_dtype()} ({where})" if where else ""
+
+
+@cache
+def _imported(file: Path) -> ModuleType:
+    sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None  # noqa: S101 -- the name ends with .py
+    assert spec.loader is not None  # noqa: S101
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that its classes can be pickled by its loaders
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _watched(folder: str, file: Path) -> Iterator[None]:
+    """Refuse code that joins a group or ends the process; note what it sets.
+
+    The command line that it sees is empty, because ours has nothing for it.
+    """
+    line, process = partial(_users_line, folder), os.getpid()
+
+    def refuse(why: str, *_: Any, **__: Any) -> NoReturn:
+        raise WorkloadError(f"{why}\n{_GUARDED}", where=line())
+
+    def noting(name: str, setter: Callable[..., Any], *arguments: Any) -> Any:
+        _set_at[name] = line()
+        return setter(*arguments)
+
+    def leave(status: int) -> None:
+        if os.getpid() != process:  # a process that the user's code started ends so
+            leave_really(status)
+        refuse(f"your file ends the process: os._exit({status}).")
+
+    leave_really = os._exit
+    joins = "your file joins a group itself, but each arm joins its own before it trains."
+    with ExitStack() as ending:
+        ending.enter_context(_replaced(torch.distributed, "init_process_group", partial(refuse, joins)))
+        if horovod := sys.modules.get("horovod.torch"):
+            ending.enter_context(_replaced(horovod, "init", partial(refuse, joins)))
+        ending.enter_context(_replaced(os, "_exit", leave))
+        for name in ("set_num_threads", "set_default_dtype"):
+            ending.enter_context(_replaced(torch, name, partial(noting, name, getattr(torch, name))))
+        ending.enter_context(_replaced(sys, "argv", [str(file)]))
+        try:
+            yield
+        except SystemExit as exit_:
+            frames = traceback.extract_tb(exit_.__traceback__)
+            users = [frame for frame in frames if belongs(frame.filename, folder)]
+            where = f"{users[-1].filename}:{users[-1].lineno}" if users else ""
+            reads = any(part in frame.filename for frame in frames for part in _READERS)
+            why = (
+                "your file reads the command line, which is not its own here."
+                if reads
+                else f"your file ends the process: sys.exit({exit_.code!r})."
+            )
+            raise WorkloadError(f"{why}\n{_GUARDED}", where=where) from None
+    _require_no_group(horovod=sys.modules.get("horovod.torch"), before=bool(horovod))
+
+
+def _require_no_group(*, horovod: Any, before: bool) -> None:
+    """Refuse a file that imported Horovod itself, and joined it."""
+    if horovod and not before and horovod.is_initialized():
+        raise WorkloadError(
+            "your file calls hvd.init() itself, but each arm joins its own group.\n" + _GUARDED
+        )
+
+
+def _users_line(folder: str) -> str:
+    """Return the innermost line of the user's code that is running."""
+    frames = traceback.extract_stack()
+    users = [f"{frame.filename}:{frame.lineno}" for frame in frames if belongs(frame.filename, folder)]
+    return users[-1] if users else ""
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, other: Any) -> Iterator[None]:
+    real = getattr(owner, name)
+    setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
