@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch
     from torch import nn
 
-MakeOptimizer: TypeAlias = "Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]"
+MakeOptimizer: TypeAlias = "Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]"
 Batch: TypeAlias = "Any"
 """Tensors of the samples of one pass, in tuples, lists or dictionaries."""
 Loss: TypeAlias = "Callable[[Callable[..., Any], Batch], torch.Tensor]"

@@ -23,9 +23,10 @@ from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
 from compare.analysis.estimate import Estimate
 from compare.analysis.noise import is_too_noisy
-from compare.analysis.parity import check_training, pass_of
+from compare.analysis.parity import AT_THE_END, check_training
+from compare.analysis.passes import pass_of
 from compare.analysis.power import Power, find_power
-from compare.analysis.proof_gaps import left_open
+from compare.analysis.proof_gaps import left_open, shortened
 from compare.analysis.ranking import Lead, find_lead, noise_floor, verdicts
 from compare.analysis.step_times import (
     collective_seconds,
@@ -41,7 +42,8 @@ from compare.analysis.step_times import (
 )
 from compare.analysis.verdict import Verdict
 from compare.schema.arms import Arm
-from compare.schema.results import Launch, Mode, Outcome, Run
+from compare.schema.parity import ParityPass
+from compare.schema.results import Gate, Launch, Mode, Outcome, Run
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,11 +330,20 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
         steps=min(taken.steps for taken in passes),
         difference=max(numbers) if len(numbers) == len(ends) else None,
         why=f"{worst.what}. {worst.remedy}" if worst and outcome in {"incomparable", "nothing"} else "",
-        open=list(dict.fromkeys(what for taken in passes for what in left_open(taken)))
-        if outcome == "passed"
-        else [],
+        open=_left_open(launches, passes, beside) if outcome == "passed" else [],
         at_end=len(after) == len(launches) and all(gate.outcome == "passed" for gate in after),
     )
+
+
+def _left_open(launches: list[Launch], passes: list[ParityPass], gates: list[Gate]) -> list[str]:
+    """Name what the proofs of all launches leave open, each once."""
+    late = [gate.what for gate in gates if gate.what.startswith(AT_THE_END)]
+    unmoved = [
+        f"they end as they started: {shortened(la.ranks[0].unmoved)}"
+        for la in launches
+        if la.ranks[0].unmoved
+    ]
+    return list(dict.fromkeys([*late, *(what for taken in passes for what in left_open(taken)), *unmoved]))
 
 
 # ---- its detail ----

@@ -32,6 +32,8 @@ from compare.worker.task import Task
 _NOISE = 30.0
 """How often the measured rounding is allowed; two kernels may round differently."""
 _LEAST_LIMIT = 1e-5
+_MOVES = 1e-4
+"""Relative size of an update that no float32 rounds away."""
 _LEAST_SIZE = 1e-4
 """Least size of a gradient that an error is divided by, relative to the largest of the model."""
 
@@ -94,6 +96,8 @@ class _EndStep:
         self._pace.meet()
         self._pace.note(0.0)
         given = self._step()
+        if given.optimizer_steps and self._stands(given, start):
+            given = given._replace(optimizer_steps=0)
         if not self._leads:
             return EndStep(step=self._steps, why_not="rank 0 compares it")
         if any(g is not None and not torch.isfinite(g).all() for g in rounded):
@@ -157,6 +161,17 @@ class _EndStep:
 
         side._replace(before_step=keep).train(1)
         return given
+
+    def _stands(self, given: _Given, start: list[torch.Tensor]) -> bool:
+        """Return whether no parameter moved, although some should have moved beyond rounding. Collective."""
+        whole, far = self._replica.whole(), False
+        for (name, parameter), before in zip(whole.named_parameters(), start, strict=True):
+            if not torch.equal(parameter, before):
+                return False
+            if name in given.gradients:
+                size = given.rates.get(name, 0.0) * float(given.gradients[name].abs().max())
+                far = far or size > _MOVES * float(before.abs().max())
+        return far
 
     def _compare(
         self,

@@ -221,7 +221,7 @@ class _Proof:
             if own_step or scale == 1
             else self._side._replace(loss=_scaled(self._side.loss, scale))
         )
-        self._scale = scale
+        self._scale = scale if own_step else 1.0
         seed_step(self._task.config, step, self._replica.shard[0])
         if not own_step:
             side.train(1)
