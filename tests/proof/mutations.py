@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from backends.base import Replica
@@ -20,11 +19,9 @@ from backends.groups.torch_group import TorchGroup
 from backends.strategies import averaging, local_sgd, primitives
 from backends.strategies.averaging import AveragingReplica, Bucket, FlatReducer, OverlapReducer
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.fsdp import FSDPReplica
 from backends.strategies.local import LocalReplica
 from backends.strategies.local_sgd import LocalSGDReplica
 from backends.strategies.shared_memory.sum import SharedSum
-from backends.strategies.zero import ZeroReplica
 from tests.proof.case import mutation
 
 PLAIN = "right_models.py:plain"
@@ -390,11 +387,15 @@ def the_start_is_not_broadcast():
 
 @mutation("zero", of=PLAIN)
 def updated_parts_are_not_sent():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     ZeroRedundancyOptimizer._sync_params = lambda self: None
 
 
 @mutation("zero", of=PLAIN)
 def one_part_is_updated_in_the_first_step_alone():
+    from backends.strategies.zero import ZeroReplica
+
     real = ZeroReplica.step
 
     def step(self):
@@ -407,6 +408,8 @@ def one_part_is_updated_in_the_first_step_alone():
 
 @mutation("fsdp", of=PLAIN)
 def one_shard_is_never_updated():
+    from backends.strategies.fsdp import FSDPReplica
+
     def step(self):
         if is_last():
             self.forget_gradients()
@@ -418,6 +421,8 @@ def one_shard_is_never_updated():
 
 @mutation("fsdp", of=PLAIN)
 def shards_are_not_reduced_from_step_3_on():
+    from backends.strategies.fsdp import FSDPReplica
+
     real = FSDPReplica.learn
 
     def learn(self, *arguments):
