@@ -68,6 +68,8 @@ def check_training(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") ->
     """Check the ranks of one launch at the gates beside a single process alone."""
     kinds = [kind for kind in PASSES[proof] if kind in EPSILON]
     gates = [_check_pass(arm, ranks, kind) for kind in kinds]
+    if any(gate.outcome == "incomparable" for gate in gates):
+        return gates
     ends = list(check_end(arm, ranks))
     if any(end.outcome == "passed" for end in ends) and len(ranks) > 1:
         gates = [_shown_at_the_end(gate) if gate.outcome == "nothing" else gate for gate in gates]

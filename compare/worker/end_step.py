@@ -38,11 +38,12 @@ _LEAST_SIZE = 1e-4
 """Least size of a gradient that an error is divided by, relative to the largest of the model."""
 
 
-def why_no_end_step(arm: Arm, task: Task) -> str:
+def why_no_end_step(arm: Arm, task: Task, replica: Replica) -> str:
     """Return why an arm takes no such step; empty if it does."""
     reasons = {
         "its gradients are rounded or compressed by option": not arm.exact,
         "its steps are not those of one process": not arm.same_training,
+        "it averages parameters": not replica.averages_gradients,
         "its ranks hold different layers": arm.in_layers,
         "its calls are compiled": task.config.compile,
         "its reference is a step of the user's own": arm.own_step and task.has_reference_step,
@@ -55,7 +56,7 @@ def take_end_step(arm: Arm, own: Side, task: Task, steps: int, pace: Pace, *, gr
 
     Rank 0 compares it; each rank does if the step is the user's own.
     """
-    if why_not := why_no_end_step(arm, task):
+    if why_not := why_no_end_step(arm, task, own.replica):
         return EndStep(step=steps, why_not=why_not)
     with same_randomness(group.device):
         return _EndStep(own, task, steps, pace, group=group).take()
@@ -92,7 +93,7 @@ class _EndStep:
         whole = self._replica.whole()
         buffers = _buffers_of_all(whole, self._group)
         start = [parameter.detach().clone() for parameter in whole.parameters()]
-        exact, rounded = ([], []) if not self._leads else self._expected(whole, buffers)
+        expected = self._expected(whole, buffers) if self._leads else []
         self._pace.meet()
         self._pace.note(0.0)
         given = self._step()
@@ -100,6 +101,9 @@ class _EndStep:
             given = given._replace(optimizer_steps=0)
         if not self._leads:
             return EndStep(step=self._steps, why_not="rank 0 compares it")
+        if any(gradients is None for gradients in expected):
+            return EndStep(step=self._steps, why_not="before_step remembers what it did before")
+        exact, rounded = (gradients or [] for gradients in expected)
         if any(g is not None and not torch.isfinite(g).all() for g in rounded):
             return EndStep(step=self._steps, why_not="the training diverged")
         names = [name for name, _ in whole.named_parameters()]
@@ -111,9 +115,12 @@ class _EndStep:
             return EndStep(step=self._steps, why_not="the workload remembers what a new call of it does not")
         return end
 
-    def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> tuple[Gradients, Gradients]:
-        """Return the mean gradients of one process, in float64 and in the run's precision."""
-        found = []
+    def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
+        """Return the mean gradients of one process, in float64 and in the run's precision.
+
+        None if ``before_step`` keeps a state, which only the training's has.
+        """
+        found: list[Gradients | None] = []
         for task in (self._live.for_proof("float64").for_proof_of(self._replica), self._task):
             reference = Reference(task, self._replica, whole, lambda: self._pace.note(0.0), drifts=False)
             reference.anchor(whole)
@@ -121,7 +128,7 @@ class _EndStep:
             mean = reference.mean_gradients(self._steps)
             self._alone = reference.alone
             found.append(reference.changed(mean) if self._replica.takes_whole_step else mean)
-        return found[0], found[1]
+        return found
 
     def _step(self) -> _Given:
         """Take the step as the training does, and keep what its optimizers are given."""

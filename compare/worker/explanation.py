@@ -15,8 +15,8 @@ _ROUNDED = 2.0**-7
 """Largest relative error of a number in bfloat16, and of a sum of two such."""
 _LEAST_HALF = 2.0**-24
 """Smallest number above zero in float16."""
-_NEAR = 2e-4
-"""Largest error of a share where only rounding made it."""
+_NEAR = 2.0**-8
+"""Largest error of a share where only rounding made it: few numbers may dominate a gradient."""
 
 
 class Taken(NamedTuple):

@@ -138,9 +138,11 @@ class _Steps:
         limit = rounding_limit(self._kind, update, self.shards)
         reference.tell_apart(limit)
         if not difference.size <= limit:
+            frozen = [name for name, p in found.named_parameters() if not p.requires_grad]
+            moved = ["a parameter that does not train changes"] if difference.parameter in frozen else []
             self.wrong = msgspec.structs.replace(
                 reference.explain(found, step, difference),
-                structure=record.structure,
+                structure=", ".join(filter(None, [record.structure, *moved])),
                 rate=record.rate_over(reference.rate),
             )
 

@@ -153,8 +153,9 @@ class Reference:
         mean = self.mean_gradients(step, scale)
         _give(self.model, mean)
         if self._before_step:
+            _give(self.model, _cloned(mean))
             self._before_step(self.model, [self._optimizer])
-            self._right = [None if p.grad is None else p.grad.clone() for p in self.model.parameters()]
+            self._right = _cloned([p.grad for p in self.model.parameters()])
             changed = (distance(one, other) > 0 for one, other in zip(self._right, mean, strict=True))
             self.acted.append(any(changed))
         else:
@@ -172,9 +173,16 @@ class Reference:
                 for own, other in zip(shard.model.buffers(), its, strict=True):
                     own.copy_(other)
 
-    def changed(self, gradients: Gradients) -> Gradients:
-        """Return gradients as ``before_step`` changes them."""
-        return self._clipped(gradients)
+    def changed(self, gradients: Gradients) -> Gradients | None:
+        """Return gradients as ``before_step`` changes them.
+
+        None if it does so otherwise after other gradients.
+        """
+        once = self._clipped(gradients)
+        self._clipped([None if gradient is None else gradient * 3 for gradient in gradients])
+        again = self._clipped(gradients)
+        same = all(distance(one, other) == 0 for one, other in zip(once, again, strict=True))
+        return once if same else None
 
     def mean_gradients(self, step: int, scale: float = 1.0) -> Gradients:
         """Fetch the batches of a step, and return the mean of all shards' gradients."""
@@ -208,7 +216,7 @@ class Reference:
     def _clipped(self, gradients: Gradients) -> Gradients:
         if not self._clip:
             return gradients
-        _give(self.model, [None if g is None else g.clone() for g in gradients])
+        _give(self.model, _cloned(gradients))
         self._clip(self.model, [])
         return [p.grad for p in self.model.parameters()]
 
@@ -398,6 +406,10 @@ class Reference:
 def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the real part of the inner product of two tensors."""
     return float(torch.vdot(one.flatten(), other.flatten()).real)
+
+
+def _cloned(gradients: Gradients) -> Gradients:
+    return [None if gradient is None else gradient.clone() for gradient in gradients]
 
 
 def _give(model: nn.Module, gradients: Gradients) -> None:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from backends.base import Replica
 from backends.groups.torch_group import TorchGroup
 from backends.strategies import averaging, local_sgd, primitives
-from backends.strategies.averaging import AveragingReplica, Bucket, FlatReducer, OverlapReducer
+from backends.strategies.averaging import AveragingReplica, Bucket, FlatReducer
 from backends.strategies.ddp import DDPReplica
 from backends.strategies.local import LocalReplica
 from backends.strategies.local_sgd import LocalSGDReplica
@@ -131,8 +131,8 @@ def a_bucket_keeps_the_step_before():
 
 
 @mutation(BUCKETS, of=PLAIN)
-def buckets_start_two_steps_late():
-    between(OverlapReducer, "_arrived", lambda self, bucket: None, last=8)
+def buckets_are_collected_two_steps_late():
+    between(Bucket, "collect", lambda self: None, last=8)
 
 
 @mutation(BUCKETS, of=PLAIN)
