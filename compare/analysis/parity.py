@@ -169,7 +169,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return Gate(name=name, outcome="exempt")
     passes = {r.rank: taken for r in ranks if (taken := pass_of(r, kind))}
     if len(passes) < len(ranks):
-        missing = next(r for r in ranks if r.rank not in passes)
+        missing = next((r for r in ranks if r.rank not in passes), ranks[0])
         what = f"{arm.label}: rank {missing.rank} on {missing.host} has no {kind} pass."
         found = "Without it, the training of this arm is not proven."
         return failed_gate(arm, name, what, found, "every rank must take the parity steps.")

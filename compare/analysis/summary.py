@@ -309,7 +309,7 @@ def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
     return ratio.rest().scaled(whole.mean) if whole and ratio else None
 
 
-_WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing", "exempt")
+_WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing")
 
 
 def _parity(arm: Arm, launches: list[Launch]) -> Parity:
@@ -323,8 +323,10 @@ def _parity(arm: Arm, launches: list[Launch]) -> Parity:
     after = [gate for gate in gates if gate.name == "end"]
     judged = [*beside, *(gate for gate in after if gate.outcome == "failed")]
     found = {gate.outcome: gate for gate in reversed(judged)}
-    outcome: Outcome = next((outcome for outcome in _WORST_FIRST if outcome in found), "passed")
-    worst = found.get(outcome)
+    worst = next((found[outcome] for outcome in _WORST_FIRST if outcome in found), None)
+    # An arm that rounds by design was judged before its result was kept.
+    exempt = not arm.exact or arm.another_training
+    outcome: Outcome = "exempt" if exempt else worst.outcome if worst else "passed"
     return Parity(
         outcome=outcome,
         steps=min(taken.steps for taken in passes),

@@ -353,7 +353,7 @@ def test_prove_ends_where_the_single_process_diverges(data):
     taken = proof(huge)
     assert 3 <= taken.steps == len(taken.differences) < STEPS
     assert taken.diverged
-    (gate, _) = check_gates(parse_arm("ddp"), [a_rank(0, parity=[taken])])
+    (gate, _) = check_gates(parse_arm("single"), [a_rank(0, parity=[taken])])
     assert f"Proven by {taken.steps} steps: the single process diverges" in gate.what
     assert max(taken.differences[:2]) <= min(taken.limits[:2])
 
