@@ -68,6 +68,9 @@ WORDS = {
     r"lest": "so that ... not",
     r"but for": "except",
     r"none ?the ?less": "still, but",
+    r"(is|are|was|were|be|been|being) told(?! apart)": "receives, gets, knows",
+    r"said": "stated, printed, reported, logged",
+    r"of which": "start a new sentence",
     r"it (is|was) (?!(so|such|clear|possible|likely|certain) )([\w'-]+ ){1,4}that": "subject, verb, object",
     # Processes do not speak, mind, hear or complain.
     r"complain(s|ed|ing|ts?)?": "fails, logs, warns, exits",
@@ -88,6 +91,8 @@ WORDS = {
     r"(set|sets|setting) (it |them )?aside": "discard",
     r"(take|takes|taken|taking) (it |them )?again": "repeat",
     r"disturb(s|ed|ing|ance|ances)?": "noisy, noise",
+    r"foreign": "other CPU load, other process",
+    r"hiding": "overlap",
     r"deliver(y|ies)": "staging",
     r"patien(t|ce)": "grace period",
     r"mend(s|ed|ing)?": "fix",

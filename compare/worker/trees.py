@@ -1,4 +1,4 @@
-"""Walk through the tensors of a batch, whatever holds them."""
+"""Walk through the tensors of a batch, in any kind of holder."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _READERS = ("/argparse.py", "/optparse.py", "/getopt.py", "/click/", "/absl/", "/fire/", "/typer/")
 """Files of libraries that read a command line."""
-_GUARDED = "Put what a script does under `if __name__ == '__main__':`."
+_AS_SCRIPT = "Put what a script does under `if __name__ == '__main__':`."
 _set_at: dict[str, str] = {}
 """Where the user's code called a setter of torch last: its name, and file:line."""
 
@@ -93,7 +93,7 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
     line, process = partial(_users_line, folder), os.getpid()
 
     def refuse(why: str, *_: Any, **__: Any) -> NoReturn:
-        raise WorkloadError(f"{why}\n{_GUARDED}", where=line())
+        raise WorkloadError(f"{why}\n{_AS_SCRIPT}", where=line())
 
     def noting(name: str, setter: Callable[..., Any], *arguments: Any) -> Any:
         _set_at[name] = line()
@@ -126,7 +126,7 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
                 if reads
                 else f"your file ends the process: sys.exit({exit_.code!r})."
             )
-            raise WorkloadError(f"{why}\n{_GUARDED}", where=where) from None
+            raise WorkloadError(f"{why}\n{_AS_SCRIPT}", where=where) from None
     _require_no_group(horovod=sys.modules.get("horovod.torch"), before=bool(horovod))
 
 
@@ -134,7 +134,7 @@ def _require_no_group(*, horovod: Any, before: bool) -> None:
     """Refuse a file that imported Horovod itself, and joined it."""
     if horovod and not before and horovod.is_initialized():
         raise WorkloadError(
-            "your file calls hvd.init() itself, but each arm joins its own group.\n" + _GUARDED
+            "your file calls hvd.init() itself, but each arm joins its own group.\n" + _AS_SCRIPT
         )
 
 

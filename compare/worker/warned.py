@@ -1,4 +1,4 @@
-"""Note what libraries warn of, because nobody reads the log of a rank that succeeds."""
+"""Note what libraries warn of, because the log of a rank that succeeds is not read."""
 
 from __future__ import annotations
 
