@@ -1,4 +1,4 @@
-"""Run code of the user's where no other rank answers, and refuse what asks for one.
+"""Run the user's code alone, and refuse what asks other ranks.
 
 One process must be able to compute the loss, because the proof compares every arm with it. So torch gets a
 group that only pretends, and a call to other ranks stops at its line. Code that communicates only where a
@@ -27,7 +27,7 @@ _FILES = {
     "/horovod/torch/functions.py": "horovod.torch",
     "/horovod/common/basics.py": "horovod.torch",
 }
-"""Files with the functions that are watched, and the names of their modules for people."""
+"""Files with functions that are watched, and how people call their modules."""
 _MOVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "alltoall", "barrier", "send", "recv")
 _MAKES = ("init_process_group", "new_group", "new_subgroups", "init", "join")
 _ASKS = ("is_initialized", "get_world_size", "get_rank", "size", "rank", "local_rank", "local_size")
@@ -76,7 +76,7 @@ def alone(what: str, folder: str, ranks: int, remedy: str) -> Iterator[None]:
 
 
 def _watched(frame: FrameType, folder: str) -> str:
-    """Return the name of a call that one process cannot answer, or nothing."""
+    """Name a call that one process cannot answer; else return nothing."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     module = next((module for end, module in _FILES.items() if file.endswith(end)), None)
     if module is None:

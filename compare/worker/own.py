@@ -53,7 +53,7 @@ def load_workload(source: DatasetSource) -> Workload:
 
 
 def make_workload(source: DatasetSource) -> Workload:
-    """Call the factory of a file anew; the file itself is imported once.
+    """Call the factory of a file anew, but import the file once.
 
     Raises:
         WorkloadError: the factory returns no workload.
@@ -75,7 +75,7 @@ class OwnTask(Task):
     """
 
     test_needs_gradients: bool = False
-    """Whether the loss takes gradients of its own, as a gradient penalty does."""
+    """Whether the loss takes gradients itself, as a gradient penalty does."""
 
     def __init__(
         self,

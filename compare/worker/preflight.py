@@ -1,7 +1,7 @@
 """Try a workload in one process, before its ranks form a group.
 
-It is made anew, and takes one batch of training and one of the test. What goes wrong there is told in the
-words of the user: the line, what was found, and what to do. So no library says it later, in a stall.
+It is made anew, and takes one batch of training and one of the test. Errors there have the user's line, what
+was found, and what to do. So no library reports them later, or by a stall.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import pickle
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -22,14 +20,14 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.weight_norm import WeightNorm
 
 from backends.base import REPEATED, SPARSE, STRIDED, UNREACHED
-from compare.data.own import belongs
-from compare.text import cut, listed
+from compare.text import listed
 from compare.worker.alone import alone
 from compare.worker.memory import reset_peak_memory
 from compare.worker.own import OwnTask
 from compare.worker.randomness import same_randomness, seed_generators
 from compare.worker.trees import KNOWN, tensors_of
 from compare.worker.user_file import require_threads
+from compare.worker.users_error import place_of, text_of
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ _TRY = "Try one batch without Ringside: call make(), its loss, and backward."
 
 
 def preflight(job: Job, task: OwnTask, strategy: type[Replica], shard: tuple[int, int]) -> None:
-    """Try a new workload of the job's, and leave no trace of it.
+    """Try the job's workload in a new copy, and leave no trace.
 
     The ``task`` of the run learns how to test.
 
@@ -110,7 +108,7 @@ class _Trial:
     # ---- what any arm needs ----
 
     def require_trainable(self) -> None:
-        """Require a model that can be copied, an optimizer's plain step, and a batch's gradients."""
+        """Require a copy of the model, a plain step, and gradients."""
         start = self._task.workload.model
         _require_parameters(start)
         with self._told("the model cannot be copied", _why_not_copied(start)):
@@ -157,7 +155,7 @@ class _Trial:
     @staticmethod
     def _of_loader(error: Exception) -> str:
         text = str(error)
-        if isinstance(error, pickle.PicklingError) or "pickle" in text:
+        if "pickle" in f"{type(error).__name__} {text}".lower():
             return _PICKLED
         return _OWN_ARGUMENTS if "been initialized" in text else _TRY
 
@@ -200,18 +198,15 @@ class _Trial:
 
     @contextmanager
     def _told(self, what: str, remedy: str | Callable[[Exception], str]) -> Iterator[None]:
-        """Tell an error of the user's code, or of a library that it called, in three parts."""
+        """Tell an error of the user's code in three parts."""
         try:
             yield
         except WorkloadError:
             raise
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            users = [frame for frame in frames if belongs(frame.filename, self._folder)]
             raise WorkloadError(
-                f"{what}.\n{type(error).__name__}: {cut(str(error))}\n"
-                f"{remedy if isinstance(remedy, str) else remedy(error)}",
-                where=f"{users[-1].filename}:{users[-1].lineno}" if users else "",
+                f"{what}.\n{text_of(error)}\n{remedy if isinstance(remedy, str) else remedy(error)}",
+                where=place_of(error, self._folder),
             ) from error
 
     # ---- what some arms cannot do ----

@@ -1,4 +1,4 @@
-"""Walk through the tensors of a batch, whatever holds them."""
+"""Walk through the tensors of a batch of any kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Move a batch to a device; its floats become ``dtype``, complex ones in both parts."""
+    """Move a batch to a device; its floats become ``dtype``.
+
+    So do both parts of complex numbers.
+    """
 
     def moved(leaf: _Leaf) -> Any:
         if isinstance(leaf, PackedSequence):  # its batch sizes stay on the CPU
