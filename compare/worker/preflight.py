@@ -48,7 +48,7 @@ _REFUSED: dict[Trait, tuple[str, str]] = {
             "gradients arrive more than once in a backward, as re-entrant checkpoints make them: {names}. "
             "This arm counts one."
         ),
-        "Use checkpoint(…, use_reentrant=False), or leave this arm out: manual averages them.",
+        "Use checkpoint(…, use_reentrant=False), or an arm that does not count: manual, ddp:static_graph=true.",
     ),
     UNREACHED: (
         (
@@ -118,19 +118,20 @@ class _Trial:
         _require_plain_step(optimizer)
         if self._is_own:
             return
+        proof = self._task.for_proof("float64")
+        batch = self._first_batch(proof)
         try:
-            self._learn(self._task.for_proof("float64"), "")
+            self._learn(proof, batch, "")
         except WorkloadError as error:
-            self._learn(self._task, _TRY)
+            self._learn(self._task, self._first_batch(self._task), _TRY)
             raise WorkloadError(
                 f"{error}In its own dtype the model passes, but the proof computes in float64. Take dtypes "
                 "from the parameters or the inputs.",
                 where=error.where,
             ) from None
 
-    def _learn(self, task: Any, remedy: str) -> None:
+    def _learn(self, task: Any, batch: Batch, remedy: str) -> None:
         """Take forward, loss and backward of one batch."""
-        batch = self._first_batch(task)
         self._model = model = task.build_model()
         self._arrived.clear()
         seed_generators(self._seed)

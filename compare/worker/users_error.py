@@ -1,4 +1,4 @@
-"""Tell an error by the user's line and a few of its own."""
+"""Tell an error by the user's line and its first lines."""
 
 from __future__ import annotations
 
