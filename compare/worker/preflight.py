@@ -48,7 +48,7 @@ _REFUSED: dict[Trait, tuple[str, str]] = {
             "gradients arrive more than once in a backward, as re-entrant checkpoints make them: {names}. "
             "This arm counts one."
         ),
-        "Use checkpoint(…, use_reentrant=False), or an arm that does not count: manual, ddp:static_graph=true.",
+        "Use checkpoint(…, use_reentrant=False), or an arm that does not: manual, ddp:static_graph=true.",
     ),
     UNREACHED: (
         (
