@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/.installed
 HOROVOD := $(VENV)/.horovod
 MPICH := $(VENV)/.mpich
 
-TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/e2e tests/faults tests/lab)
+TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/proof tests/e2e tests/faults tests/lab)
 QUICK := not faults and not long and not lab
 REPORTS ?=
 # Each target keeps its own list of failed tests, for --last-failed.

@@ -114,6 +114,12 @@ class TooNoisyError(RingsideError):
     exit_code = 15
 
 
+class UnprovenError(RingsideError):
+    """No arm trains wrongly, but a proof would not have shown it."""
+
+    exit_code = 16
+
+
 def system_reason(error: OSError) -> str:
     """Return the system's reason, without the error number and the path."""
     return error.strerror or str(error) or type(error).__name__

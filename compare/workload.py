@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,10 @@ class Workload:
 
     A batch is what ``collate`` returns: tensors in tuples, lists or dictionaries. It is moved to the device
     of the rank. Any backend then averages the gradients.
+
+    The function that returns it is called several times: for the training, for its proof, and there for each
+    rank's part. So all that remembers, a model or a closure, must be made inside it. Only the data and the
+    loader are those of the first call.
     """
 
     model: nn.Module
@@ -50,8 +54,8 @@ class Workload:
 
     Call the model that is handed over, not your own: it may be DDP's wrapper.
     """
-    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
-    """Make the optimizer of some of the parameters."""
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    """Make the optimizer of the parameters that it is given, and of no others."""
     collate: Callable[[list[Any]], Any] | None = None
     """Make a batch of samples; by default, as torch does."""
     test_data: Sequence[Any] | torch.utils.data.Dataset[Any] | None = None
@@ -76,4 +80,13 @@ class Workload:
     It gets the model on its device, and ``make_optimizer(parameters)``. Wrap the model, and return
     ``step(batch)``: forward, backward, synchronisation, clipping, schedule and optimizer. The library has
     joined its group already. ``loss``, ``before_step`` and ``schedule`` say what one process trains.
+    """
+    reference_step: (
+        Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[list[Any]], object]] | None
+    ) = None
+    """Make the step of one process, if ``own_step`` is no plain step of one loss.
+
+    It is written as ``own_step`` is, without any communication. But its ``step`` takes a list with the batch
+    of each rank, and ends where all ranks together must end. Two optimizers, two backward passes or weights
+    that move between them can be proven by it alone. Random numbers belong into the data, not into the step.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -10,7 +10,7 @@ from backends.strategies.ddp import DDPReplica
 from backends.strategies.local import require_one_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     import torch
     from torch import nn
@@ -26,10 +26,13 @@ class ZeroReplica(DDPReplica):
     ) -> None:
         require_one_dtype(model, "zero")
 
-        def make_sharded(parameters: Iterator[nn.Parameter]) -> ZeroRedundancyOptimizer:
+        def make_part(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+            return make_optimizer(parameter for group in groups for parameter in group["params"])
+
+        def make_sharded(parameters: Iterable[nn.Parameter]) -> ZeroRedundancyOptimizer:
             return ZeroRedundancyOptimizer(
                 parameters,
-                make_optimizer,  # type: ignore[arg-type]  # it only calls it, with the rank's parameters
+                make_part,  # type: ignore[arg-type]  # it only calls it, with groups of the rank's parameters
                 parameters_as_bucket_view=bool(options["parameters_as_bucket_view"]),
             )
 

@@ -23,6 +23,17 @@ _SAME_SAMPLES = f"Every rank trains on the same samples. {_SHARDS}"
 _OTHER_SAMPLES = f"The ranks agree, on gradients of other samples or of another loss. {_SHARDS}"
 
 
+_REMEMBERS = (
+    "the workload remembers something that a new call of its function does not make anew",
+    "Make all that remembers inside the function: a global or a file keeps it from one call to the next.",
+)
+_ROUNDS = (
+    "each number is the mean except for half precision, so it rounds on purpose",
+    "What it costs in accuracy, its test loss shows.",
+)
+_REFERENCE = "Give the workload a reference_step, which takes the batches of all ranks in one process."
+
+
 def diagnose(passes: Sequence[tuple[int, ParityPass]], *, in_shards: bool = False) -> str:
     """Describe where a failed pass goes wrong first, and the likely cause.
 
@@ -45,6 +56,26 @@ def diagnose(passes: Sequence[tuple[int, ParityPass]], *, in_shards: bool = Fals
         cause = _WRONG_SHARD
     cause = cause or _unexplained(step, agree=agree, others_right=others_right)
     return f"{_where(first)} {cause}"
+
+
+def why_incomparable(passes: Sequence[tuple[int, ParityPass]], *, own_step: bool) -> tuple[str, str] | None:
+    """Return why a single process is no measure of a wrong step, and the remedy.
+
+    None where it is one: where the step is a plain one, or consists of the shards' gradients in wrong parts.
+    """
+    wrong = [(rank, taken.wrong) for rank, taken in passes if taken.wrong]
+    if not wrong:
+        return None
+    rank, first = min(wrong, key=lambda found: (found[1].step, found[0]))
+    if any(step.uncarried for _, step in wrong):
+        return _REMEMBERS
+    if not own_step:
+        return None
+    if any(step.rounded for _, step in wrong):
+        return _ROUNDS
+    if first.structure and not _cause(_with_shares(first, dict(passes)[rank]), agree=True):
+        return f"its step is not a plain step of one loss ({first.structure})", _REFERENCE
+    return None
 
 
 def _miscounted(passes: Sequence[tuple[int, ParityPass]]) -> tuple[int, int, int] | None:
@@ -121,10 +152,15 @@ def _unevenly(shares: list[float], *, agree: bool) -> str:
 def _evenly(share: float, wrong: WrongStep) -> str:
     """Describe an update that is a multiple of the right one."""
     count = len(wrong.shares)
+    rate = (
+        f"The learning rate is {wrong.rate:.3g} times the right one. Is it scaled by the ranks, or is its "
+        "schedule stepped more than once?"
+    )
     meanings = (
         (not _near(wrong.kept, 1) and _are(wrong.shares, 1), _PLAIN_MEAN),
         (_near(share, 1), _SMALL),
         (_near(share, 0), "The parameters do not change: the step does not reach them."),
+        (not _near(wrong.rate, 1) and _near(share, wrong.rate), rate),
         (
             count > 1 and _near(share, count),
             f"It is {count} times the right one: a sum in place of the mean.",

@@ -12,7 +12,7 @@ import msgspec
 
 from compare.analysis.budget import seconds_left
 from compare.analysis.gate import check_interpreter
-from compare.analysis.parity import check_launch
+from compare.analysis.parity import check_launch, check_launches
 from compare.analysis.step_times import other_cpu_load
 from compare.errors import InterleaveError, LaunchError
 from compare.experiment.schedule import discard_noisy, next_cohort, next_launch, plan_turns
@@ -165,7 +165,8 @@ class Cohorts(Launches):
         for one, launch in zip(planned, launches, strict=True):
             self.failed = one
             check_interpreter(self.run, one.arm, launch.ranks, here=sys.prefix)
-            check_launch(one.arm, launch.ranks)
+        self.failed = planned[0]
+        check_launches([(one.arm, launch.ranks) for one, launch in zip(planned, launches, strict=True)])
         self.failed = None
         self._keep(launches)
         for one, launch in zip(planned, launches, strict=True):

@@ -204,8 +204,9 @@ class LiveProgress:
     def arm_verified(self, arm: ArmVerification) -> None:
         """Print the outcome of an arm."""
         self._count()
-        outcome = "proven" if arm.proven else "did not run" if arm.failure else "FAILED"
-        self._print(f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s", "dim" if arm.proven else "red")
+        refuted = "did not run" if arm.failure else "FAILED"
+        outcome = refuted if arm.refuted else "not proven" if arm.unproven else "proven"
+        self._print(f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s", "red" if arm.refuted else "dim")
 
     def sweep_skipped(self) -> None:
         """Expect one launch less; the next one keeps its number."""

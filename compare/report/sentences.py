@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compare.analysis import Analysis
 from compare.analysis.budget import expected_seconds
+from compare.analysis.ends import ROUNDING_MAKES, distance_of_ends
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import FIRST_LOOK
@@ -58,9 +59,9 @@ def _loss(arm: ArmSummary) -> str:
 
 
 def proof(run: Run, summary: Summary) -> list[str]:
-    """Write what is proven of the training of all arms.
+    """Write what is proven of the training of all arms, and what is not.
 
-    It is one line, unless a proof is missing or has failed.
+    It is one line, unless something is missing, open or wrong.
     """
     asked = {arm.label: arm for arm in run.config.arms if arm.synchronises}
     arms = [arm for arm in summary.arms if arm.arm in asked]
@@ -69,28 +70,71 @@ def proof(run: Run, summary: Summary) -> list[str]:
     failed = [arm.arm for arm in arms if arm.parity.outcome == "failed"]
     lines = [f"✗ PROOF FAILED: {listed(failed)} did not train what one process trains."] if failed else []
     lines += [f"NOT PROVEN: a launch of {listed(missing)} has no proof of its training."] if missing else []
+    lines += [
+        *_by_reason(
+            "NOTHING TO PROVE", {a.arm: [a.parity.why] for a in arms if a.parity.outcome == "nothing"}
+        ),
+        *_by_reason(
+            "NOT COMPARABLE with one process, so its time is not proven",
+            {a.arm: [a.parity.why] for a in arms if a.parity.outcome == "incomparable"},
+        ),
+    ]
     if len(passed) == 1:
-        lines.append(f"✓ {passed[0].arm} trained what one process trains: proven step by step.")
+        steps = _proven_steps(passed)
+        lines.append(f"✓ {passed[0].arm} trained what one process trains: proven for {steps}.")
     elif passed:
         unmarked = [arm for arm in arms if not why_marked(asked[arm.arm])]
         every = "All arms" if len(unmarked) == len(arms) else f"All but {MARK}"
         are_all = len(passed) == len(unmarked) and len(arms) == len(asked)
         names = every if are_all else listed(arm.arm for arm in passed)
-        lines.append(f"✓ {names} trained the same model: proven step by step{_bits(asked, passed)}.")
-    return lines
+        apart = distance_of_ends(run, [arm.arm for arm in passed])
+        bits = _bits(asked, passed, apart)
+        lines.append(f"✓ {names} trained the same model: proven for {_proven_steps(passed)}{bits}.")
+        lines += _ended_apart(passed, apart)
+    return [*lines, *_by_reason("Open in that proof", {arm.arm: arm.parity.open for arm in passed})]
 
 
-def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary]) -> str:
-    """Say which arms ended equal; parameters in shards have no hash."""
+def _proven_steps(passed: Sequence[ArmSummary]) -> str:
+    """Say how many steps are proven, and whether one after the training is."""
+    steps = min(arm.parity.steps or 0 for arm in passed)
+    return counted(steps, "step") + (
+        " and one at the end" if all(arm.parity.at_end for arm in passed) else ""
+    )
+
+
+def _by_reason(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
+    """Write a line for each reason, with the arms that it is true of."""
+    arms: dict[str, list[str]] = {}
+    for arm, its in reasons.items():
+        for reason in its:
+            arms.setdefault(reason, []).append(arm)
+    return [f"{title}: {listed(names)}: {reason.removesuffix('.')}." for reason, names in arms.items()]
+
+
+def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float | None) -> str:
+    """Say which arms ended equal, or that rounding explains how far apart; shards have no hash."""
     whole = [arm for arm in passed if not asked[arm.arm].in_shards]
     hashes = {arm.final_hash for arm in whole}
-    if not whole:
-        return ""
-    if len(hashes) > 1 or None in hashes:
-        return ", apart from rounding"
-    if len(whole) == len(passed):
-        return ", equal bit for bit"
-    return f"; {listed(arm.arm for arm in whole)} equal bit for bit" if len(whole) > 1 else ""
+    if whole and len(hashes) == 1 and None not in hashes:
+        if len(whole) == len(passed):
+            return ", equal bit for bit"
+        return f"; {listed(arm.arm for arm in whole)} equal bit for bit" if len(whole) > 1 else ""
+    if whole and apart is not None and apart <= ROUNDING_MAKES:
+        return f", apart from rounding ({apart:.0e} of their way)"
+    return ""
+
+
+def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> list[str]:
+    """Say how far apart the arms ended, where rounding does not explain it."""
+    if apart is None or apart <= ROUNDING_MAKES:
+        return []
+    losses = [arm.test_loss for arm in passed if arm.test_loss is not None]
+    shown = f", with a test loss of {min(losses):.4g} to {max(losses):.4g}" if losses else ""
+    found = (
+        f"BUT THEY ENDED {apart:.2g} of their way apart{shown}. Something differs between the proven steps, "
+        "or the training makes rounding grow that far."
+    )
+    return [found]
 
 
 # ---- what was found ----

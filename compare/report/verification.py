@@ -18,6 +18,7 @@ from compare.schema.files import json_text
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
+_UNPROVEN = {"nothing": "nothing to prove", "incomparable": "not comparable"}
 
 
 class Column(NamedTuple):
@@ -35,6 +36,7 @@ def columns() -> list[Column]:
         Column("ranks", partial(_cell, "ranks"), is_text=True),
         Column("float64", partial(_cell, "float64")),
         Column("float32", partial(_cell, "float32")),
+        Column("end", partial(_cell, "end")),
         *(Column(f"step {step}", partial(_distance, step)) for step in _SHOWN_STEPS),
         Column("verdict", _verdict, is_text=True),
     ]
@@ -48,7 +50,7 @@ def renderable(verification: Verification) -> RenderableType:
         table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
     for arm in verification.arms:
         cells = (printable_line(column.cell(arm)) for column in shown)
-        table.add_row(*cells, style=None if arm.proven else "red")
+        table.add_row(*cells, style="red" if arm.refuted else None)
     return Group(
         printable_line(headline(verification.run), style="bold"),
         table,
@@ -105,9 +107,11 @@ def _cell(name: str, arm: ArmVerification) -> str:
     gate = next((gate for gate in arm.gates if gate.name == name), None)
     if gate is None:
         return "–"
+    if gate.outcome in _UNPROVEN:
+        return "–" if name == "ranks" else _UNPROVEN[gate.outcome].split()[0]
     if gate.outcome == "exempt":
         if gate.figure is None:
-            return gate.what or "exempt"
+            return "–" if name == "end" else gate.what or "exempt"
         return f"{_figure(gate.figure)} {'other' if gate.what else 'lossy'}"
     if gate.outcome == "failed":
         return "FAILED" if gate.figure is None else f"{_figure(gate.figure)} FAILED"
@@ -123,9 +127,11 @@ def _figure(difference: float | None) -> str:
 def _verdict(arm: ArmVerification) -> str:
     if arm.failure:
         return "did not run"
-    if not arm.proven:
+    if arm.refuted:
         return "NOT the same training"
-    passes = [gate for gate in arm.gates if gate.outcome == "exempt" and gate.name != "ranks"]
+    if arm.unproven:
+        return _UNPROVEN[arm.unproven.outcome]
+    passes = [gate for gate in arm.gates if gate.outcome == "exempt" and gate.name not in {"ranks", "end"}]
     if not passes:
         found = {gate.what for gate in arm.gates}
         return AT_PERIOD_1 if AT_PERIOD_1 in found else "the same training"
@@ -153,6 +159,8 @@ def failures(verification: Verification) -> Iterator[str]:
             failed = {"samples": failed["samples"]}
         for gate in failed.values():
             yield " ".join(filter(None, [gate.what, gate.found, gate.remedy]))
+        if not arm.refuted and (open_gate := arm.unproven):
+            yield f"{arm.arm}, {_UNPROVEN[open_gate.outcome]}: {open_gate.what}. {open_gate.remedy}"
 
 
 def notes(verification: Verification) -> Iterator[str]:
@@ -167,7 +175,8 @@ def notes(verification: Verification) -> Iterator[str]:
         allowed = " and ".join(f"{limit:.0e} in {name}" for name, limit in limits.items())
         yield (
             "float64, float32: largest relative difference of a step from that of a single process, in 20 "
-            f"steps of plain SGD. Rounding allows up to {allowed}."
+            f"steps of plain SGD. end: distance of the gradients in one more step after the training. "
+            f"Rounding allows up to {allowed}."
         )
     for arm in verification.arms:
         for gate in arm.gates:

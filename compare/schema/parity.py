@@ -9,6 +9,12 @@ import msgspec
 
 PassKind: TypeAlias = Literal["float64", "float32", "as run"]
 
+WrongKind: TypeAlias = Literal["alone", "sum", "none"]
+"""Wrong steps that a proof must tell from the right one.
+
+``alone`` takes one shard's gradient, ``sum`` adds up those of all shards, and ``none`` changes nothing.
+"""
+
 EPSILON: dict[PassKind, float] = {"float64": 2.0**-52, "float32": 2.0**-23}
 """Distance of 1 from the next number; ``as run`` has no limit."""
 _OF_THE_SUM = 8
@@ -47,6 +53,41 @@ class WrongStep(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the update that they do not explain, by Euclidean norms."""
     kept: float = 1.0
     """Part of the mean that ``before_step`` keeps, such as a clip."""
+    rate: float = 1.0
+    """The learning rate that the optimizer had, over the right one."""
+    rounded: bool = False
+    """Whether each number is right except for half precision."""
+    uncarried: bool = False
+    """Whether two new models of the workload begin differently.
+
+    Then something outside the model keeps a state, and the single process is no measure.
+    """
+    structure: str = ""
+    """Why it is not one backward pass and one optimizer's step; empty if it is."""
+
+
+class EndStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One more step, taken by the run's own replica after its training.
+
+    What the optimizer is given is compared with the mean gradient of a single process, in the run's
+    precision. So an error that begins late is seen as well.
+    """
+
+    step: int
+    """Steps that the replica had taken."""
+    error: float | None = None
+    """Distance of the gradients from the mean, over its size; None if not a number."""
+    limit: float = 0.0
+    """Largest error that rounding explains: measured, by a single process in float64."""
+    alone: float = 0.0
+    """Distance of this rank's own gradient from the mean, over its size."""
+    share: float = 1.0
+    """Component along the mean: 1 is right, the number of ranks is a sum."""
+    rate: float = 1.0
+    """The learning rate over the right one, of the parameter where it is furthest off."""
+    optimizer_steps: int = 1
+    why_not: str = ""
+    """Why nothing was compared; empty if it was."""
 
 
 class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +132,20 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
     The largest over all parameters, by the largest number of each.
     """
     wrong: WrongStep | None = None
+    trainable: int = 0
+    """Parameters that train; 0 in results without the next field."""
+    untold: dict[WrongKind, list[str]] = {}
+    """The parameters that no step tells apart from each wrong one.
+
+    Only the leading rank compares with wrong steps. Where all have one shard, ``none`` alone is there.
+    """
+    acted: list[bool] = []
+    """Whether ``before_step`` changed a gradient, in each step; empty without one."""
+    combined: float | None = None
+    """Distance of the mean from the first gradient of the combined batch, over its size.
+
+    None where that is not compared, for dropout or BatchNorm, or in the built-in models.
+    """
     optimizer_steps: list[int] = []
     """Calls of the optimizer's step in each of the user's own steps."""
     shared_samples: float = 0.0

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from compare.data.catalogue import DatasetSource
-from compare.errors import LaunchError, ParityError, StalledError
+from compare.errors import LaunchError, ParityError, StalledError, UnprovenError
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Network
-from compare.schema.parity import ParityPass
+from compare.schema.parity import EndStep, ParityPass
 
 SCHEMA_VERSION = 3
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
@@ -140,6 +140,15 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     moments: Moments
     parity: list[ParityPass] = []
     """Taken before the training; empty in the control."""
+    end: EndStep | None = None
+    """Taken after the training; None in the control, and in results without this field."""
+    unmoved: list[str] = []
+    """Parameters that train, and that end as they started, bit for bit."""
+    sketch: list[float] = []
+    """A random projection of what the training changed, only on rank 0.
+
+    It is the same projection for all arms. So the distance of two is about that of their parameters.
+    """
     attestation: dict[str, Any]
     """What ran, read back from the libraries and the kernel."""
 
@@ -220,16 +229,24 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return [launch for launch in self.launches if launch.arm == arm.label]
 
 
+Outcome: TypeAlias = Literal["passed", "failed", "exempt", "nothing", "incomparable"]
+"""How a gate ended.
+
+``nothing``: a wrong step would have passed as well, so nothing is proven. ``incomparable``: a single process
+takes no such step, or cannot be given what the step remembers.
+"""
+
+
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """One gate of an arm; a failure has an error's three parts."""
 
-    name: Literal["ranks", "samples", "float64", "float32"]
-    outcome: Literal["passed", "failed", "exempt"]
+    name: Literal["ranks", "samples", "float64", "float32", "end"]
+    outcome: Outcome
     figure: float | None = None
     """The relative difference; None for ``ranks``, or if not a number."""
     limit: float | None = None
     what: str = ""
-    """What failed, or why an arm is exempt."""
+    """What failed, why an arm is exempt, or what a passed gate leaves open."""
     found: str = ""
     remedy: str = ""
 
@@ -249,9 +266,14 @@ class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
     @property
-    def proven(self) -> bool:
-        """Return whether it ran and failed no gate."""
-        return self.failure is None and all(gate.outcome != "failed" for gate in self.gates)
+    def refuted(self) -> bool:
+        """Return whether its launch or one of its gates failed."""
+        return self.failure is not None or any(gate.outcome == "failed" for gate in self.gates)
+
+    @property
+    def unproven(self) -> Gate | None:
+        """Return the gate that proves nothing, though none failed."""
+        return next((gate for gate in self.gates if gate.outcome in {"nothing", "incomparable"}), None)
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,10 +284,10 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if all is proven; failed gates precede failed launches."""
+        """Return 0 if all is proven; failed gates precede failed launches, and these what is not proven."""
         if any(gate.outcome == "failed" for arm in self.arms for gate in arm.gates):
             return ParityError.exit_code
         kinds = [arm.failure.kind for arm in self.arms if arm.failure]
         if not kinds:
-            return 0
+            return UnprovenError.exit_code if any(arm.unproven for arm in self.arms) else 0
         return StalledError.exit_code if StalledError.__name__ in kinds else LaunchError.exit_code

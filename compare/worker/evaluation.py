@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from backends.base import Group, Replica
 from compare.schema.results import Evaluation
 from compare.worker.compilation import not_compiled
 from compare.worker.parity import hash_parameters, hash_tensors
+from compare.worker.randomness import same_randomness
+from compare.worker.sketch import sketch, unmoved
 from compare.worker.task import Task
 
 
@@ -25,6 +27,10 @@ class Trained(NamedTuple):
     evaluation: Evaluation
     gradient_bytes: list[int]
     """Of each parameter."""
+    unmoved: list[str]
+    """Parameters that should train, and that are those of the start; only on rank 0."""
+    sketch: list[float]
+    """Of what the training changed; only on rank 0."""
 
 
 def test_model(
@@ -47,7 +53,15 @@ def test_model(
         buffer_hash=buffer_hash,
         evaluation=evaluation,
         gradient_bytes=[p.numel() * p.element_size() for p in whole.parameters()],
+        **(_changes(task, whole) if group.rank == 0 else {"unmoved": [], "sketch": []}),
     )
+
+
+def _changes(task: Task, trained: nn.Module) -> dict[str, list[Any]]:
+    """Compare a trained model with the task's own start."""
+    with same_randomness(task.device):
+        start = task.anew().build_model()
+    return {"unmoved": unmoved(trained, start), "sketch": sketch(trained, start)}
 
 
 @contextmanager

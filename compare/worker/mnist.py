@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +16,7 @@ from compare.schema.results import Evaluation
 from compare.worker.batches import PixelBatches, as_tensors, normalise
 from compare.worker.loop import evaluate
 from compare.worker.models import build_model, classify, optimizer_maker
-from compare.worker.task import PROOF_DTYPES, PROOF_SAMPLES, PROOF_SETTINGS, Task
+from compare.worker.task import PROOF_DTYPES, PROOF_SETTINGS, Task, proof_samples
 
 if TYPE_CHECKING:
     from backends.base import Loss
@@ -40,6 +41,7 @@ class MnistTask(Task):
         self._dataset = dataset
         self._images, self._labels = images, labels
         self._dtype = dtype
+        self._start: nn.Module | None = None
         self._make_optimizer = optimizer_maker(config)
 
     @classmethod
@@ -55,14 +57,16 @@ class MnistTask(Task):
         return cls(config, dataset, images, labels)
 
     def build_model(self) -> nn.Module:
-        torch.manual_seed(self.config.seed)
-        return build_model(self.config.model).to(self.device, self._dtype)
+        if self._start is None:
+            torch.manual_seed(self.config.seed)
+            self._start = build_model(self.config.model).to(self.device, self._dtype)
+        return copy.deepcopy(self._start)
 
     @property
     def plain_loss(self) -> Loss:
         return classify
 
-    def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return self._make_optimizer(parameters)
 
     def batches(self, shard: tuple[int, int]) -> PixelBatches:
@@ -76,8 +80,11 @@ class MnistTask(Task):
             correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None
         )
 
+    def for_end(self) -> MnistTask:
+        config = msgspec.structs.replace(self.config, batch_size_per_rank=proof_samples(self.config))
+        return MnistTask(config, self._dataset, self._images, self._labels)
+
     def for_proof(self, kind: PassKind) -> MnistTask:
-        config = self.config
-        size = min(config.batch_size_per_rank, max(1, PROOF_SAMPLES // config.ranks))
-        config = msgspec.structs.replace(config, batch_size_per_rank=size, **PROOF_SETTINGS[kind])
+        size = proof_samples(self.config)
+        config = msgspec.structs.replace(self.config, batch_size_per_rank=size, **PROOF_SETTINGS[kind])
         return MnistTask(config, self._dataset, self._images, self._labels, dtype=PROOF_DTYPES[kind])

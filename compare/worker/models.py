@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import pairwise
 
@@ -49,7 +49,7 @@ def build_model(name: str, *, dropout: bool = True) -> nn.Module:
     return nn.Sequential(*layers[1:])
 
 
-def optimizer_maker(config: RunConfig) -> Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]:
+def optimizer_maker(config: RunConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
     """Return a function that makes the run's optimizer, without hooks."""
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     make: Callable[..., torch.optim.Optimizer] = without_hooks(kinds[config.optimizer])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import torch
@@ -20,8 +22,8 @@ from compare.data.own import code_digest
 from compare.schema.results import Evaluation
 from compare.worker.batches import ShardOrder
 from compare.worker.randomness import same_randomness, seed_generators
-from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SAMPLES, PROOF_SETTINGS, Task
-from compare.worker.trees import move, place_of_samples, shapes_of, tensors_of
+from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SETTINGS, Task, proof_samples
+from compare.worker.trees import in_dtype, move, place_of_samples, shapes_of, tensors_of
 from compare.worker.user_file import call_factory
 from compare.workload import Workload, WorkloadError
 
@@ -32,24 +34,32 @@ if TYPE_CHECKING:
     from compare.schema.job import Job
     from compare.schema.parity import PassKind
     from compare.worker.loop import BeforeStep
+    from compare.worker.reference import Reference
 
 _TESTED = 1000
 """Training samples that are tested where there is no test set."""
+_CALLS = 12
+"""Calls of the factory in a launch, apart from three for each rank's shard."""
+_MOST_SECONDS = 5.0
+"""Most time that all these calls may take."""
 
 
-def load_workload(source: DatasetSource) -> Workload:
-    """Call the factory of a file.
+MakeWorkload: TypeAlias = "Callable[[], Workload]"
+"""The user's factory."""
+
+
+def load_workload(source: DatasetSource) -> MakeWorkload:
+    """Return the factory of a file.
 
     Raises:
-        WorkloadError: the folder differs from the parent's, or the factory returns no workload.
-        Exception: any error of the user's own code.
+        WorkloadError: the folder differs from the parent's.
     """
     folder = Path(source.directory)
     if code_digest(folder) != source.sha256:
         raise WorkloadError(
             f"{folder} is not the folder that the run began with: was a file changed meanwhile? Run again."
         )
-    return make_workload(source)
+    return partial(make_workload, source)
 
 
 def make_workload(source: DatasetSource) -> Workload:
@@ -68,6 +78,38 @@ def make_workload(source: DatasetSource) -> Workload:
     return made
 
 
+class _Factory:
+    """Makes a workload anew, as often as a proof needs one.
+
+    Everything is new but the data and the loader, so state in a model or in a closure is that of one use.
+    A factory that takes long is not called again: its model is copied, and its closures are shared.
+    """
+
+    def __init__(self, make: MakeWorkload, config: RunConfig, device: torch.device) -> None:
+        self._make, self._seed, self._device = make, config.seed, device
+        begun = time.monotonic()
+        self.first = self._call()
+        calls = _CALLS + 3 * config.ranks
+        self._copied = None
+        if (time.monotonic() - begun) * calls > _MOST_SECONDS:
+            with suppress(RuntimeError, TypeError, NotImplementedError):  # some models cannot be copied
+                self._copied = copy.deepcopy(self.first.model)
+
+    def __call__(self) -> Workload:
+        """Return a new workload with the data of the first."""
+        if self._copied is not None:
+            return dataclasses.replace(self.first, model=copy.deepcopy(self._copied))
+        first = self.first
+        return dataclasses.replace(
+            self._call(), data=first.data, test_data=first.test_data, loader=first.loader
+        )
+
+    def _call(self) -> Workload:
+        with same_randomness(self._device):
+            seed_generators(self._seed)
+            return self._make()
+
+
 class OwnTask(Task):
     """A workload on one rank.
 
@@ -77,21 +119,14 @@ class OwnTask(Task):
     test_needs_gradients: bool = False
     """Whether the loss takes gradients itself, as a gradient penalty does."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        workload: Workload,
-        start: nn.Module,
-        device: torch.device,
-        *,
-        dtype: torch.dtype | None = None,
-        plain: bool = False,
-    ) -> None:
+    def __init__(self, config: RunConfig, make: _Factory, device: torch.device) -> None:
         super().__init__(config, device)
-        self._workload = workload
-        self._start = start
-        self._dtype = dtype
-        self._plain = plain
+        self._make = make
+        self._workload = make.first
+        self._dtype: torch.dtype | None = None
+        self._plain = False
+        self._clips = True
+        self._is_taken = False
 
     @classmethod
     def load(cls, config: RunConfig, source: DatasetSource, device: torch.device) -> OwnTask:
@@ -100,15 +135,32 @@ class OwnTask(Task):
         Raises:
             WorkloadError: what it returns cannot be trained.
         """
-        seed_generators(config.seed)
-        workload = load_workload(source)
-        samples, needed = len(_sized(workload.data)), config.global_batch_size
+        return cls.of(config, load_workload(source), device)
+
+    @classmethod
+    def of(cls, config: RunConfig, make: MakeWorkload, device: torch.device) -> OwnTask:
+        """Make the task of a factory.
+
+        Raises:
+            WorkloadError: what it returns cannot be trained.
+        """
+        factory = _Factory(make, config, device)
+        samples, needed = len(_sized(factory.first.data)), config.global_batch_size
         if samples < needed:
             raise WorkloadError(
                 f"the workload has {samples} training samples, but a step of all ranks takes {needed}: "
                 "choose a smaller --batch-size"
             )
-        return cls(config, workload, workload.model, device)
+        return cls(config, factory, device)
+
+    def anew(self) -> OwnTask:
+        return self._with(workload=self._make(), is_taken=False)
+
+    def _with(self, **changes: Any) -> OwnTask:
+        """Return a copy with other values of some private attributes."""
+        made = copy.copy(self)
+        vars(made).update({f"_{name}": value for name, value in changes.items()})
+        return made
 
     def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:
         from compare.worker.preflight import preflight  # which tries a task of this class
@@ -116,13 +168,21 @@ class OwnTask(Task):
         preflight(job, self, strategy, shard)
 
     def build_model(self) -> nn.Module:
+        assert not self._is_taken, "a task gives its model once"  # noqa: S101 -- our own mistake
+        self._is_taken = True
+        model = self._workload.model.to(self.device)
+        if self._dtype is not None:
+            _cast(model, self._dtype)
         torch.manual_seed(self.config.seed)
-        return copy.deepcopy(self._start).to(self.device, self._dtype)
+        return model
 
-    def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        parameters = list(parameters)
         if self._plain:
             return torch.optim.SGD(parameters, lr=PROOF_RATE)
-        return self._workload.optimizer(parameters)
+        made = self._workload.optimizer(parameters)
+        _require_own(made, parameters)
+        return made
 
     @property
     def workload(self) -> Workload:
@@ -135,10 +195,11 @@ class OwnTask(Task):
 
     @property
     def changes_gradients(self) -> bool:
-        return self._workload.before_step is not None
+        return self._clips and self._workload.before_step is not None
 
     def before_step(self) -> BeforeStep | None:
-        change, schedule = self._workload.before_step, self._workload.schedule
+        change = self._workload.before_step if self._clips else None
+        schedule = self._workload.schedule
         if self._plain and not self._workload.own_step:  # a step of the user's own follows the schedule
             schedule = None
         if change is None and schedule is None:
@@ -166,6 +227,15 @@ class OwnTask(Task):
     @property
     def make_step(self) -> MakeStep:
         return self._workload.own_step or super().make_step
+
+    @property
+    def has_reference_step(self) -> bool:  # type: ignore[override]
+        return self._workload.reference_step is not None
+
+    def make_reference_step(self, model: nn.Module) -> Callable[[list[Batch]], object]:
+        if self._workload.reference_step is None:
+            return super().make_reference_step(model)
+        return self._workload.reference_step(model, self.make_optimizer)
 
     def batches(self, shard: tuple[int, int]) -> SampleBatches | LoaderBatches:
         if self._workload.loader:
@@ -209,19 +279,66 @@ class OwnTask(Task):
             loss = _number(workload.loss(model, batch))
             return loss, _number(workload.metric(model, batch)) if workload.metric else 0.0
 
+    is_own = True
+
+    def factor_at(self, steps: int) -> float:
+        return self._workload.schedule(steps) if self._workload.schedule else 1.0
+
+    def for_end(self) -> OwnTask:
+        made = self.anew()
+        made.config = msgspec.structs.replace(self.config, batch_size_per_rank=proof_samples(self.config))
+        return made
+
     def for_proof(self, kind: PassKind) -> OwnTask:
-        size = min(self.config.batch_size_per_rank, max(1, PROOF_SAMPLES // self.config.ranks))
+        size = proof_samples(self.config)
         config = msgspec.structs.replace(self.config, batch_size_per_rank=size, **PROOF_SETTINGS[kind])
         gate = kind != "as run"
-        dtype = PROOF_DTYPES[kind] if gate else None
-        return OwnTask(config, self._workload, self._start, self.device, dtype=dtype, plain=gate)
+        made = self._with(
+            workload=self._make(), is_taken=False, plain=gate, dtype=PROOF_DTYPES[kind] if gate else None
+        )
+        made.config = config
+        return made
 
     def for_proof_of(self, replica: Replica) -> Task:
-        workload = self._workload
-        if not replica.averages_gradients:  # each rank changes its own, which one process has not
-            workload = dataclasses.replace(workload, before_step=None)
-        made = OwnTask(self.config, workload, self._start, self.device, dtype=self._dtype, plain=self._plain)
+        # Where each rank changes its own gradients, one process has nothing to change.
+        made = self._with(clips=self._clips and replica.averages_gradients)
         return super(OwnTask, made).for_proof_of(replica)
+
+    def distance_of_combined(self, reference: Reference) -> float | None:
+        return reference.distance_of_combined()
+
+
+@torch.no_grad()
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give a model's numbers another precision; complex ones stay complex.
+
+    Raises:
+        WorkloadError: a parameter changed its value.
+    """
+    before = [(name, parameter.detach().clone()) for name, parameter in model.named_parameters()]
+    model._apply(lambda tensor: in_dtype(tensor, dtype))  # noqa: SLF001 -- ``to`` makes complex numbers real
+    for (name, old), new in zip(before, model.parameters(), strict=True):
+        if dtype == torch.float64 and not torch.equal(new.to(old.dtype), old):
+            raise WorkloadError(
+                f"{name} has another value in float64, so the proof would be of another model."
+            )
+
+
+def _require_own(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Require that an optimizer holds only parameters that it was given.
+
+    Raises:
+        WorkloadError: it holds others, such as those of a copy of the model.
+    """
+    given = set(map(id, parameters))
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = [parameter for parameter in held if id(parameter) not in given]
+    if foreign:
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in foreign[:3])
+        raise WorkloadError(
+            f"the optimizer holds {len(foreign)} of {len(held)} parameters that are not the model's (shapes "
+            f"{shapes}), so these never train. Make it of the parameters that your function is given."
+        )
 
 
 class SampleBatches:

@@ -2,9 +2,9 @@
 
 A new copy of the run's model trains through the arm's strategy. The reference is plain torch without a
 group. It takes the same step from the same parameters. It computes the gradient of each shard alone, with
-that shard's random numbers and buffers. Then it averages them. Before the next step it starts again from the
-arm's parameters. So rounding does not grow from step to step, and dropout and BatchNorm may be there. Its
-optimizer keeps a state of its own.
+that shard's random numbers, buffers and state. Then it averages them. Before the next step it starts again
+from the arm's parameters. So rounding does not grow from step to step, and dropout and BatchNorm may be
+there. Its optimizer keeps a state of its own.
 
 The pass ``as run`` is no gate. It shows how far the arm drifts from one process on the combined batch, which
 trains on by itself. Rounding makes a difference there, and so do dropout and BatchNorm.
@@ -13,39 +13,36 @@ The gates train by plain SGD, which applies gradients as they are. Adam divides 
 gradient that is zero except for rounding then moves its parameter as far as any other. The learning rate is
 not the run's either. With a tiny one every strategy would pass, with a huge one none.
 
+A step that clips may never do so in these steps, or always. So a workload that changes gradients takes four
+more steps, each from where the twentieth ended, with gradients that are scaled down and up.
+
 ``prove`` restores the random generators and the memory, so the training after it is not changed.
 """
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import gc
 import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from backends.base import BackendError, Batch, MakeOptimizer, Replica
+from backends.base import BackendError, Batch, Loss, MakeOptimizer, Replica
 from compare.schema.job import STEPS
 from compare.schema.parity import ParityPass, PassKind, WrongStep, rounding_limit
 from compare.worker.blocks import make_side
+from compare.worker.pace import Pace
 from compare.worker.randomness import same_randomness
-from compare.worker.reference import (
-    Reference,
-    Update,
-    bytes_of,
-    hash_batch,
-    seed_layers,
-    seed_step,
-)
+from compare.worker.reference import Reference, Update
+from compare.worker.reference_step import StepReference
+from compare.worker.shards import bytes_of, hash_batch, seed_layers, seed_step
+from compare.worker.step_record import StepRecord, recorded_step
 from compare.worker.task import Task
 from compare.workload import WorkloadError
 
@@ -64,51 +61,33 @@ _FEW_STEPS = 5
 All known faults show by the third step. DDP rebuilds its buckets after the first. Horovod reads names from
 its cache from the second on.
 """
+_SCALES = (2.0**-14, 2.0**-27, 2.0**14, 2.0**27)
+"""Scales of the gradients in the steps that show a clip; powers of two round nothing."""
 
 
 def prove(
     make_replica: MakeReplica,
     task: Task,
     kind: PassKind,
-    note: Callable[[float], None],
+    pace: Pace | None = None,
     *,
     leads: bool,
     brief: bool = False,
+    scaled: bool = True,
 ) -> ParityPass:
     """Train ``STEPS`` steps through a strategy, each beside the reference.
 
     Every rank calls it at the same point. All ranks take the first step of the reference, so that each can
     compare its first update. One rank leads, and compares all steps. Equal hashes extend its result to the
     others. The passes ``float64`` and ``float32`` train by plain SGD; ``as run`` in float32 with the run's
-    own optimizer. ``note`` is called before every step with the seconds of the last one. A ``brief`` pass of
-    a large model takes ``_FEW_STEPS``, so that a launch starts soon.
+    own optimizer. A ``brief`` pass of a large model takes ``_FEW_STEPS``, so that a launch starts soon. Only
+    if ``scaled``, gradients may be scaled to show a clip: half precision cannot carry all of them.
     """
     begun = time.monotonic()
-    task = task.for_proof(kind)
     with _restored(task.device):
-        outcome = _follow(make_replica, task, kind, note, leads=leads, brief=brief)
-    steps = outcome.steps
-    return ParityPass(
-        kind=kind,
-        steps=outcome.taken,
-        shards=steps.shards,
-        samples_per_rank=outcome.samples_per_rank,
-        optimizer=task.config.optimizer,
-        learning_rate=task.config.learning_rate,
-        hash=outcome.hash,
-        unused=outcome.unused,
-        diverged=steps.diverged,
-        share_of_first_update=_finite(steps.first.share),
-        error_of_first_update=_finite(steps.first.error),
-        error_of_whole_update=_finite(outcome.error_of_all),
-        differences=[_finite(difference) for difference in steps.differences],
-        updates=[_finite(update) for update in steps.updates],
-        wrong=steps.wrong,
-        optimizer_steps=outcome.optimizer_steps,
-        first_batches=outcome.first_batches,
-        shared_samples=outcome.shared_samples,
-        seconds=time.monotonic() - begun,
-    )
+        proof = _Proof(make_replica, task.for_proof(kind), kind, pace or Pace(), leads=leads)
+        taken = proof.take(brief=brief, scaled=scaled)
+    return msgspec.structs.replace(taken, seconds=time.monotonic() - begun)
 
 
 def hash_parameters(model: nn.Module) -> str:
@@ -139,7 +118,7 @@ class _Steps:
         self._kind = kind
         self.shards = shards
 
-    def compare(self, step: int, found: nn.Module, reference: Reference) -> None:
+    def compare(self, step: int, found: nn.Module, reference: Reference, record: StepRecord) -> None:
         """Compare a step of both; explain the first that rounding does not."""
         difference, update = reference.difference(found), reference.update()
         # The training of the gate diverges with some models: then the steps before that prove the arm.
@@ -156,76 +135,172 @@ class _Steps:
             self.first = reference.compare_update(found)
         if self._kind == "as run" or self.wrong:
             return
-        if not difference.size <= rounding_limit(self._kind, update, self.shards):
-            self.wrong = reference.explain(found, step, difference)
+        limit = rounding_limit(self._kind, update, self.shards)
+        reference.tell_apart(limit)
+        if not difference.size <= limit:
+            frozen = [name for name, p in found.named_parameters() if not p.requires_grad]
+            moved = ["a parameter that does not train changes"] if difference.parameter in frozen else []
+            self.wrong = msgspec.structs.replace(
+                reference.explain(found, step, difference),
+                structure=", ".join(filter(None, [record.structure, *moved])),
+                rate=record.rate_over(reference.rate),
+            )
 
 
-class _Outcome(NamedTuple):
-    steps: _Steps
-    taken: int
-    samples_per_rank: int
-    hash: str
-    error_of_all: float
-    """Of all steps together; NaN on ranks that do not compare all."""
-    unused: list[str]
-    optimizer_steps: list[int]
-    first_batches: list[str]
-    shared_samples: float
+class _Proof:
+    """One pass of an arm beside the reference."""
 
+    def __init__(
+        self, make_replica: MakeReplica, task: Task, kind: PassKind, pace: Pace, *, leads: bool
+    ) -> None:
+        self._pace, self._kind = pace, kind
+        self._scale = 1.0
+        self._seconds = self._begun = 0.0
+        model = task.build_model()
+        self._parameters = list(model.parameters())
+        if task.changes_gradients:
+            self._scale_gradients_of_own_step()
+        self._replica = make_replica(model, task.make_optimizer)
+        task.prepare(self._replica)
+        self._task = task.for_proof_of(self._replica)
+        # Each rank can go wrong by itself in a step that is the user's own.
+        self._leads = leads or self._replica.takes_whole_step
+        self._whole = self._replica.whole()
+        drifts = kind == "as run"
+        own = self._replica.takes_whole_step and self._task.has_reference_step and not drifts
+        make_reference = StepReference if own else Reference
+        self._reference = make_reference(self._task, self._replica, self._whole, self._note, drifts=drifts)
+        _prepare_layers(self._replica, self._reference.model, self._task)
+        first = _first_noted(self._task, self._replica, self._reference)
+        self._side = make_side(self._replica, self._task, first)
+        self._steps = _Steps(kind, self._replica.shard[1])
+        self._optimizer_steps: list[int] = []
+        self._combined: float | None = None
 
-def _follow(
-    make_replica: MakeReplica,
-    task: Task,
-    kind: PassKind,
-    note: Callable[[float], None],
-    *,
-    leads: bool,
-    brief: bool,
-) -> _Outcome:
-    model = task.build_model()
-    count = _FEW_STEPS if brief and sum(p.numel() for p in model.parameters()) > _LARGE else STEPS
-    copied = copy.deepcopy(model)
-    replica = make_replica(model, task.make_optimizer)
-    task.prepare(replica)
-    task = task.for_proof_of(replica)
-    _prepare_layers(replica, copied, task)
-    reference = Reference(copied, task, replica, drifts=kind == "as run")
-    # Each rank can go wrong by itself in a step that is the user's own.
-    leads = leads or replica.takes_whole_step
-    own = make_side(replica, task, _first_noted(task, replica, reference))
-    whole = replica.whole()
-    steps, optimizer_steps, seconds = _Steps(kind, replica.shard[1]), [], 0.0
-    for step in range(count):
-        note(seconds)
-        begun = time.monotonic()
-        if leads or step == 0:
-            reference.anchor(whole)
-            reference.step(step)
-        if step == 0 and replica.needs_every_gradient:
-            reference.require_every_gradient()
-        seed_step(task.config, step, replica.shard[0])
-        with _counted_steps() as counted:
-            own.train(1)
-        optimizer_steps.append(max(counted.values(), default=0))
-        whole = replica.whole()
-        if leads:
-            reference.add_error(whole)
-        if leads or step == 0:
-            steps.compare(step, whole, reference)
-        if not leads:
+    def take(self, *, brief: bool, scaled: bool) -> ParityPass:
+        """Take all steps, and tell what they showed."""
+        large = sum(parameter.numel() for parameter in self._parameters) > _LARGE
+        count = _FEW_STEPS if brief and large else STEPS
+        for step in range(count):
+            self._step(step)
+        for number, scale in enumerate(_SCALES if scaled and self._can_scale() else (), start=count):
+            self._step(number, scale)
+            count += 1
+        return self._result(count)
+
+    def _step(self, step: int, scale: float = 1.0) -> None:
+        """Take a step of both, and compare them.
+
+        All ranks meet before the arm's own. Those that do not lead wait there for the one that does.
+        """
+        reference, kept = self._reference, self._kept() if scale != 1 else []
+        if self._leads or step == 0:
+            reference.anchor(self._whole)
+            reference.step(step, scale)
+        if step == 0:
+            if self._replica.needs_every_gradient:
+                reference.require_every_gradient()
+            if self._leads and self._kind == "float64":
+                self._combined = self._task.distance_of_combined(reference)
+        self._pace.meet()
+        self._note()
+        record = self._train(step, scale)
+        self._whole = self._replica.whole()
+        if self._leads:
+            reference.add_error(self._whole)
+        if self._leads or step == 0:
+            self._steps.compare(step, self._whole, reference, record)
+        if not self._leads:
             reference.drop_start()
-        seconds = time.monotonic() - begun
-    return _Outcome(
-        steps,
-        len(steps.differences) if leads else count,
-        task.config.batch_size_per_rank,
-        hash_parameters(whole),
-        reference.error_of_all(whole) if leads else math.nan,
-        reference.unused(0),
-        optimizer_steps if replica.takes_whole_step else [],
-        reference.first_batches,
-        reference.shared_samples,
-    )
+        if kept:
+            self._put_back(kept)
+
+    def _train(self, step: int, scale: float) -> StepRecord:
+        """Take the arm's own step, and record one that is the user's."""
+        own_step = self._replica.takes_whole_step
+        side = (
+            self._side
+            if own_step or scale == 1
+            else self._side._replace(loss=_scaled(self._side.loss, scale))
+        )
+        self._scale = scale if own_step else 1.0
+        seed_step(self._task.config, step, self._replica.shard[0])
+        if not own_step:
+            side.train(1)
+            return StepRecord([])
+        with recorded_step(self._parameters, backward=True) as record:
+            side.train(1)
+        self._optimizer_steps.append(record.optimizer_steps)
+        return record
+
+    def _note(self) -> None:
+        """Note that a pass begins, and how long the one before took."""
+        now = time.monotonic()
+        self._seconds = now - self._begun if self._begun else 0.0
+        self._begun = now
+        self._pace.note(self._seconds)
+
+    # ---- scaled steps ----
+
+    def _scale_gradients_of_own_step(self) -> None:
+        """Let gradients of a step of the user's own be scaled, which calls its own loss."""
+        for parameter in self._parameters:
+            if parameter.requires_grad:
+                parameter.register_hook(lambda gradient: None if self._scale == 1 else gradient * self._scale)
+
+    def _can_scale(self) -> bool:
+        """Return whether scaled steps show a clip; sharding replaces the parameters with their hooks."""
+        if not self._task.changes_gradients:
+            return False
+        if self._task.has_reference_step:
+            return False
+        held = self._replica.model.parameters()
+        return not self._replica.takes_whole_step or list(map(id, held)) == list(map(id, self._parameters))
+
+    def _kept(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self._replica.model.parameters()]
+
+    @torch.no_grad()
+    def _put_back(self, kept: list[torch.Tensor]) -> None:
+        """Let the next step start from where this one did."""
+        for parameter, value in zip(self._replica.model.parameters(), kept, strict=True):
+            parameter.copy_(value)
+        self._whole = self._replica.whole()
+
+    # ---- what it showed ----
+
+    def _result(self, count: int) -> ParityPass:
+        steps, reference, task = self._steps, self._reference, self._task
+        leads = self._leads and self._kind != "as run"
+        return ParityPass(
+            kind=self._kind,
+            steps=len(steps.differences) if self._leads else count,
+            shards=steps.shards,
+            samples_per_rank=task.config.batch_size_per_rank,
+            optimizer=task.config.optimizer,
+            learning_rate=task.config.learning_rate,
+            hash=hash_parameters(self._whole),
+            unused=reference.unused(0),
+            diverged=steps.diverged,
+            share_of_first_update=_finite(steps.first.share),
+            error_of_first_update=_finite(steps.first.error),
+            error_of_whole_update=_finite(reference.error_of_all(self._whole)) if self._leads else None,
+            differences=[_finite(difference) for difference in steps.differences],
+            updates=[_finite(update) for update in steps.updates],
+            wrong=steps.wrong,
+            trainable=reference.trainable if leads else 0,
+            untold=dict(reference.told_apart.untold) if leads else {},
+            acted=reference.acted if leads else [],
+            combined=self._combined,
+            optimizer_steps=self._optimizer_steps,
+            first_batches=reference.first_batches,
+            shared_samples=reference.shared_samples,
+            seconds=0.0,
+        )
+
+
+def _scaled(loss: Loss, scale: float) -> Loss:
+    return lambda model, batch: loss(model, batch) * scale
 
 
 def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator[Batch]:
@@ -261,29 +336,6 @@ def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
     # One process draws the random numbers of all layers in turn, and a rank those of its own.
     seed_layers(reference, 0)
     seed_layers(replica.model, replica.first_layer)
-
-
-@contextmanager
-def _counted_steps() -> Iterator[Counter[int]]:
-    """Count the steps of each optimizer; Horovod's calls another's within."""
-    counted: Counter[int] = Counter()
-    depth = 0
-
-    def enter(*_: object) -> None:
-        nonlocal depth
-        depth += 1
-
-    def leave(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        nonlocal depth
-        depth -= 1
-        counted[id(optimizer)] += depth == 0
-
-    hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)
-    try:
-        yield counted
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _finite(number: float) -> float | None:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.weight_norm import WeightNorm
 
-from backends.base import REPEATED, SPARSE, STRIDED, UNREACHED
+from backends.base import REPEATED, SPARSE, STRIDED, UNCOPIED, UNREACHED
 from compare.text import listed
 from compare.worker.alone import alone
 from compare.worker.memory import reset_peak_memory
@@ -80,7 +80,7 @@ def preflight(job: Job, task: OwnTask, strategy: type[Replica], shard: tuple[int
         WorkloadError: it cannot be trained by this arm, or by none.
     """
     with same_randomness(task.device):
-        trial = _Trial(OwnTask.load(job.config, job.dataset, task.device), job, shard)
+        trial = _Trial(task.anew(), job, shard)
         trial.require_trainable()
         task.test_needs_gradients = trial.test_needs_gradients()
         if not job.arm.own_step:
@@ -100,7 +100,7 @@ class _Trial:
         self._seed = job.config.seed
         self._ranks = job.config.ranks
         # The user's own step may say by itself what one process computes.
-        self._is_own = getattr(task.workload, "reference_step", None) is not None
+        self._is_own = task.has_reference_step
         self._model: nn.Module = nn.Module()
         self._arrived: Counter[str] = Counter()
         self._outputs: list[torch.Tensor] = []
@@ -108,13 +108,10 @@ class _Trial:
     # ---- what any arm needs ----
 
     def require_trainable(self) -> None:
-        """Require a copy of the model, a plain step, and gradients."""
-        start = self._task.workload.model
-        _require_parameters(start)
-        with self._told("the model cannot be copied", _why_not_copied(start)):
-            copy.deepcopy(start)
+        """Require parameters, a plain step, and a batch's gradients."""
+        _require_parameters(self._task.workload.model)
         with self._told("the optimizer cannot be made of the model's parameters", _TRY):
-            optimizer = self._task.make_optimizer(iter(list(self._task.build_model().parameters())))
+            optimizer = self._task.make_optimizer(self._task.build_model().parameters())
         _require_plain_step(optimizer)
         if self._is_own:
             return
@@ -123,7 +120,8 @@ class _Trial:
         try:
             self._learn(proof, batch, "")
         except WorkloadError as error:
-            self._learn(self._task, self._first_batch(self._task), _TRY)
+            again = self._task.anew()
+            self._learn(again, self._first_batch(again), _TRY)
             raise WorkloadError(
                 f"{error}In its own dtype the model passes, but the proof computes in float64. Take dtypes "
                 "from the parameters or the inputs.",
@@ -179,7 +177,7 @@ class _Trial:
         batch = next((batch for _, batch in self._task.test_batches(self._shard)), None)
         if batch is None:
             return False
-        model = self._task.build_model().eval()
+        model = self._task.anew().build_model().eval()
         try:
             self._test(model, batch)
         except WorkloadError:
@@ -214,8 +212,10 @@ class _Trial:
 
     def require_averaged_by(self, strategy: type[Replica], options: Options) -> None:
         """Require that a strategy can average every gradient."""
-        found = self._traits()
-        for trait in sorted(strategy.cannot(options)):
+        cannot, found = strategy.cannot(options), self._traits()
+        if UNCOPIED in cannot:
+            _require_copied(self._task.anew().workload.model)
+        for trait in sorted(cannot & found.keys()):
             if names := found[trait]:
                 what, remedy = _REFUSED[trait]
                 raise WorkloadError(f"{what.format(names=listed(names))}\n{remedy}")
@@ -252,19 +252,28 @@ def _require_parameters(model: nn.Module) -> None:
         )
 
 
+def _require_copied(model: nn.Module) -> None:
+    """Require a model that can be copied, or name what cannot."""
+    try:
+        copy.deepcopy(model)
+    except Exception as error:
+        raise WorkloadError(
+            f"this arm copies the model, which cannot be copied.\n{text_of(error)}\n{_why_not_copied(model)}"
+        ) from error
+
+
 def _why_not_copied(model: nn.Module) -> str:
-    """Return the remedy for a model that cannot be copied."""
     for name, module in model.named_modules():
         if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):  # noqa: SLF001
             return (
-                f"{name or 'the model'} has torch's old weight_norm, whose weight is computed outside the "
-                "parameters. Use torch.nn.utils.parametrizations.weight_norm."
+                f"Layer {name or 'of the model'} has torch's old weight_norm. Use "
+                "torch.nn.utils.parametrizations.weight_norm, or leave this arm out."
             )
     for name, module in model.named_modules():
         for attribute, held in vars(module).items():
             if isinstance(held, torch.Tensor) and held.grad_fn is not None:
                 return f"Its {'.'.join(filter(None, [name, attribute]))} belongs to a graph: detach() it."
-    return "The proof trains copies. Keep what cannot be copied, such as locks and files, out of the model."
+    return "Keep locks, files and the like out of the model, or leave this arm out."
 
 
 def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:

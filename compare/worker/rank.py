@@ -21,7 +21,7 @@ from backends.base import Group, MakeOptimizer, Placement, Replica
 from compare.schema.arms import CONTROL
 from compare.schema.collectives import RankSweep
 from compare.schema.job import PASSES, Job, Stage, SweepJob
-from compare.schema.parity import ParityPass
+from compare.schema.parity import EndStep, ParityPass
 from compare.schema.results import Block, GradientTimes, MachineUse, Moments, RankResult, Sweep
 from compare.schema.turns import FINISH, Memory
 from compare.worker.attest import attest, attest_group
@@ -38,6 +38,7 @@ from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
 from compare.worker.compilation import compiled_for_proof, load_compiler
 from compare.worker.conditions import prepare_rank
+from compare.worker.end_step import take_end_step
 from compare.worker.evaluation import Trained, test_model
 from compare.worker.first_step import take_first_step
 from compare.worker.gradients import time_gradients
@@ -50,6 +51,7 @@ from compare.worker.memory import (
 )
 from compare.worker.meters import CPUMeter
 from compare.worker.mnist import MnistTask
+from compare.worker.pace import WatchedPace
 from compare.worker.parity import hash_parameters, prove
 from compare.worker.randomness import seed_generators
 from compare.worker.sweep import time_sizes
@@ -88,6 +90,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     first = take_first_step(own, job.config, device)
     start_up.mark("first_step_done")
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier=proof)
+    end = _take_end_step(job, own, joined, timed.steps, watchdog)
     measured = _measure(job, replica, group, watchdog, step_seconds=timed.step_seconds)
     result = RankResult(
         rank=placement.rank,
@@ -112,6 +115,9 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
+        end=end,
+        unmoved=timed.trained.unmoved,
+        sketch=timed.trained.sketch,
         whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
         attestation=attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
         | first.attested,
@@ -269,16 +275,21 @@ def _prove(job: Job, joined: _Joined, watchdog: Watchdog) -> list[ParityPass]:
     def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
         return joined.make_replica(model, make_optimizer, group, options)
 
-    def note(step_seconds: float) -> None:
-        # Rank 0 also trains the reference on all ranks' samples, and the others wait for it.
-        # The first step of a pass compiles.
-        limit_seconds = 0.0 if step_seconds else job.config.compile_limit_seconds
-        expected_seconds = job.config.ranks * step_seconds
-        watchdog.note("parity", expected_seconds=expected_seconds, limit_seconds=limit_seconds)
-
-    leads, brief = group.rank == 0, job.proof == "brief"
+    pace = WatchedPace(watchdog, group, job.config.compile_limit_seconds)
+    leads, brief, scaled = group.rank == 0, job.proof == "brief", job.arm.exact
     with compiled_for_proof(job.config):
-        return [prove(make, joined.task, kind, note, leads=leads, brief=brief) for kind in PASSES[job.proof]]
+        return [
+            prove(make, joined.task, kind, pace, leads=leads, brief=brief, scaled=scaled)
+            for kind in PASSES[job.proof]
+        ]
+
+
+def _take_end_step(job: Job, own: Side, joined: _Joined, steps: int, watchdog: Watchdog) -> EndStep | None:
+    """Take one more step, beside a single process; the control has none."""
+    if not job.arm.synchronises:
+        return None
+    pace = WatchedPace(watchdog, joined.group, 0.0)
+    return take_end_step(job.arm, own, joined.task, steps, pace, group=joined.group)
 
 
 def _make_replica(job: Job, joined: _Joined) -> Replica:
@@ -346,7 +357,7 @@ def _timed(
         _, make_control = backends.load(CONTROL, {})
         same = iter(joined.task.batches(own.replica.shard))
         steps = min(FIRST_STEPS, config.untimed_steps, watchdog.steps_at_once(step_seconds))
-        sides["reference"] = make_reference(make_control, joined.task, same, group, steps)
+        sides["reference"] = make_reference(make_control, joined.task.anew(), same, group, steps)
     tested: list[Trained] = []
     meter = CPUMeter()
 

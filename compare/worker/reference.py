@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import chain, combinations, islice
+from collections.abc import Callable
+from itertools import combinations
 from typing import NamedTuple
 
-import numpy as np
+import msgspec
 import torch
 from torch import nn
 
 from backends.base import BackendError, Batch, Replica
-from compare.schema.config import RunConfig
-from compare.schema.parity import WrongStep
-from compare.worker.randomness import seed_generators
+from compare.schema.parity import WrongKind, WrongStep
+from compare.worker.explanation import MOST_EXPLAINED, Taken, explain, joined
+from compare.worker.shards import Gradients, Shard, combine, hash_batch, hash_samples, mean_of, seed_step
 from compare.worker.task import Task
-from compare.worker.trees import tensors_of
-
-_MOST_EXPLAINED = 30_000_000
-"""Most numbers in the gradients of all shards; 800 MB with copies."""
+from compare.worker.told_apart import ToldApart, distance, relative
 
 
 class Difference(NamedTuple):
@@ -80,28 +75,50 @@ class Reference:
     Where it ``drifts``, it is on the combined batch, and never starts again from the arm's parameters.
     """
 
-    def __init__(self, model: nn.Module, task: Task, replica: Replica, *, drifts: bool) -> None:
-        self.model = model
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        start: nn.Module,
+        note: Callable[[], None] = lambda: None,
+        *,
+        drifts: bool,
+    ) -> None:
+        """Take a shard's model and data for each shard of a replica.
+
+        ``start`` has the parameters and buffers of all. ``note`` is called before every shard's pass.
+        """
+        index, count = (0, 1) if drifts else replica.shard
         self.first_batches: list[str] = []
         """SHA-256 of each shard's first batch."""
-        self._samples: list[set[str]] = []
-        self._largest_change = 0.0
-        self._task = task
-        self._drifts = drifts
-        self._optimizer = task.make_optimizer(model.parameters())
-        self._before_step = task.before_step()
-        count = 1 if drifts else replica.shard[1]
-        self._shards = [iter(task.batches((index, count))) for index in range(count)]
-        self._batches: list[list[Batch]] = []
-        self._buffers = [_buffers_of(model) for _ in range(count)]
-        self._buffers_before = self._buffers
-        self._own = 0 if drifts else replica.shard[0]
+        self.acted: list[bool] = []
+        """Whether ``before_step`` changed a gradient, in each step."""
+        self.alone: Gradients = []
+        """The gradients of this rank's shard in the latest step."""
+        self._drifts, self._index, self._note = drifts, index, note
+        own = Shard(task, index, count, start, None)
+        self._shards = [
+            own if place == index else Shard(task, place, count, start, own.model) for place in range(count)
+        ]
+        self._task, self.model = own.task, own.model
+        self._optimizer = self._task.make_optimizer(list(own.model.parameters()))
+        self._before_step = self._task.before_step()
+        self._clip = task.anew().before_step() if task.changes_gradients else None
         self._parts: Callable[[Batch], list[Batch]] = (lambda batch: [batch]) if drifts else replica.parts
         self._broadcasts = replica.broadcasts_buffers
+        names = [name for name, p in own.model.named_parameters() if p.requires_grad]
+        self.told_apart = ToldApart(names, ("alone", "sum", "none") if count > 1 else ("none",))
+        self.trainable = len(names)
+        self._wrong: dict[WrongKind, Gradients] = {}
+        self._right: Gradients = []
+        self._gradients: list[Gradients] = []
+        self._keeps = sum(p.numel() for p in own.model.parameters()) * (count + 2) <= MOST_EXPLAINED
+        self._samples: list[set[str]] = []
+        self._largest_change = 0.0
         self._start: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._anchor: list[torch.Tensor] = []
-        self._used_by: dict[str, set[int]] = {}
+        self._used_by: dict[str, set[int]] = {name: set() for name in names}
         self._apart: list[torch.Tensor] = []
 
     @property
@@ -109,45 +126,119 @@ class Reference:
         """Return how many shards it trains."""
         return len(self._shards)
 
+    @property
+    def rate(self) -> float:
+        """Return the learning rate of the latest step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
     @torch.no_grad()
     def anchor(self, found: nn.Module) -> None:
-        """Start the next step from the parameters of another model."""
+        """Start the next step from the parameters of another model.
+
+        Other shards keep the buffers and the frozen parameters that their own passes left.
+        """
         if self._drifts and self._start:
             return
         for own, other in zip(self.model.parameters(), found.parameters(), strict=True):
             own.copy_(other)
         self._before, self._anchor = self._anchor, [p.detach().clone() for p in self.model.parameters()]
         self._start = self._start or self._anchor
-        self._buffers[self._own] = _buffers_of(found)
+        _copy_buffers(found, self.model)
         if self._broadcasts:
-            self._buffers = [self._buffers[0]] * len(self._shards)
+            for shard in self._shards[1:]:
+                _copy_buffers(self._shards[0].model, shard.model)
 
-    def step(self, step: int) -> None:
-        """Take a step, from 0, by the mean of all shards' gradients."""
-        passes = self._task.config.accumulate
-        self._batches = []
-        self._buffers_before = list(self._buffers)
-        self._optimizer.zero_grad()
-        for index, batches in enumerate(self._shards):
-            seed_step(self._task.config, step, index)
-            taken = list(islice(batches, passes))
-            self._batches.append(list(chain.from_iterable(map(self._parts, taken))))
-            if self._task.has_own_loader:
-                self._note_samples(index, taken)
-            with self._noting_use(index) if step == 0 else nullcontext():
-                self._backward(index, len(self._batches[index]) * len(self._shards))
-            self._buffers[index] = _buffers_of(self.model)
+    def step(self, step: int, scale: float = 1.0) -> None:
+        """Take a step, from 0, by the mean of all shards' gradients, with every loss times a scale."""
+        mean = self.mean_gradients(step, scale)
+        _give(self.model, mean)
         if self._before_step:
+            _give(self.model, _cloned(mean))
             self._before_step(self.model, [self._optimizer])
+            self._right = _cloned([p.grad for p in self.model.parameters()])
+            changed = (distance(one, other) > 0 for one, other in zip(self._right, mean, strict=True))
+            self.acted.append(any(changed))
+        else:
+            self._right = mean
+        self._wrong = {} if self._drifts or self.told_apart.is_complete else self._wrong_gradients(mean)
+        _give(self.model, self._right)
         self._optimizer.step()
+        _give(self.model, [None] * len(mean))
         self._largest_change = self._find_largest_change()
+
+    def give_buffers(self, buffers: list[list[torch.Tensor]]) -> None:
+        """Give each shard's model the buffers of its rank, if there are any."""
+        for shard, its in zip(self._shards, buffers, strict=False):
+            with torch.no_grad():
+                for own, other in zip(shard.model.buffers(), its, strict=True):
+                    own.copy_(other)
+
+    def changed(self, gradients: Gradients) -> Gradients | None:
+        """Return gradients as ``before_step`` changes them.
+
+        None if it does so otherwise after other gradients.
+        """
+        once = self._clipped(gradients)
+        self._clipped([None if gradient is None else gradient * 3 for gradient in gradients])
+        again = self._clipped(gradients)
+        same = all(distance(one, other) == 0 for one, other in zip(once, again, strict=True))
+        return once if same else None
+
+    def mean_gradients(self, step: int, scale: float = 1.0) -> Gradients:
+        """Fetch the batches of a step, and return the mean of all shards' gradients."""
+        gradients = []
+        for index, shard in enumerate(self._shards):
+            self._note()
+            # Random changes of samples draw from these generators, too.
+            seed_step(self._task.config, step, index)
+            shard.fetch(self._task.config.accumulate, self._parts)
+            if self._task.has_own_loader:
+                self._note_samples(index, shard.taken)
+            gradients.append(shard.gradients(scale, dense=not self._drifts))
+        if step == 0:
+            self._note_use(gradients)
+        mean = mean_of(gradients)
+        self._gradients = gradients if self._keeps or self.shard_count == 1 else []
+        self.alone = gradients[self._index]
+        return mean
+
+    def _wrong_gradients(self, mean: Gradients) -> dict[WrongKind, Gradients]:
+        """Return the gradients of the wrong steps that are not told apart."""
+        count = self.shard_count
+        made: dict[WrongKind, Gradients] = {
+            "alone": self.alone,
+            "sum": [None if g is None else g * count for g in mean],
+            "none": [None] * len(mean),
+        }
+        wrong = {kind: made[kind] for kind, names in self.told_apart.untold.items() if names}
+        return {kind: given if kind == "none" else self._clipped(given) for kind, given in wrong.items()}
+
+    def _clipped(self, gradients: Gradients) -> Gradients:
+        if not self._clip:
+            return gradients
+        _give(self.model, _cloned(gradients))
+        self._clip(self.model, [])
+        return [p.grad for p in self.model.parameters()]
+
+    @torch.no_grad()
+    def tell_apart(self, limit: float) -> None:
+        """Note which wrong steps lie beyond the limit of the latest step."""
+        if not self._wrong:
+            return
+        named = [(name, p) for name, p in self.model.named_parameters()]
+        far: dict[WrongKind, dict[str, float]] = {kind: {} for kind in self.told_apart.untold}
+        for kind, gradients in self._wrong.items():
+            for (name, parameter), right, wrong in zip(named, self._right, gradients, strict=True):
+                size = abs(self.rate) * distance(right, wrong)
+                far[kind][name] = relative(size, parameter, self._largest_change)
+        self.told_apart.look(far, limit)
 
     def _note_samples(self, shard: int, batches: list[Batch]) -> None:
         """Note the first batch of a shard, and every sample."""
         if shard == len(self.first_batches):
             self.first_batches.append(hash_batch(batches[0]))
             self._samples.append(set())
-        self._samples[shard].update(sample for batch in batches for sample in _hash_samples(batch))
+        self._samples[shard].update(sample for batch in batches for sample in hash_samples(batch))
 
     @property
     def shared_samples(self) -> float:
@@ -155,24 +246,14 @@ class Reference:
         pairs = combinations(self._samples, 2)
         return max((len(one & other) / len(other) for one, other in pairs if other), default=0.0)
 
-    def _backward(self, shard: int, divisor: int) -> None:
-        """Add the gradients of a shard's batches, over a divisor."""
-        with torch.no_grad():
-            for own, kept in zip(self.model.buffers(), self._buffers_before[shard], strict=True):
-                own.copy_(kept)
-        for batch in self._batches[shard]:
-            (self._task.loss(self.model, batch) / divisor).backward()
+    def _note_use(self, gradients: list[Gradients]) -> None:
+        """Note which parameters get a gradient from which shard."""
+        for name, *found in zip(self._names(), *gradients, strict=True):
+            if name in self._used_by:
+                self._used_by[name] = {index for index, one in enumerate(found) if one is not None}
 
-    @contextmanager
-    def _noting_use(self, shard: int) -> Iterator[None]:
-        """Note which parameters get a gradient from a shard."""
-        with ExitStack() as noting:
-            for name, parameter in self.model.named_parameters():
-                if parameter.requires_grad:
-                    used = self._used_by.setdefault(name, set())
-                    hook = parameter.register_post_accumulate_grad_hook(lambda _, used=used: used.add(shard))
-                    noting.callback(hook.remove)
-            yield
+    def _names(self) -> list[str]:
+        return [name for name, _ in self.model.named_parameters()]
 
     def unused(self, shards: int) -> list[str]:
         """Name the parameters that got a gradient from so many shards."""
@@ -218,62 +299,85 @@ class Reference:
         """Compare the first update of another model."""
         along, apart, whole = 0.0, 0.0, 0.0
         for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
-            right, wrong = (e - s).flatten(), (f - e).flatten()
-            along += float(torch.dot((f - s).flatten(), right))
-            apart += float(torch.dot(wrong, wrong))
-            whole += float(torch.dot(right, right))
+            right, wrong = e - s, f - e
+            along += _dot(f - s, right)
+            apart += _dot(wrong, wrong)
+            whole += _dot(right, right)
         return Update(along / whole, math.sqrt(apart / whole)) if whole else Update(math.nan, math.nan)
 
     def explain(self, found: nn.Module, step: int, difference: Difference) -> WrongStep:
-        """Find how much of each shard's gradient is in another model's step.
+        """Find what another model's step consists of, and whether the workload lets it be known.
 
-        Both took the step from one anchor, by plain SGD. The step is a least-squares sum of the shards'
-        gradients and of the step before. This model's gradients are lost.
+        Both took the step from one anchor, by plain SGD.
         """
         size = difference.size if math.isfinite(difference.size) else None
-        wrong = WrongStep(step=step + 1, parameter=difference.parameter, difference=size)
-        numbers = sum(p.numel() for p in self.model.parameters())
-        if size is None or numbers * (len(self._shards) + 2) > _MOST_EXPLAINED:
-            return wrong
-        rate = self._optimizer.param_groups[0]["lr"]
-        taken = _joined(a - f for a, f in zip(self._anchor, found.parameters(), strict=True)) / rate
-        right = _joined(a - e for a, e in zip(self._anchor, self.model.parameters(), strict=True)) / rate
-        parts = torch.stack([self._gradient(step, shard) for shard in range(len(self._shards))])
-        mean = parts.mean(0)
-        if not mean.any():  # nothing to be a share of
-            return wrong
-        kept = float(right @ mean / (mean @ mean))
-        if self._before:
-            last = _joined(b - a for b, a in zip(self._before, self._anchor, strict=True)) / rate
-            parts = torch.cat([parts, last[None]])
-        found_shares = torch.linalg.lstsq(
-            (parts @ parts.T), (parts @ taken)[:, None], driver="gelsd"
-        ).solution[:, 0]
-        rest = taken - found_shares @ parts
-        count = len(self._shards)
-        return WrongStep(
-            step=wrong.step,
-            parameter=wrong.parameter,
+        wrong = WrongStep(
+            step=step + 1,
+            parameter=difference.parameter,
             difference=size,
-            shares=(found_shares[:count] * count).tolist(),
-            left_over=float(found_shares[count]) if self._before else 0.0,
-            unexplained=float(rest.norm() / taken.norm()) if taken.any() else 0.0,
-            kept=kept,
+            uncarried=not self._is_carried(step),
+        )
+        if size is None or not self._keeps or not self.rate:
+            return wrong
+        pairs = list(zip(self._anchor, found.parameters(), self.model.parameters(), strict=True))
+        zeros = [torch.zeros_like(p) for p in self.model.parameters()]
+        taken = Taken(
+            update=joined(a - f for a, f, _ in pairs) / self.rate,
+            right=joined(a - e for a, _, e in pairs) / self.rate,
+            shards=torch.stack(
+                [
+                    joined(z if g is None else g for z, g in zip(zeros, its, strict=True))
+                    for its in self._gradients
+                ]
+            ),
+            before=joined(b - a for b, a in zip(self._before, self._anchor, strict=True)) / self.rate
+            if self._before
+            else None,
+        )
+        return msgspec.structs.replace(explain(wrong, taken), uncarried=wrong.uncarried)
+
+    def _is_carried(self, step: int) -> bool:
+        """Return whether two new models of the task begin alike.
+
+        If not, something outside the model remembers: a global of the user's file, or a closure that a new
+        call of the factory does not make anew.
+        """
+        gradients = []
+        for _ in range(2):
+            shard = Shard(self._task, self._index, self.shard_count, self.model, None)
+            shard.parts = self._shards[self._index].parts
+            seed_step(self._task.config, step, self._index)
+            gradients.append(shard.gradients())
+        return all(
+            distance(one, other) == 0 or math.isnan(distance(one, other))
+            for one, other in zip(*gradients, strict=True)
         )
 
-    def _gradient(self, step: int, shard: int) -> torch.Tensor:
-        """Return the gradient of one shard at the anchor, as one vector."""
-        after = [p.detach().clone() for p in self.model.parameters()]
+    def distance_of_combined(self) -> float | None:
+        """Compare the mean of the first step with the gradient of the combined batch.
+
+        It is the distance over the size, by Euclidean norms. None where dropout, BatchNorm or the form of the
+        batches keeps them from being compared.
+        """
+        batch = combine([shard.taken for shard in self._shards], self._task.config.batch_size_per_rank)
+        if batch is None or self.shard_count == 1 or not self._start:
+            return None
+        shard = Shard(self._task, 0, self.shard_count, self.model, None)
         with torch.no_grad():
-            for own, anchor in zip(self.model.parameters(), self._anchor, strict=True):
-                own.copy_(anchor)
-        self._optimizer.zero_grad()
-        seed_step(self._task.config, step, shard)
-        self._backward(shard, len(self._batches[shard]))
-        with torch.no_grad():
-            for own, kept in zip(self.model.parameters(), after, strict=True):
-                own.copy_(kept)
-        return _joined(torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters())
+            for own, other in zip(shard.model.parameters(), self._start, strict=True):
+                own.copy_(other)
+        shard.parts = [batch]
+        buffers = [buffer.clone() for buffer in shard.model.buffers()]
+        seed_step(self._task.config, 0, 0)
+        generators = torch.get_rng_state()
+        found = shard.gradients()
+        draws = not torch.equal(generators, torch.get_rng_state())
+        if draws or any(not torch.equal(b, k) for b, k in zip(shard.model.buffers(), buffers, strict=True)):
+            return None
+        mean = mean_of(self._gradients) if self._gradients else []
+        pairs = [(f, m) for f, m in zip(found, mean, strict=False) if f is not None and m is not None]
+        whole = sum(_dot(m, m) for _, m in pairs)
+        return math.sqrt(sum(_dot(f - m, f - m) for f, m in pairs) / whole) if whole else None
 
     def is_finite(self) -> bool:
         """Return whether all parameters are numbers."""
@@ -293,59 +397,27 @@ class Reference:
     @torch.no_grad()
     def error_of_all(self, found: nn.Module) -> float:
         """Return the distance from all right updates together, over their size."""
-        apart = sum(float(torch.dot(a.flatten(), a.flatten())) for a in self._apart)
+        apart = sum(_dot(a, a) for a in self._apart)
         right = [f - s - a for f, s, a in zip(found.parameters(), self._start, self._apart, strict=True)]
-        whole = sum(float(torch.dot(r.flatten(), r.flatten())) for r in right)
+        whole = sum(_dot(r, r) for r in right)
         return math.sqrt(apart / whole) if whole else math.nan
 
 
-def seed_step(config: RunConfig, step: int, shard: int) -> None:
-    """Set the random generators for a shard's part of a step."""
-    seed_generators((config.seed * 1_000_003 + step) * 1_009 + shard)
+def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the real part of the inner product of two tensors."""
+    return float(torch.vdot(one.flatten(), other.flatten()).real)
 
 
-class _LayerSeed:
-    """Sets the generators before each call of a layer."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._calls = 0
-
-    def __call__(self, *_: object) -> None:
-        self._calls += 1
-        torch.manual_seed(self._calls * 1_009 + self._index)
+def _cloned(gradients: Gradients) -> Gradients:
+    return [None if gradient is None else gradient.clone() for gradient in gradients]
 
 
-def seed_layers(layers: nn.Module, first: int) -> None:
-    """Set the generators before each call of a layer, by its index."""
-    assert isinstance(layers, nn.Sequential)  # noqa: S101 -- no other model is divided
-    for index, layer in enumerate(layers, first):
-        layer.register_forward_pre_hook(_LayerSeed(index))
+def _give(model: nn.Module, gradients: Gradients) -> None:
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
 
 
-def hash_batch(batch: Batch) -> str:
-    """Return the SHA-256 of the bytes of a batch's tensors."""
-    digest = hashlib.sha256()
-    for tensor in tensors_of(batch):
-        digest.update(bytes_of(tensor).data)
-    return digest.hexdigest()
-
-
-def _hash_samples(batch: Batch) -> Iterator[str]:
-    """Yield the SHA-256 of each sample of a batch."""
-    tensors = [tensor for tensor in tensors_of(batch) if tensor.dim()]
-    for index in range(len(tensors[0]) if tensors else 0):
-        yield hash_batch([tensor[index] for tensor in tensors if len(tensor) == len(tensors[0])])
-
-
-def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """Return the bytes of a tensor; NumPy has no bfloat16."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-def _joined(tensors: Iterator[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.detach().flatten().double().cpu() for tensor in tensors])
-
-
-def _buffers_of(model: nn.Module) -> list[torch.Tensor]:
-    return [buffer.detach().clone() for buffer in model.buffers()]
+@torch.no_grad()
+def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
+    for own, other in zip(target.buffers(), source.buffers(), strict=True):
+        own.copy_(other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from compare.schema.parity import PassKind
     from compare.schema.results import Evaluation
     from compare.worker.loop import BeforeStep
+    from compare.worker.reference import Reference
 
 PROOF_SAMPLES = 8
 """Samples of a proof's step, and at least one for each rank.
@@ -31,6 +32,13 @@ A gradient of few samples shows every fault that one of many shows, and costs th
 """
 PROOF_RATE = 0.01
 """Learning rate of the gates, which train by plain SGD."""
+
+
+def proof_samples(config: RunConfig) -> int:
+    """Return the samples of a rank in a step of a proof."""
+    return min(config.batch_size_per_rank, max(1, PROOF_SAMPLES // config.ranks))
+
+
 _GATE = {"optimizer": "sgd", "learning_rate": PROOF_RATE, "precision": "float32"}
 PROOF_SETTINGS: dict[PassKind, dict[str, Any]] = {
     "float64": _GATE,
@@ -64,7 +72,14 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Return a new model on the device, from the seed's start."""
+        """Return the model on the device, from the seed's start.
+
+        A task gives its model once. ``anew`` makes another task for another model.
+        """
+
+    def anew(self) -> Task:
+        """Return the same task with a model, and with whatever the user's code remembers, of its own."""
+        return self
 
     def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:  # noqa: B027 -- a user's own task does
         """Try what the user has written, before the ranks form a group."""
@@ -103,7 +118,7 @@ class Task(ABC):
         return torch.autocast(self.device.type, torch.bfloat16)
 
     @abstractmethod
-    def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Make the optimizer of some of the model's parameters."""
 
     has_own_loader: bool = False
@@ -118,6 +133,18 @@ class Task(ABC):
         """
         raise WorkloadError("this arm trains by a step of your own: set own_step in your Workload")
 
+    has_reference_step: bool = False
+    """Whether the user wrote the step of a single process."""
+
+    def make_reference_step(self, model: nn.Module) -> Callable[[list[Batch]], object]:
+        """Return the user's step of a single process, which takes the batches of all ranks.
+
+        Raises:
+            WorkloadError: the task has none.
+        """
+        del model
+        raise WorkloadError("the workload has no reference_step")
+
     def before_step(self) -> BeforeStep | None:
         """Return what to do between the average and the step.
 
@@ -130,6 +157,14 @@ class Task(ABC):
         """Return whether ``before_step`` changes gradients."""
         return False
 
+    def distance_of_combined(self, reference: Reference) -> float | None:
+        """Compare the mean of the first step with the gradient of the combined batch.
+
+        The losses of the built-in models are means over samples, so there is nothing to ask.
+        """
+        del reference
+        return None
+
     @abstractmethod
     def batches(self, shard: tuple[int, int]) -> Batches:
         """Return the batches of a shard: (index, count)."""
@@ -137,6 +172,28 @@ class Task(ABC):
     @abstractmethod
     def test(self, model: nn.Module, shard: tuple[int, int], on_batch: Callable[[], None]) -> Evaluation:
         """Test a model on a shard; ``on_batch`` is called before every batch."""
+
+    is_own: bool = False
+    """Whether model and loss are the user's own."""
+
+    @abstractmethod
+    def for_end(self) -> Task:
+        """Return the same task, as the step after the training takes it: with few samples."""
+
+    def rates_at(self, model: nn.Module, steps: int) -> dict[str, float]:
+        """Return the learning rate of each parameter after so many steps, by name."""
+        optimizer = self.make_optimizer(list(model.parameters()))
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return {
+            names[id(parameter)]: float(group["lr"]) * self.factor_at(steps)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    def factor_at(self, steps: int) -> float:
+        """Return the schedule's factor of the learning rates after so many steps."""
+        del steps
+        return 1.0
 
     @abstractmethod
     def for_proof(self, kind: PassKind) -> Task:

@@ -28,6 +28,16 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
             yield leaf
 
 
+def in_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a tensor in a precision; whole numbers stay as they are.
+
+    A complex number has that precision in both parts.
+    """
+    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
+
+
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     """Move a batch to a device; its floats become ``dtype``.
 
@@ -38,9 +48,7 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
         if isinstance(leaf, PackedSequence):  # its batch sizes stay on the CPU
             there = leaf.to(device=device)  # type: ignore[call-arg]  # torch hints at fewer forms
             return there._replace(data=moved(leaf.data))
-        if dtype is None or not (leaf.is_floating_point() or leaf.is_complex()):
-            return leaf.to(device)
-        return leaf.to(device, dtype.to_complex() if leaf.is_complex() else dtype)
+        return in_dtype(leaf.to(device), dtype)
 
     return _changed(batch, moved, {})
 

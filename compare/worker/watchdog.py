@@ -37,7 +37,7 @@ class Watchdog:
     def __init__(self, files: LaunchFiles, rank: int, stall_seconds: float) -> None:
         self._files = files
         self._rank = rank
-        self._stall_seconds = stall_seconds
+        self.stall_seconds = stall_seconds
         self._notes: BinaryIO | None = None
         self._timer: tuple[Stage, float] | None = None
         self._started_at = 0.0
@@ -60,7 +60,7 @@ class Watchdog:
         A hang is then noticed within the stall. The number is at least one. If the stall is too short for
         a step, the limit is ``SLACK`` times the step's own time.
         """
-        return max(1, int(self._stall_seconds / (SLACK * max(step_seconds, _SHORT_STEP_SECONDS))))
+        return max(1, int(self.stall_seconds / (SLACK * max(step_seconds, _SHORT_STEP_SECONDS))))
 
     def note(
         self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0, limit_seconds: float = 0.0
@@ -79,7 +79,7 @@ class Watchdog:
         self._record("turn", step, WAIT_SECONDS)
 
     def _expect(self, stage: Stage, step: int, seconds: float) -> None:
-        limit = max(self._stall_seconds, seconds)
+        limit = max(self.stall_seconds, seconds)
         now = time.monotonic()
         if (stage, limit) != self._timer or now - self._started_at > _RESTART_SECONDS:
             faulthandler.dump_traceback_later(limit, exit=True)

@@ -49,9 +49,8 @@ def a_workload(**changes):
 
 
 def a_task(config=None, **changes):
-    workload = a_workload(**changes)
     config = config or a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_steps=1)
-    return OwnTask(config, workload, workload.model, CPU)
+    return OwnTask.of(config, lambda: a_workload(**changes), CPU)
 
 
 def test_batches_take_the_samples_that_the_built_in_models_would():
@@ -90,7 +89,7 @@ def test_random_changes_of_samples_are_the_same_in_the_proof():
     replica = partial(LocalReplica, group=group, options={})
     before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     task = a_task(a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1), data=Noisy())
-    taken = prove(replica, task, "float64", lambda _: None, leads=True)
+    taken = prove(replica, task, "float64", leads=True)
     assert max(taken.differences) == 0
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
 
@@ -100,7 +99,7 @@ def test_models_start_alike_and_never_from_a_trained_one():
     first = task.build_model()
     with torch.no_grad():
         first[0].weight.fill_(7)
-    assert not torch.equal(task.build_model()[0].weight, first[0].weight)
+    assert not torch.equal(task.anew().build_model()[0].weight, first[0].weight)
 
 
 def test_schedule_sets_the_rates_and_clipping_comes_before_the_step():
@@ -178,7 +177,7 @@ def test_batches_of_any_shape_are_moved():
 
 def test_factory_of_a_file_is_called(tmp_path):
     (tmp_path / "right.py").write_text(RIGHT)
-    assert isinstance(load_workload(data.own_source(f"{tmp_path}/right.py:make")), Workload)
+    assert isinstance(load_workload(data.own_source(f"{tmp_path}/right.py:make"))(), Workload)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +191,7 @@ def test_factory_of_a_file_is_called(tmp_path):
 def test_wrong_factory_is_refused(tmp_path, code, says):
     (tmp_path / "wrong.py").write_text(code)
     with pytest.raises(WorkloadError, match=says):
-        load_workload(data.own_source(f"{tmp_path}/wrong.py:make"))
+        load_workload(data.own_source(f"{tmp_path}/wrong.py:make"))()
 
 
 def test_folder_that_was_changed_is_refused(tmp_path):
@@ -292,7 +291,7 @@ def test_proof_counts_the_samples_that_shards_share(loader, shared):
     task = a_task(config, loader=with_targets, loss=loss, model=nn.Linear(1 if shared else 2, 1))
     replica = SimpleNamespace(shard=(0, 2), broadcasts_buffers=False, parts=lambda batch: [batch])
     model = task.build_model()
-    reference = Reference(model, task, replica, drifts=False)
+    reference = Reference(task, replica, model, drifts=False)
     for step in range(4):
         reference.anchor(model)
         reference.step(step)

@@ -133,7 +133,8 @@ def a_task(data, **changes):
 
 
 def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, note=lambda _: None, **changes):
-    return prove(replica, a_task(data, **changes), kind, note, leads=leads, brief=brief)
+    pace = SimpleNamespace(note=note, meet=lambda: None)
+    return prove(replica, a_task(data, **changes), kind, pace, leads=leads, brief=brief)
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32"])
@@ -228,7 +229,7 @@ def test_prove_step_without_a_right_gradient_is_not_explained(data, monkeypatch)
 
 
 def test_prove_large_models_are_not_explained(data, monkeypatch):
-    monkeypatch.setattr(reference, "_MOST_EXPLAINED", 10)
+    monkeypatch.setattr(reference, "MOST_EXPLAINED", 10)
     wrong = proof(data, Doubles).wrong
     assert (wrong.step, wrong.shares) == (1, [])
 
@@ -394,7 +395,7 @@ def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
     monkeypatch.setattr(proving, "_LARGE", 1000)
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
     job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
-    watchdog = SimpleNamespace(note=lambda *_, **__: None)
+    watchdog = SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0)
     (taken,) = rank._prove(job, rank._Joined(DDPReplica, alone, MnistTask(job.config, None, *data)), watchdog)
     assert taken.steps == 5
     assert max(taken.differences[:2]) <= min(taken.limits[:2])
@@ -406,9 +407,12 @@ def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, alone,
     monkeypatch.setattr("compare.worker.task.compile_in_place", lambda _: None)
     noted = []
     job = SimpleNamespace(arm=parse_arm("manual"), config=a_config(compile=compiled), proof="brief")
-    watchdog = SimpleNamespace(note=lambda *_, limit_seconds, **__: noted.append(limit_seconds))
+    watchdog = SimpleNamespace(
+        stall_seconds=30.0, note=lambda *_, limit_seconds, **__: noted.append(limit_seconds)
+    )
     rank._prove(job, rank._Joined(LocalReplica, alone, MnistTask(job.config, None, *data)), watchdog)
-    assert noted == [limit, *[0.0] * (STEPS - 1)]
+    assert noted[0] == limit
+    assert all(30 < later < 40 for later in noted[1:])
 
 
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])
@@ -431,10 +435,10 @@ def test_prove_restores_what_the_training_needs(data):
     assert (torch.get_default_dtype(), torch.get_num_threads()) == before[2:]
 
 
-def test_prove_notes_the_time_of_the_last_step(data):
+def test_prove_notes_every_pass_with_the_time_of_the_last(data):
     noted = []
     proof(data, note=noted.append)
-    assert len(noted) == STEPS
+    assert len(noted) == 2 * STEPS, "a pass of the reference and one of the arm"
     assert noted[0] == 0
     assert all(0 < seconds < 60 for seconds in noted[1:])
 

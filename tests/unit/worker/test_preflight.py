@@ -190,6 +190,14 @@ def loss(model, batch):
     return torch.autograd.grad(model(rows).sum(), rows, create_graph=True)[0].square().mean()
 def make(): return a_workload(loss=loss)
 """
+NORMED = "def make(): return a_workload(model=nn.utils.weight_norm(nn.Linear(6, 1)))"
+LOCKED = """
+import threading
+def make():
+    model = nn.Linear(6, 1)
+    model.lock = threading.Lock()
+    return a_workload(model=model)
+"""
 STRIDED = """
 def make():
     model = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 1))
@@ -212,6 +220,10 @@ def make():
         (UNREACHED, "none", {}, ""),
         (STRIDED, "fsdp", {}, "not contiguous: 0.weight"),
         (STRIDED, "manual", {}, ""),
+        (NORMED, "fsdp", {}, "Use torch.nn.utils.parametrizations.weight_norm, or leave this arm out"),
+        (NORMED, "ddp", {}, ""),
+        (LOCKED, "localsgd", {}, "Keep locks, files and the like out of the model"),
+        (LOCKED, "manual", {}, ""),
     ],
 )
 def test_preflight_refuses_by_name_what_an_arm_cannot_average(try_out, code, backend, options, says):
@@ -226,18 +238,6 @@ def test_preflight_refuses_by_name_what_an_arm_cannot_average(try_out, code, bac
         (
             "def make(): return a_workload(model=nn.Linear(6, 1, device='meta'))",
             "have no numbers: weight, bias",
-        ),
-        (
-            "def make(): return a_workload(model=nn.utils.weight_norm(nn.Linear(6, 1)))",
-            "Use torch.nn.utils.parametrizations.weight_norm",
-        ),
-        (
-            (
-                "import threading\n"
-                "def make():\n    model = nn.Linear(6, 1)\n    model.lock = threading.Lock()\n"
-                "    return a_workload(model=model)"
-            ),
-            "Keep what cannot be copied, such as locks and files, out of the model",
         ),
         (
             "def make(): return a_workload(optimizer=torch.optim.LBFGS)",
@@ -358,7 +358,7 @@ def test_file_that_sets_other_threads_than_the_run_is_refused(try_out):
 def test_preflight_changes_no_state_of_the_run(try_out):
     code = "made = []\ndef make():\n    made.append(nn.Linear(6, 1))\n    return a_workload(model=made[-1])"
     task = try_out(code)
-    first, tried = sys.modules["train"].made
+    first, *_, tried = sys.modules["train"].made
     assert task.workload.model is first
     assert torch.equal(first.weight, tried.weight)
     assert all(p.grad is None for p in first.parameters())

@@ -1,0 +1,18 @@
+"""Write a gate that failed, with the three parts of an error."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from compare.schema.arms import Arm
+from compare.schema.results import Gate
+
+GateName: TypeAlias = Literal["ranks", "samples", "float64", "float32", "end"]
+
+
+def failed_gate(
+    arm: Arm, name: GateName, what: str, found: str, reason: str, **figures: float | None
+) -> Gate:
+    """Return a failed gate; ``reason`` says what to fix in the strategy or in the user's step."""
+    remedy = f"Fix {'your step' if arm.own_step else 'the strategy'}: {reason}"
+    return Gate(name=name, outcome="failed", what=what, found=found, remedy=remedy, **figures)

@@ -1,0 +1,284 @@
+"""Take one more step after the training, beside a single process.
+
+A proof sees twenty first steps of a copy. This step is the run's own replica's, so it shows what begins or
+changes late: a hook, a schedule, a clip. What the optimizer is given is compared with the mean gradient of a
+single process, and its learning rate with the schedule's. The training is over, and its result is not
+changed.
+
+Rounding depends on the state that the training ended in. So it is measured: by how far the single process in
+the run's precision is away from itself in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from backends.base import Group, Replica
+from compare.schema.arms import Arm
+from compare.schema.parity import EndStep
+from compare.worker.blocks import Side
+from compare.worker.pace import Pace
+from compare.worker.randomness import same_randomness
+from compare.worker.reference import Reference
+from compare.worker.shards import Gradients, Shard, seed_step
+from compare.worker.step_record import recorded_step
+from compare.worker.task import Task
+
+_NOISE = 30.0
+"""How often the measured rounding is allowed; two kernels may round differently."""
+_LEAST_LIMIT = 1e-5
+_MOVES = 1e-4
+"""Relative size of an update that no float32 rounds away."""
+_LEAST_SIZE = 1e-4
+"""Least size of a gradient that an error is divided by, relative to the largest of the model."""
+
+
+def why_no_end_step(arm: Arm, task: Task, replica: Replica) -> str:
+    """Return why an arm takes no such step; empty if it does."""
+    reasons = {
+        "its gradients are rounded or compressed by option": not arm.exact,
+        "its steps are not those of one process": not arm.same_training,
+        "it averages parameters": not replica.averages_gradients,
+        "its ranks hold different layers": arm.in_layers,
+        "its calls are compiled": task.config.compile,
+        "its reference is a step of the user's own": arm.own_step and task.has_reference_step,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def take_end_step(arm: Arm, own: Side, task: Task, steps: int, pace: Pace, *, group: Group) -> EndStep:
+    """Take one more step, after ``steps``, and compare it. Collective.
+
+    Rank 0 compares it; each rank does if the step is the user's own.
+    """
+    if why_not := why_no_end_step(arm, task, own.replica):
+        return EndStep(step=steps, why_not=why_not)
+    with same_randomness(group.device):
+        return _EndStep(own, task, steps, pace, group=group).take()
+
+
+class _Given(NamedTuple):
+    """What the optimizers of a step were given."""
+
+    gradients: dict[str, torch.Tensor]
+    """Those of the parameters that an optimizer holds, by name; after a clip of the user's own step."""
+    rates: dict[str, float]
+    optimizer_steps: int
+
+
+class _Sizes(NamedTuple):
+    """The parameter whose gradient is furthest beyond its limit."""
+
+    error: float
+    limit: float
+
+    @property
+    def excess(self) -> float:
+        return math.inf if math.isnan(self.error) else self.error / self.limit
+
+
+class _EndStep:
+    def __init__(self, own: Side, task: Task, steps: int, pace: Pace, *, group: Group) -> None:
+        self._own, self._live, self._steps, self._pace, self._group = own, task, steps, pace, group
+        self._replica: Replica = own.replica
+        self._task = task.for_end()
+        self._leads = group.rank == 0 or own.replica.takes_whole_step
+
+    def take(self) -> EndStep:
+        whole = self._replica.whole()
+        buffers = _buffers_of_all(whole, self._group)
+        start = [parameter.detach().clone() for parameter in whole.parameters()]
+        expected = self._expected(whole, buffers) if self._leads else []
+        self._pace.meet()
+        self._pace.note(0.0)
+        given = self._step()
+        if given.optimizer_steps and self._stands(given, start):
+            given = given._replace(optimizer_steps=0)
+        if not self._leads:
+            return EndStep(step=self._steps, why_not="rank 0 compares it")
+        if any(gradients is None for gradients in expected):
+            return EndStep(step=self._steps, why_not="before_step remembers what it did before")
+        exact, rounded = (gradients or [] for gradients in expected)
+        if any(g is not None and not torch.isfinite(g).all() for g in rounded):
+            return EndStep(step=self._steps, why_not="the training diverged")
+        names = [name for name, _ in whole.named_parameters()]
+        end = self._compare(
+            given, dict(zip(names, exact, strict=True)), dict(zip(names, rounded, strict=True))
+        )
+        wrong = end.error is None or end.error > end.limit
+        if wrong and self._live.is_own and self._remembers(start, buffers):
+            return EndStep(step=self._steps, why_not="the workload remembers what a new call of it does not")
+        return end
+
+    def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
+        """Return the mean gradients of one process, in float64 and in the run's precision.
+
+        None if ``before_step`` keeps a state, which only the training's has.
+        """
+        found: list[Gradients | None] = []
+        for task in (self._live.for_proof("float64").for_proof_of(self._replica), self._task):
+            reference = Reference(task, self._replica, whole, lambda: self._pace.note(0.0), drifts=False)
+            reference.anchor(whole)
+            reference.give_buffers(buffers)
+            mean = reference.mean_gradients(self._steps)
+            self._alone = reference.alone
+            found.append(reference.changed(mean) if self._replica.takes_whole_step else mean)
+        return found
+
+    def _step(self) -> _Given:
+        """Take the step as the training does, and keep what its optimizers are given."""
+        seed_step(self._task.config, self._steps, self._replica.shard[0])
+        side = self._own._replace(batches=iter(self._task.batches(self._replica.shard)))
+        given = self._step_of_user(side) if self._replica.takes_whole_step else self._step_of_arm(side)
+        whole = {
+            name: gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+            for name, gradient in given.gradients.items()
+        }
+        return given._replace(gradients=whole)
+
+    def _step_of_user(self, side: Side) -> _Given:
+        """Take a step of the user's own; torch's hooks show what its optimizers are given."""
+        names = {id(parameter): name for name, parameter in self._replica.model.named_parameters()}
+        with recorded_step(list(self._replica.model.parameters()), gradients=True) as record:
+            side.train(1)
+        gradients = {names[one]: g for one, g in record.gradients.items() if one in names and g is not None}
+        rates = {names[one]: rate for one, rate in record.rates.items() if one in names}
+        return _Given(gradients, rates, record.optimizer_steps)
+
+    def _step_of_arm(self, side: Side) -> _Given:
+        """Take a step of ours; the averaged gradients are there before the user's clip."""
+        given = _Given({}, {}, 1)
+
+        def keep(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    given.gradients[name] = parameter.grad.detach().clone()
+            if side.before_step:
+                side.before_step(model, optimizers)
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                given.rates.update(
+                    {names[id(p)]: float(group["lr"]) for p in group["params"] if id(p) in names}
+                )
+
+        side._replace(before_step=keep).train(1)
+        return given
+
+    def _stands(self, given: _Given, start: list[torch.Tensor]) -> bool:
+        """Return whether no parameter moved, although some should have moved beyond rounding. Collective."""
+        whole, far = self._replica.whole(), False
+        for (name, parameter), before in zip(whole.named_parameters(), start, strict=True):
+            if not torch.equal(parameter, before):
+                return False
+            if name in given.gradients:
+                size = given.rates.get(name, 0.0) * float(given.gradients[name].abs().max())
+                far = far or size > _MOVES * float(before.abs().max())
+        return far
+
+    def _compare(
+        self,
+        given: _Given,
+        exact: dict[str, torch.Tensor | None],
+        rounded: dict[str, torch.Tensor | None],
+    ) -> EndStep:
+        names = [name for name in given.gradients if exact.get(name) is not None]
+        alone = dict(zip(exact, self._alone, strict=True))
+        found, right, near, lone = (
+            {name: _plain(its.get(name)) for name in names}
+            for its in (given.gradients, exact, rounded, alone)
+        )
+        largest = max((float(g.norm()) for g in right.values() if g is not None), default=0.0)
+        worst, furthest = _Sizes(0.0, _LEAST_LIMIT), 0.0
+        for name in names:
+            size = max(float(_minus(right[name], None).norm()), _LEAST_SIZE * largest) or 1.0
+            limit = _LEAST_LIMIT + _NOISE * float(_minus(near[name], right[name]).norm()) / size
+            error = _Sizes(float(_minus(found[name], right[name]).norm()) / size, limit)
+            worst = max(worst, error, key=lambda one: one.excess)
+            furthest = max(furthest, float(_minus(lone[name], right[name]).norm()) / size / limit)
+        dot = sum(float((_minus(found[name], None) * _minus(right[name], None)).sum()) for name in names)
+        whole = sum(float(_minus(right[name], None).square().sum()) for name in names)
+        return EndStep(
+            step=self._steps,
+            error=None if math.isnan(worst.error) else worst.error,
+            limit=worst.limit,
+            alone=furthest * worst.limit,
+            share=dot / whole if whole else 1.0,
+            rate=self._rate(given.rates),
+            optimizer_steps=given.optimizer_steps,
+        )
+
+    def _rate(self, rates: dict[str, float]) -> float:
+        """Return the learning rate that is furthest from the schedule's, over it."""
+        task = self._live.anew()
+        model = task.build_model()
+        expected = task.rates_at(model, self._steps)
+        ratios = [rate / expected[name] for name, rate in rates.items() if expected.get(name)]
+        return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
+
+    def _remembers(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> bool:
+        """Return whether the training's model or loss computes something else than new ones.
+
+        Both take one shard of the same parameters and buffers. If the model cannot be copied, nobody knows.
+        """
+        index, count = self._replica.shard
+        try:
+            live = copy.deepcopy(self._replica.model)
+        except (RuntimeError, TypeError, NotImplementedError):
+            return True
+        shard = Shard(self._task, index, count, live, None)
+        shard.fetch(self._task.config.accumulate, self._replica.parts)
+        gradients = []
+        for model, loss in ((shard.model, shard.task.loss), (live, self._own.loss)):
+            with torch.no_grad():
+                for parameter, value in zip(model.parameters(), start, strict=True):
+                    parameter.copy_(value)
+                for buffer, value in zip(model.buffers(), buffers[index] if buffers else [], strict=True):
+                    buffer.copy_(value)
+            shard.model, shard.loss = model, loss
+            for parameter in model.parameters():
+                parameter.grad = None
+            seed_step(self._task.config, self._steps, index)
+            gradients.append(shard.gradients())
+        return any(
+            float(_minus(_plain(one), _plain(other)).abs().max()) > 0
+            for one, other in zip(*gradients, strict=True)
+            if one is not None
+        )
+
+
+def _plain(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a gradient as dense real numbers in float64."""
+    if gradient is None:
+        return None
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    real = torch.view_as_real(dense) if dense.is_complex() else dense
+    return real.double().cpu()
+
+
+def _minus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
+    if one is None:
+        return torch.zeros(1, dtype=torch.float64) if other is None else -other
+    return one if other is None else one - other
+
+
+def _buffers_of_all(model: nn.Module, group: Group) -> list[list[torch.Tensor]]:
+    """Return the buffers of every rank's model, by rank; none without any. Collective.
+
+    They are sent as bytes, because not every library carries every dtype.
+    """
+    held = [buffer.detach() for buffer in model.buffers()]
+    if not any(buffer.numel() for buffer in held):
+        return []
+    own = torch.cat([b.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8) for b in held])
+    found = []
+    for root in range(group.world_size):
+        sent = own.clone()
+        group.broadcast_(sent, root)
+        parts = sent.split([b.numel() * b.element_size() for b in held])
+        found.append([part.clone().view(b.dtype).view(b.shape) for part, b in zip(parts, held, strict=True)])
+    return found

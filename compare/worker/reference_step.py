@@ -1,0 +1,87 @@
+"""Train in a single process by a step of the user's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from backends.base import Replica
+from compare.schema.parity import WrongKind, WrongStep
+from compare.worker.reference import Difference, Reference
+from compare.worker.shards import Shard, seed_step
+from compare.worker.task import Task
+from compare.worker.told_apart import ToldApart, distance, relative
+
+
+class StepReference(Reference):
+    """A reference whose step the user wrote, because it is no plain step of one loss.
+
+    It takes the batches of all ranks. A wrong step that uses one rank's batches alone is told apart from it,
+    and one that changes nothing.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        start: nn.Module,
+        note: Callable[[], None] = lambda: None,
+        *,
+        drifts: bool,
+    ) -> None:
+        super().__init__(task, replica, start, note, drifts=drifts)
+        self._take = self._task.make_reference_step(self.model)
+        index, count = replica.shard
+        self._other = Shard(task, index, count, start, None)
+        self._take_alone = self._other.task.make_reference_step(self._other.model)
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        self.told_apart = ToldApart(names, ("alone", "none") if count > 1 else ("none",))
+        self._far: dict[WrongKind, dict[str, float]] = {}
+
+    def step(self, step: int, scale: float = 1.0) -> None:
+        """Take a step, from 0; its losses cannot be scaled."""
+        del scale
+        self._note()
+        for index, shard in enumerate(self._shards):
+            seed_step(self._task.config, step, index)
+            shard.fetch(1, lambda batch: [batch])
+            if self._task.has_own_loader:
+                self._note_samples(index, shard.taken)
+        self._note()
+        self._take([shard.taken[0] for shard in self._shards])
+        if not self.told_apart.is_complete:
+            self._note_wrong_steps()
+        self._largest_change = self._find_largest_change()
+
+    def _note_wrong_steps(self) -> None:
+        """Take this rank's batch alone, and hold that and no step beside the right one."""
+        with torch.no_grad():
+            for own, anchor in zip(self._other.model.parameters(), self._anchor, strict=True):
+                own.copy_(anchor)
+        self._take_alone([self._shards[self._index].taken[0]])
+        named = list(self.model.named_parameters())
+        others: dict[WrongKind, list[torch.Tensor]] = {
+            "alone": list(self._other.model.parameters()),
+            "none": self._anchor,
+        }
+        self._far = {
+            kind: {
+                name: relative(distance(p.detach(), other.detach()), p, 0.0)
+                for (name, p), other in zip(named, others[kind], strict=True)
+            }
+            for kind in self.told_apart.untold
+        }
+
+    def tell_apart(self, limit: float) -> None:
+        """Note which wrong steps lie beyond the limit of the latest step."""
+        if self._far:
+            self.told_apart.look(self._far, limit)
+
+    def explain(self, found: nn.Module, step: int, difference: Difference) -> WrongStep:
+        """Say where another model's step is wrong; it has no shares of gradients."""
+        del found
+        size = difference.size if math.isfinite(difference.size) else None
+        return WrongStep(step=step + 1, parameter=difference.parameter, difference=size)

@@ -1,0 +1,142 @@
+"""Hold the shards of a reference: each with a model, batches and a loss of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from backends.base import Batch
+from compare.schema.config import RunConfig
+from compare.worker.randomness import seed_generators
+from compare.worker.task import Task
+from compare.worker.trees import tensors_of
+
+Gradients: TypeAlias = "list[torch.Tensor | None]"
+"""A gradient of each parameter, in the model's order; None for one that takes no part."""
+
+
+class Shard:
+    """A shard's model, batches and loss, with whatever state they keep.
+
+    Each comes from the task anew, as on a rank. So state in an attribute of the model, or in a closure of the
+    user's, goes on from step to step as it does there. The parameters that train are those of ``shared``.
+    """
+
+    def __init__(
+        self, task: Task, index: int, count: int, start: nn.Module, shared: nn.Module | None
+    ) -> None:
+        self.task = task.anew()
+        self.model = self.task.build_model()
+        self.loss = self.task.loss
+        self.batches = iter(self.task.batches((index, count)))
+        self.taken: list[Batch] = []
+        """The batches of the latest step."""
+        self.parts: list[Batch] = []
+        self._index = index
+        _load(self.model, start)
+        if shared is not None:
+            for own, other in zip(self.model.parameters(), shared.parameters(), strict=True):
+                if own.requires_grad:
+                    own.data = other.data
+
+    def fetch(self, passes: int, parts: Callable[[Batch], list[Batch]]) -> None:
+        """Take the batches of the next step, and cut them into their parts."""
+        self.taken = list(islice(self.batches, passes))
+        self.parts = list(chain.from_iterable(map(parts, self.taken)))
+
+    def gradients(self, scale: float = 1.0, *, dense: bool = True) -> Gradients:
+        """Return the gradients of the mean loss of the latest batches, times a scale."""
+        for batch in self.parts:
+            loss = self.loss(self.model, batch) / len(self.parts)
+            (loss if scale == 1 else loss * scale).backward()
+        found: Gradients = []
+        for parameter in self.model.parameters():
+            gradient, parameter.grad = parameter.grad, None
+            is_sparse = dense and gradient is not None and gradient.is_sparse
+            found.append(gradient.to_dense() if is_sparse else gradient)  # type: ignore[union-attr]
+        return found
+
+
+def mean_of(gradients: list[Gradients]) -> Gradients:
+    """Return the mean over all shards; a shard without a gradient adds nothing."""
+    count = len(gradients)
+    return [
+        None if all(part is None for part in parts) else sum(p for p in parts if p is not None) / count  # type: ignore[misc]
+        for parts in zip(*gradients, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _load(model: nn.Module, start: nn.Module) -> None:
+    """Give a model the parameters and buffers of another."""
+    pairs = [(model.parameters(), start.parameters()), (model.buffers(), start.buffers())]
+    for own, other in chain.from_iterable(zip(*pair, strict=True) for pair in pairs):
+        own.copy_(other)
+
+
+def combine(batches: list[list[Batch]], size: int) -> Batch | None:
+    """Join the batches of all shards along their samples.
+
+    None if they have other forms than tensors of ``size`` samples each.
+    """
+    leaves, forms = zip(*(tree_flatten(batch) for taken in batches for batch in taken), strict=True)
+    tensors = all(isinstance(leaf, torch.Tensor) and leaf.dim() for its in leaves for leaf in its)
+    if not tensors or any(form != forms[0] for form in forms):
+        return None
+    columns = list(zip(*leaves, strict=True))
+    if any(
+        len(leaf) != size or leaf.shape[1:] != column[0].shape[1:] for column in columns for leaf in column
+    ):
+        return None
+    return tree_unflatten([torch.cat(column) for column in columns], forms[0])
+
+
+def seed_step(config: RunConfig, step: int, shard: int) -> None:
+    """Set the random generators for a shard's part of a step."""
+    seed_generators((config.seed * 1_000_003 + step) * 1_009 + shard)
+
+
+class _LayerSeed:
+    """Sets the generators before each call of a layer."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._calls = 0
+
+    def __call__(self, *_: object) -> None:
+        self._calls += 1
+        torch.manual_seed(self._calls * 1_009 + self._index)
+
+
+def seed_layers(layers: nn.Module, first: int) -> None:
+    """Set the generators before each call of a layer, by its index."""
+    assert isinstance(layers, nn.Sequential)  # noqa: S101 -- no other model is divided
+    for index, layer in enumerate(layers, first):
+        layer.register_forward_pre_hook(_LayerSeed(index))
+
+
+def hash_batch(batch: Batch) -> str:
+    """Return the SHA-256 of the bytes of a batch's tensors."""
+    digest = hashlib.sha256()
+    for tensor in tensors_of(batch):
+        digest.update(bytes_of(tensor).data)
+    return digest.hexdigest()
+
+
+def hash_samples(batch: Batch) -> Iterator[str]:
+    """Yield the SHA-256 of each sample of a batch."""
+    tensors = [tensor for tensor in tensors_of(batch) if tensor.dim()]
+    for index in range(len(tensors[0]) if tensors else 0):
+        yield hash_batch([tensor[index] for tensor in tensors if len(tensor) == len(tensors[0])])
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """Return the bytes of a tensor; NumPy has no bfloat16."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

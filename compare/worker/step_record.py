@@ -1,0 +1,100 @@
+"""Record what the optimizers do in a step, from torch's own hooks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+class StepRecord:
+    """The optimizers' steps and the backward passes of one training step."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, keeps_gradients: bool = False) -> None:
+        self._keeps_gradients = keeps_gradients
+        self.calls: Counter[int] = Counter()
+        """Steps of each optimizer; Horovod's calls another's within, which does not count."""
+        self.gradients: dict[int, torch.Tensor | None] = {}
+        """What each parameter was stepped by, by its id."""
+        self.rates: dict[int, float] = {}
+        """The learning rate of each parameter, by its id."""
+        self._parameters = parameters
+        self._sums: list[float] = []
+        self._depth = 0
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Return how often the busiest optimizer stepped."""
+        return max(self.calls.values(), default=0)
+
+    def rate_over(self, right: float) -> float:
+        """Return the learning rate that is furthest from the right one, over it; 1 without any."""
+        ratios = [rate / right for rate in self.rates.values()] if right else []
+        return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
+
+    @property
+    def structure(self) -> str:
+        """Say why this is not one backward pass and one optimizer's step; empty if it is."""
+        found = []
+        if len(self.calls) > 1:
+            found.append(f"{len(self.calls)} optimizers step")
+        if len(self._sums) > 1:
+            found.append(f"{len(self._sums)} backward passes")
+        if len(set(self._sums)) > 1:
+            found.append("parameters change between them")
+        return ", ".join(found)
+
+    def enter(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note what a step begins with."""
+        self._depth += 1
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if self._keeps_gradients:
+                    gradient = parameter.grad
+                    self.gradients[id(parameter)] = None if gradient is None else gradient.detach().clone()
+                self.rates[id(parameter)] = float(group.get("lr", 0.0))
+
+    def leave(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Count a step, unless another optimizer's calls it."""
+        self._depth -= 1
+        self.calls[id(optimizer)] += self._depth == 0
+
+    def note_backward(self) -> None:
+        """Note the parameters at a backward pass, by their sum."""
+        with torch.no_grad():
+            self._sums.append(sum(float(p.abs().sum()) for p in self._parameters))
+
+
+@contextmanager
+def recorded_step(
+    parameters: list[nn.Parameter], *, gradients: bool = False, backward: bool = False
+) -> Iterator[StepRecord]:
+    """Record one step.
+
+    ``gradients`` keeps what the optimizers are given. ``backward`` notes each backward pass, however it is
+    started.
+    """
+    record = StepRecord(parameters, keeps_gradients=gradients)
+    plain: Callable[..., Any] = torch.autograd.backward
+
+    def noting(*given: Any, **named: Any) -> None:
+        record.note_backward()
+        plain(*given, **named)
+
+    hooks = (
+        register_optimizer_step_pre_hook(record.enter),
+        register_optimizer_step_post_hook(record.leave),
+    )
+    if backward:
+        torch.autograd.backward = noting  # type: ignore[assignment]
+    try:
+        yield record
+    finally:
+        torch.autograd.backward = plain
+        for hook in hooks:
+            hook.remove()

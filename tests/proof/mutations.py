@@ -1,0 +1,447 @@
+"""Plant one fault each in a strategy of ours.
+
+Each function changes a strategy in a rank before it begins, and no other test sees the change.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from backends.base import Replica
+from backends.groups.torch_group import TorchGroup
+from backends.strategies import averaging, local_sgd, primitives
+from backends.strategies.averaging import AveragingReplica, Bucket, FlatReducer
+from backends.strategies.ddp import DDPReplica
+from backends.strategies.local import LocalReplica
+from backends.strategies.local_sgd import LocalSGDReplica
+from backends.strategies.shared_memory.sum import SharedSum
+from tests.proof.case import mutation
+
+PLAIN = "right_models.py:plain"
+LATE = 25
+"""First wrong step; the proof before the training takes twenty."""
+BUCKETS = "manual:mode=overlap:bucket_mb=0.0001"
+
+
+def between(cls, name, change, *, first=0, last=1_000_000):
+    """Replace a method in some calls of each object, counted from 0."""
+    real, calls = getattr(cls, name), f"_calls_of_{name}"
+
+    def changed(self, *arguments, **named):
+        number = getattr(self, calls, 0)
+        setattr(self, calls, number + 1)
+        if first <= number < last:
+            return change(self, *arguments, **named)
+        return real(self, *arguments, **named)
+
+    setattr(cls, name, changed)
+    return real
+
+
+def is_last():
+    """Return whether this is the last rank."""
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
+# ---- what is averaged, and by how much ----
+
+
+@mutation("manual", "manual:mode=overlap", of=PLAIN)
+def a_sum_for_the_mean():
+    AveragingReplica.backward = lambda self, loss: loss.backward()
+
+
+@mutation("manual:mode=shared_memory", of=PLAIN)
+def the_mean_is_divided_twice():
+    AveragingReplica.backward = lambda self, loss: loss.backward(torch.full_like(loss, 0.25))
+
+
+@mutation("manual", of=PLAIN)
+def a_sum_from_step_25_on():
+    between(AveragingReplica, "backward", lambda self, loss: loss.backward(), first=LATE)
+
+
+@mutation("manual", of=PLAIN)
+def no_reduction():
+    FlatReducer.reduce = lambda self: None
+
+
+@mutation("manual", of=PLAIN)
+def no_reduction_from_step_25_on():
+    between(FlatReducer, "reduce", lambda self: None, first=LATE)
+
+
+@mutation("manual", of="right_models.py:unequal_dtypes")
+def the_bucket_of_another_dtype_is_left_out():
+    real = FlatReducer.__init__
+
+    def init(self, *arguments):
+        real(self, *arguments)
+        self.buckets = self.buckets[:1]
+
+    FlatReducer.__init__ = init
+
+
+@mutation("manual:mode=per_parameter", of=PLAIN)
+def the_last_parameter_is_left_out():
+    real = averaging._gradients
+    averaging._gradients = lambda parameters: real(parameters)[:-1]
+
+
+@mutation("manual:mode=per_parameter", of=PLAIN)
+def small_messages_are_not_sent():
+    real = TorchGroup.all_reduce_
+    TorchGroup.all_reduce_ = lambda self, tensor: real(self, tensor) if tensor.numel() > 6 else None
+
+
+@mutation("manual", of=PLAIN)
+def one_rank_is_left_out():
+    real = TorchGroup.all_reduce_
+    TorchGroup.all_reduce_ = lambda self, tensor: real(self, tensor.zero_() if is_last() else tensor)
+
+
+@mutation("manual", of=PLAIN)
+def one_rank_is_left_out_from_step_25_on():
+    real = FlatReducer.reduce
+
+    def without_the_last(self):
+        if is_last():
+            for parameter in self.parameters:
+                parameter.grad.zero_()
+        real(self)
+
+    between(FlatReducer, "reduce", without_the_last, first=LATE)
+
+
+def _use_views(bucket):
+    for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+        parameter.grad = view
+
+
+@mutation("manual", of=PLAIN)
+def a_bucket_keeps_the_step_before():
+    between(Bucket, "collect", _use_views, first=2)
+
+
+@mutation(BUCKETS, of=PLAIN)
+def buckets_are_collected_two_steps_late():
+    between(Bucket, "collect", lambda self: None, last=8)
+
+
+@mutation(BUCKETS, of=PLAIN)
+def every_second_bucket_is_not_sent():
+    real, sent = TorchGroup.all_reduce_start_, itertools.count()
+    TorchGroup.all_reduce_start_ = lambda self, tensor: real(
+        self, tensor.clone() if next(sent) % 2 else tensor
+    )
+
+
+@mutation(BUCKETS, of=PLAIN)
+def buckets_keep_the_step_before_from_step_25_on():
+    between(Bucket, "collect", _use_views, first=LATE)
+
+
+@mutation("manual:mode=ring", of=PLAIN)
+def sums_do_not_travel_around_the_ring():
+    def half_a_ring(tensor, rank, world):
+        parts = tensor.tensor_split(world)
+        incoming = torch.empty_like(parts[0])
+        for step in range(world - 1):
+            own = parts[(rank - step - 1) % world]
+            primitives._pass_on(parts[(rank - step) % world], incoming[: own.numel()], rank, world)
+            own += incoming[: own.numel()]
+
+    primitives.FORMS["ring"] = half_a_ring
+
+
+@mutation("manual:mode=reduce_broadcast", of=PLAIN)
+def the_root_keeps_the_sum():
+    primitives.FORMS["reduce_broadcast"] = lambda tensor, rank, world: dist.reduce(tensor, dst=0)
+
+
+@mutation("manual:mode=reduce_scatter", of=PLAIN)
+def parts_are_gathered_without_a_sum():
+    def gathered(tensor, rank, world):
+        own = tensor.chunk(world)[rank].clone()
+        dist.all_gather_into_tensor(tensor, own)
+
+    primitives.FORMS["reduce_scatter"] = gathered
+
+
+@mutation("manual:mode=all_gather", of=PLAIN)
+def one_rank_is_not_added_up():
+    def most(tensor, rank, world):
+        all_of_them = tensor.new_empty(world * tensor.numel())
+        dist.all_gather_into_tensor(all_of_them, tensor)
+        torch.sum(all_of_them.view(world, -1)[:-1], 0, out=tensor)
+
+    primitives.FORMS["all_gather"] = most
+
+
+@mutation("manual:mode=shared_memory", of=PLAIN)
+def shared_memory_returns_the_step_before():
+    SharedSum.views = property(lambda self: self._turns[1].views)
+
+
+@mutation("manual:mode=shared_memory", of=PLAIN)
+def shared_memory_leaves_out_a_share():
+    real = SharedSum.reduce
+
+    def reduce(self, gradients):
+        real(self, [torch.zeros_like(g) for g in gradients] if is_last() else gradients)
+
+    between(SharedSum, "reduce", reduce, first=3)
+
+
+# ---- what travels ----
+
+
+def _through(dtype, only=None):
+    real = TorchGroup.all_reduce_
+
+    def rounded(self, tensor):
+        if only is None or tensor.dtype == only:
+            tensor.copy_(tensor.to(dtype))
+        real(self, tensor)
+
+    TorchGroup.all_reduce_ = rounded
+
+
+@mutation("manual", of=PLAIN)
+def bfloat16_on_the_wire():
+    _through(torch.bfloat16)
+
+
+@mutation("manual", of=PLAIN)
+def half_precision_of_float32_alone_on_the_wire():
+    _through(torch.float16, torch.float32)
+
+
+@mutation("ddp", of=PLAIN)
+def ddp_rounds_without_being_asked():
+    real = DDPReplica._wrap
+
+    def wrap(self, *arguments):
+        wrapped = real(self, *arguments)
+        wrapped.register_comm_hook(None, fp16_compress_hook)
+        return wrapped
+
+    DDPReplica._wrap = wrap
+
+
+# ---- ddp ----
+
+
+@mutation("ddp", of=PLAIN)
+def every_second_step_of_ddp_is_in_no_sync():
+    DDPReplica._in_pass = lambda self: self.wrapped.no_sync() if self._passes_done % 2 else nullcontext()
+
+
+@mutation("ddp", of=PLAIN)
+def ddp_is_in_no_sync_from_step_25_on():
+    between(DDPReplica, "_in_pass", lambda self: self.wrapped.no_sync(), first=LATE)
+
+
+@mutation("ddp", of=PLAIN)
+def the_loss_calls_the_model_without_ddp():
+    DDPReplica.module = property(lambda self: self.model)
+
+
+@mutation("ddp", of=PLAIN)
+def ddp_ignores_a_parameter():
+    real = DDPReplica._wrap
+
+    def wrap(self, model, *arguments):
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["2.bias"])
+        return real(self, model, *arguments)
+
+    DDPReplica._wrap = wrap
+
+
+@mutation("ddp", of="right_training.py:two_passes_a_step", accumulate=2, batch_size_per_rank=2)
+def only_the_first_of_two_passes_is_synchronised():
+    DDPReplica._is_last_pass = lambda self: self._passes_done % self.passes_per_step == 0
+
+
+@mutation("manual", "ddp", of="right_training.py:two_passes_a_step", accumulate=2, batch_size_per_rank=2)
+def passes_add_up_without_a_division():
+    def learn(self, batch, loss, on_phase=lambda _: None):
+        self.backward(loss(self.module, batch))
+        on_phase("forward")
+        on_phase("backward")
+
+    Replica.learn = learn
+
+
+# ---- the step ----
+
+
+@mutation("ddp", "manual:mode=per_parameter", of=PLAIN)
+def gradients_are_never_reset():
+    LocalReplica.forget_gradients = lambda self: None
+
+
+@mutation("manual", of=PLAIN)
+def the_optimizer_steps_twice():
+    real = LocalReplica.step
+
+    def step(self):
+        self.optimizer.step()
+        real(self)
+
+    LocalReplica.step = step
+
+
+@mutation("ddp", of=PLAIN)
+def the_optimizer_rests_from_step_25_on():
+    between(LocalReplica, "step", lambda self: self.forget_gradients(), first=LATE)
+
+
+@mutation("ddp", "manual", of=PLAIN)
+def the_optimizer_holds_half_of_the_parameters():
+    def init(self, model, make_optimizer, group, options):
+        self.model = model
+        self.shard = (group.rank, group.world_size)
+        self.parameters = list(model.parameters())
+        self.optimizer = make_optimizer(iter(self.parameters[:2]))
+
+    LocalReplica.__init__ = init
+
+
+@mutation("manual", of=PLAIN)
+def weights_decay_a_little():
+    real = LocalReplica.step
+
+    @torch.no_grad()
+    def step(self):
+        real(self)
+        torch._foreach_mul_(self.parameters, 1 - 1e-6)
+
+    LocalReplica.step = step
+
+
+@mutation("manual", of="right_training.py:clip_after_the_average")
+def gradients_are_clipped_before_the_average():
+    real = AveragingReplica.backward
+
+    def backward(self, loss):
+        real(self, loss)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
+
+    AveragingReplica.backward = backward
+
+
+# ---- samples and starts ----
+
+
+@mutation("manual", "ddp", of=PLAIN)
+def all_ranks_train_the_first_shard():
+    real = LocalReplica.__init__
+
+    def init(self, model, make_optimizer, group, options):
+        real(self, model, make_optimizer, group, options)
+        self.shard = (0, group.world_size)
+
+    LocalReplica.__init__ = init
+
+
+def _of_batches(change):
+    real = Replica.learn
+
+    def learn(self, batch, *others):
+        return real(self, change(self, batch), *others)
+
+    Replica.learn = learn
+
+
+@mutation("manual", of=PLAIN)
+def each_step_learns_the_batch_before():
+    def before(self, batch):
+        last = getattr(self, "_last", batch)
+        self._last = batch
+        return last
+
+    _of_batches(before)
+
+
+@mutation("ddp", of=PLAIN)
+def half_of_each_batch_is_left_out():
+    _of_batches(lambda self, batch: [part[: len(part) // 2] for part in batch])
+
+
+@mutation("manual", "localsgd:period=1", of="right_training.py:start_of_each_rank")
+def the_start_is_not_broadcast():
+    for module in (averaging, local_sgd):
+        module.start_from_first_rank = lambda model, group: None
+
+
+# ---- shards and local steps ----
+
+
+@mutation("zero", of=PLAIN)
+def updated_parts_are_not_sent():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    ZeroRedundancyOptimizer._sync_params = lambda self: None
+
+
+@mutation("zero", of=PLAIN)
+def one_part_is_updated_in_the_first_step_alone():
+    from backends.strategies.zero import ZeroReplica
+
+    real = ZeroReplica.step
+
+    def step(self):
+        if is_last():
+            self.forget_gradients()
+        real(self)
+
+    between(ZeroReplica, "step", step, first=1)
+
+
+@mutation("fsdp", of=PLAIN)
+def one_shard_is_never_updated():
+    from backends.strategies.fsdp import FSDPReplica
+
+    def step(self):
+        if is_last():
+            self.forget_gradients()
+        self.optimizer.step()
+        self.forget_gradients()
+
+    FSDPReplica.step = step
+
+
+@mutation("fsdp", of=PLAIN)
+def shards_are_not_reduced_from_step_3_on():
+    from backends.strategies.fsdp import FSDPReplica
+
+    real = FSDPReplica.learn
+
+    def learn(self, *arguments):
+        self._units[-1].set_requires_gradient_sync(False)
+        real(self, *arguments)
+
+    between(FSDPReplica, "learn", learn, first=3)
+
+
+@mutation("localsgd:period=1", of=PLAIN)
+def parameters_are_never_averaged():
+    LocalSGDReplica.step = LocalReplica.step
+
+
+@mutation("localsgd:period=1", of=PLAIN)
+def one_ranks_parameters_for_the_mean():
+    def means(self):
+        for parameter in self._trained:
+            dist.broadcast(parameter.data, 0)
+        return [p.detach().clone() for p in self._trained]
+
+    LocalSGDReplica._means = means

@@ -1,0 +1,317 @@
+"""Right optimizers, clips, schedules, batches and loaders."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+from tests.proof.case import right
+from tests.proof.workloads.tasks import WIDTH, ddp_step, mlp, mse, rows, series, workload
+
+# ---- optimizers ----
+
+
+@right("ddp", "manual", origin="pytorch#14467")
+def two_groups_of_parameters():
+    """Weights decay and biases do not."""
+
+    def optimizer(parameters):
+        held = list(parameters)
+        groups = [
+            {"params": [p for p in held if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in held if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=0.01)
+
+    return workload(optimizer=optimizer)
+
+
+@right("zero", ends=("passed", "refused"), origin="pytorch#14467")
+def two_groups_in_shards():
+    """Groups of an optimizer whose state is in shards."""
+    return two_groups_of_parameters()
+
+
+@right("ddp", "manual", origin="user-steps 10")
+def groups_by_name():
+    """The optimizer asks for as many parameters as the model has names."""
+    net = mlp()
+    names = [name for name, _ in net.named_parameters()]
+
+    def optimizer(parameters):
+        named = zip(names, parameters, strict=True)
+        rates = {"0": 0.05, "2": 0.01}
+        return torch.optim.SGD([{"params": [p], "lr": rates[name[0]]} for name, p in named], momentum=0.9)
+
+    return workload(model=net, optimizer=optimizer)
+
+
+@right("ddp", "manual", origin="own")
+def momentum():
+    """Nesterov's momentum."""
+    return workload(optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True))
+
+
+@right("manual", "zero", origin="own")
+def adam():
+    """Adam without anything special."""
+    return workload(optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
+
+
+class _Orthogonal(torch.optim.Optimizer):
+    """Steps by the signs of singular directions, as Muon does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):  # noqa: ARG002 -- as torch calls it
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                change = parameter.grad
+                if change.dim() > 1:
+                    left, _, right = torch.linalg.svd(change, full_matrices=False)
+                    change = left @ right
+                parameter.sub_(group["lr"] * change)
+
+
+@right("ddp", "manual", origin="user-steps 10")
+def optimizer_of_the_users_own():
+    """A step by orthogonal matrices, as Muon takes it."""
+    return workload(optimizer=_Orthogonal)
+
+
+@right("ddp", "manual", "fsdp", origin="own")
+def start_of_each_rank():
+    """Each rank draws a start, and rank 0 sends its own."""
+    net = mlp()
+    made = torch.Generator().manual_seed(os.getpid())
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=made) / 3)
+    return workload(model=net)
+
+
+# ---- clips and schedules ----
+
+
+def _clip(limit):
+    def before_step(parameters):
+        nn.utils.clip_grad_norm_(parameters, limit)
+
+    return before_step
+
+
+@right("ddp", "manual", "zero", origin="user-steps 3")
+def clip_after_the_average():
+    """A clip that acts in every step."""
+    return workload(before_step=_clip(0.1))
+
+
+@right("ddp", origin="user-steps 3")
+def clip_that_rarely_acts():
+    """A clip whose limit is far above every norm."""
+    return workload(before_step=_clip(500.0))
+
+
+@right("ddp", "manual", origin="own")
+def noise_is_no_gradient():
+    """Gradients without their mean, after the average."""
+
+    def before_step(parameters):
+        for parameter in parameters:
+            if parameter.dim() > 1:
+                parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
+
+    return workload(before_step=before_step)
+
+
+def warm_up(step):
+    """Grow to step 5, then decay."""
+    return min(1.0, (step + 1) / 5) * 0.97**step
+
+
+def late_drop(step):
+    """Drop after 24 steps."""
+    return 1.0 if step < 24 else 0.1
+
+
+@right("ddp", "manual", origin="accelerate#2926")
+def warm_up_and_decay():
+    """A learning rate that changes in every step."""
+    return workload(schedule=warm_up)
+
+
+@right("ddp", "manual", origin="user-steps 1")
+def drop_after_the_proof():
+    """A learning rate that drops after 24 steps."""
+    return workload(schedule=late_drop)
+
+
+def _scheduled(schedule, limit=None):
+    """Return a step that follows a schedule, and clips after the average."""
+
+    def own_step(model, make_optimizer):
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        optimizer = make_optimizer(wrapped.parameters())
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+
+        def step(batch):
+            optimizer.zero_grad()
+            mse(wrapped, batch).backward()
+            if limit:
+                nn.utils.clip_grad_norm_(wrapped.parameters(), limit)
+            optimizer.step()
+            scheduler.step()
+
+        return step
+
+    return own_step
+
+
+@right("own_torch", origin="accelerate#2926")
+def warm_up_in_an_own_step():
+    """LambdaLR, stepped once a step."""
+    return workload(own_step=_scheduled(warm_up), schedule=warm_up)
+
+
+@right("own_torch", origin="user-steps 1")
+def late_drop_in_an_own_step():
+    """LambdaLR, whose rate drops after 24 steps."""
+    return workload(own_step=_scheduled(late_drop), schedule=late_drop)
+
+
+@right("own_torch", origin="user-steps 3")
+def clip_and_schedule_in_an_own_step():
+    """A clip after DDP's average, and a schedule."""
+    return workload(own_step=_scheduled(warm_up, 0.1), schedule=warm_up, before_step=_clip(0.1))
+
+
+@right("own_torch", origin="user-steps 3")
+def high_clip_in_an_own_step():
+    """A clip after the average, whose limit is far above every norm."""
+    return workload(own_step=_scheduled(lambda step: 1.0, 500.0), before_step=_clip(500.0))
+
+
+@right("own_torch", origin="user-steps 1")
+def frozen_at_first_in_an_own_step():
+    """A learning rate of zero for the first 22 steps."""
+
+    def schedule(step):
+        return 0.0 if step < 22 else 1.0
+
+    return workload(own_step=_scheduled(schedule), schedule=schedule)
+
+
+@right("ddp", "manual", accumulate=2, batch_size_per_rank=2, origin="user-steps, held well")
+def two_passes_a_step():
+    """Gradients of two passes add up before the average."""
+    return workload()
+
+
+# ---- batches and loaders ----
+
+
+@dataclass
+class _Batch:
+    series: torch.Tensor
+    targets: torch.Tensor
+
+
+def _joined(samples):
+    return torch.stack([one for one, _ in samples]), torch.stack([two for _, two in samples])
+
+
+class _Reader(nn.Module):
+    def __init__(self, *, batch_first=True):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(4, 6, batch_first=batch_first), nn.Linear(6, 1)
+
+    def forward(self, inputs):
+        return self.out(self.rnn(inputs)[1][-1])
+
+
+def _of(collate, read, **more):
+    return workload(
+        model=_Reader(),
+        data=series(),
+        collate=collate,
+        loss=lambda model, batch: mse(model, read(batch)),
+        **more,
+    )
+
+
+@right("ddp", "manual", origin="accelerate users")
+def batch_as_dataclass():
+    """A batch that is a dataclass."""
+    return _of(lambda samples: _Batch(*_joined(samples)), lambda batch: (batch.series, batch.targets))
+
+
+@right("manual", origin="accelerate users")
+def batch_as_default_dictionary():
+    """A batch that is a defaultdict."""
+    return _of(
+        lambda samples: defaultdict(list, zip("xy", _joined(samples), strict=True)),
+        lambda batch: (batch["x"], batch["y"]),
+    )
+
+
+@right("ddp", "manual", origin="pytorch#7890")
+def packed_sequences():
+    """Sequences of unequal length, packed."""
+
+    def collate(samples):
+        cut = [one[: 2 + index % 4] for index, (one, _) in enumerate(samples)]
+        return pack_sequence(cut, enforce_sorted=False), torch.stack([two for _, two in samples])
+
+    return _of(collate, lambda batch: batch)
+
+
+def _sharded(data):
+    def loader(rank, ranks, batch_size):
+        sampler = torch.utils.data.DistributedSampler(data, ranks, rank)
+        return torch.utils.data.DataLoader(data, batch_size, sampler=sampler)
+
+    return loader
+
+
+@right("own_torch", "ddp", origin="own")
+def loader_with_a_distributed_sampler():
+    """Shards by torch's own sampler."""
+    data = rows()
+    return workload(data=data, loader=_sharded(data), own_step=ddp_step())
+
+
+@right("manual", origin="transformers#13780")
+def loader_of_a_stream():
+    """Every rank reads each second sample of a stream."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __init__(self, first, step):
+            self.places = range(first, 256, step)
+
+        def __iter__(self):
+            for place in self.places:
+                row = torch.randn(WIDTH, generator=torch.Generator().manual_seed(place))
+                yield row, row.square().sum()[None]
+
+    return workload(loader=lambda rank, ranks, size: torch.utils.data.DataLoader(Stream(rank, ranks), size))
+
+
+@right("ddp", origin="pytorch#7890")
+def time_first():
+    """Batches whose first dimension is time."""
+    data = series()
+
+    def collate(samples):
+        inputs, targets = _joined(samples)
+        return inputs.transpose(0, 1).contiguous(), targets
+
+    return workload(model=_Reader(batch_first=False), data=data, collate=collate)

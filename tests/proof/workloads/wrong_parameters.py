@@ -1,0 +1,214 @@
+"""Optimizers over wrong parameters, and models that the proof changes."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.proof.case import wrong
+from tests.proof.workloads.right_models import Spectral
+from tests.proof.workloads.tasks import ddp_step, gradients, hand_step, mlp, mse, rows, workload
+from tests.proof.workloads.wrong_steps import average
+
+REFUSED = ("failed", "refused")
+NAMED = (*REFUSED, "passed")
+"""A parameter that never trains may be on purpose, so it is only named."""
+
+
+# ---- the run's optimizer has other parameters ----
+
+
+@wrong(
+    "ddp",
+    "manual",
+    "own_torch",
+    origin="pytorch#14467",
+    ends=REFUSED,
+    names="2 of 4 parameters that are not the model's",
+)
+def biases_of_another_copy():
+    """Weights are those handed over, and biases those of a copy."""
+    net = mlp()
+    other = copy.deepcopy(net)
+
+    def optimizer(parameters):
+        weights = [p for p in parameters if p.dim() > 1]
+        biases = [p for p in other.parameters() if p.dim() <= 1]
+        return torch.optim.AdamW([{"params": weights}, {"params": biases, "weight_decay": 0.0}], lr=0.01)
+
+    return workload(model=net, optimizer=optimizer, own_step=ddp_step())
+
+
+@wrong("ddp", origin="skorch#317", ends=REFUSED)
+def all_of_another_copy():
+    """The optimizer holds the parameters of a copy that was closed over."""
+    other = mlp()
+    return workload(optimizer=lambda _: torch.optim.AdamW(other.parameters(), lr=0.01))
+
+
+@wrong("ddp", "own_torch", origin="user-steps 4", ends=NAMED, names="bias")
+def second_pass_over_an_iterator():
+    """Two comprehensions over parameters; a second would find none."""
+
+    def optimizer(parameters):
+        once = iter(parameters)
+        weights, biases = [p for p in once if p.dim() > 1], [p for p in once if p.dim() <= 1]
+        groups = [{"params": part} for part in (weights, biases) if part]
+        return torch.optim.AdamW(groups, lr=0.01)
+
+    return workload(optimizer=optimizer, own_step=ddp_step())
+
+
+@wrong("ddp", "manual", origin="user-steps 4", ends=NAMED, names="2.")
+def half_of_the_parameters():
+    """The optimizer holds the first layer alone."""
+    return workload(optimizer=lambda parameters: torch.optim.Adam(list(parameters)[:2], lr=0.01))
+
+
+@wrong(origin="user-steps 4", ends=REFUSED)
+def own_step_with_half_of_the_parameters():
+    """An own step hands over the first layer alone."""
+
+    def own_step(model, make_optimizer):
+        return ddp_step()(model, lambda _: make_optimizer(model[0].parameters()))
+
+    return workload(own_step=own_step)
+
+
+@wrong("ddp", origin="user-steps 4", ends=NAMED, names="2.weight")
+def weight_in_no_group():
+    """Groups by shape, and one weight has neither."""
+
+    def optimizer(parameters):
+        held = list(parameters)
+        first = [p for p in held if p.shape == (8, 6)]
+        flat = [p for p in held if p.dim() <= 1]
+        return torch.optim.SGD([{"params": first}, {"params": flat}], lr=0.05)
+
+    return workload(optimizer=optimizer)
+
+
+# ---- complex numbers ----
+
+
+def _real_parts(model):
+    """Average the real parts alone."""
+    for gradient in gradients(model):
+        part = gradient.real.contiguous()
+        dist.all_reduce(part)
+        part.div_(dist.get_world_size())
+        gradient.copy_(torch.complex(part, gradient.imag) if gradient.is_complex() else part)
+
+
+def _spectral(average):
+    return workload(model=Spectral(), data=rows(width=8), own_step=hand_step(average))
+
+
+@wrong(origin="pytorch#158753", ends="failed")
+def imaginary_parts_left_out():
+    """Imaginary parts of gradients are not averaged."""
+    return _spectral(_real_parts)
+
+
+@wrong(origin="pytorch#80080", ends="failed")
+def imaginary_parts_lost():
+    """Imaginary parts of gradients become zero."""
+
+    def lost(model):
+        for gradient in gradients(model):
+            part = gradient.real.contiguous()
+            dist.all_reduce(part)
+            gradient.copy_(part.div_(dist.get_world_size()))
+
+    return _spectral(lost)
+
+
+@wrong(origin="horovod#2164", ends="failed")
+def complex_weights_left_out():
+    """Complex gradients are not averaged, because a library refuses them."""
+
+    def real_ones(model):
+        for gradient in gradients(model):
+            if not gradient.is_complex():
+                dist.all_reduce(gradient)
+                gradient.div_(dist.get_world_size())
+
+    return _spectral(real_ones)
+
+
+# ---- a step that does otherwise in the run than in the proof ----
+
+
+@wrong(origin="user-steps 5", ends="failed")
+def averages_of_float64_alone():
+    """Gradients of float32 are not averaged."""
+
+    def double_alone(model):
+        if next(model.parameters()).dtype == torch.float64:
+            average(model)
+
+    return workload(own_step=hand_step(double_alone))
+
+
+@wrong(origin="user-steps 5", ends="failed")
+def sums_of_float32():
+    """Gradients of float32 are not divided."""
+
+    def divided_in_double(model):
+        for gradient in gradients(model):
+            dist.all_reduce(gradient)
+            if gradient.dtype == torch.float64:
+                gradient.div_(dist.get_world_size())
+
+    return workload(own_step=hand_step(divided_in_double))
+
+
+@wrong(origin="user-steps 5", ends="failed", batch_size_per_rank=16)
+def small_batches_alone():
+    """Only batches of up to four samples are averaged."""
+
+    def own_step(model, make_optimizer):
+        samples = 0
+
+        def loss(model, batch):
+            nonlocal samples
+            samples = len(batch[0])
+            return mse(model, batch)
+
+        def few(model):
+            if samples <= 4:
+                average(model)
+
+        return hand_step(few, loss)(model, make_optimizer)
+
+    return workload(own_step=own_step)
+
+
+@wrong(origin="own", ends="failed")
+def decay_by_hand_on_one_rank():
+    """The last rank alone decays its weights."""
+
+    def decayed(model):
+        average(model)
+        if dist.get_rank() == 1:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.99)
+
+    return workload(own_step=hand_step(decayed))
+
+
+@wrong(origin="own", ends="failed")
+def batch_norm_of_the_last_rank():
+    """Weights of BatchNorm stay each rank's own."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+    def without_norms(model):
+        for index, layer in enumerate(model):
+            if index != 1:
+                average(layer)
+
+    return workload(model=net, own_step=hand_step(without_norms))
