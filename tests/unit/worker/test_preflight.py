@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -121,6 +121,25 @@ def test_preflight_of_a_loss_that_asks_other_ranks_names_its_line(try_out, code,
     assert "own_step, and reference_step" in message
     assert at == line
     assert not torch.distributed.is_initialized()
+
+
+MPI = """
+def loss(model, batch):
+    found = mse(model, batch)
+    COMMUNICATOR.allreduce(1)
+    return found
+def make(): return a_workload(loss=loss)
+"""
+
+
+def test_preflight_of_a_loss_that_uses_mpi_names_its_line(try_out, monkeypatch):
+    # MPI itself starts under its launcher alone.
+    module = ModuleType("mpi4py.MPI")
+    module.Comm = type("Comm", (), {"__module__": "mpi4py.MPI", "allreduce": lambda self, number: number})
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
+    message, at = try_out("import sys\nCOMMUNICATOR = sys.modules['mpi4py.MPI'].Comm()" + MPI)
+    assert "it calls mpi4py.MPI" in message
+    assert at == "COMMUNICATOR.allreduce(1)"
 
 
 def test_preflight_finds_a_library_that_asks_other_ranks_where_a_group_is(try_out, tmp_path):
