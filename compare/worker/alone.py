@@ -70,7 +70,7 @@ def alone(what: str, folder: str, ranks: int, remedy: str) -> Iterator[None]:
 
     with ExitStack() as ending:
         if dist.is_available() and not dist.is_initialized():
-            ending.enter_context(_pretended_group(ranks))
+            ending.enter_context(pretended_group(ranks))
         ending.callback(sys.setprofile, sys.getprofile())
         sys.setprofile(watch)
         yield
@@ -112,7 +112,7 @@ def _line_with_mpi(frame: FrameType) -> int:
 
 
 @contextmanager
-def _pretended_group(ranks: int) -> Iterator[None]:
+def pretended_group(ranks: int) -> Iterator[None]:
     """Give torch a group whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

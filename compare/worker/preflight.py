@@ -11,7 +11,7 @@ import gc
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from backends.base import REPEATED, SPARSE, STRIDED, UNCOPIED, UNREACHED
 from compare.text import listed
-from compare.worker.alone import alone
+from compare.worker.alone import alone, pretended_group
 from compare.worker.memory import reset_peak_memory
 from compare.worker.own import OwnTask
 from compare.worker.randomness import same_randomness, seed_generators
@@ -99,8 +99,8 @@ class _Trial:
         self._folder = job.dataset.directory
         self._seed = job.config.seed
         self._ranks = job.config.ranks
-        # The user's own step may say by itself what one process computes.
-        self._is_own = task.has_reference_step
+        # Where the user says what one process does, the loss may be of several.
+        self._is_own = bool(job.arm.own_step) and task.has_reference_step
         self._model: nn.Module = nn.Module()
         self._arrived: Counter[str] = Counter()
         self._outputs: list[torch.Tensor] = []
@@ -182,7 +182,8 @@ class _Trial:
             self._test(model, batch)
         except WorkloadError:
             self._task.test_needs_gradients = True
-            self._test(model, batch)
+            with suppress(*[WorkloadError] * self._is_own):  # the groups of other libraries come later
+                self._test(model, batch)
         return self._task.test_needs_gradients
 
     def _test(self, model: nn.Module, batch: Batch) -> None:
@@ -193,7 +194,9 @@ class _Trial:
             self._task.test_batch(model, batch)
 
     def _alone(self, what: str) -> Any:
-        return nullcontext() if self._is_own else alone(what, self._folder, self._ranks, _TO_GO_ON)
+        if self._is_own:
+            return pretended_group(self._ranks)
+        return alone(what, self._folder, self._ranks, _TO_GO_ON)
 
     @contextmanager
     def _told(self, what: str, remedy: str | Callable[[Exception], str]) -> Iterator[None]:

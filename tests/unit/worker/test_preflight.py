@@ -46,14 +46,14 @@ def try_out(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
 
-    def tried(code, backend="ddp", **options):
+    def tried(code, backend="ddp", *, own_step=False, **options):
         file = tmp_path / "train.py"
         file.write_text(USUAL + code)
         source = data.own_source(f"{file}:make")
         chosen = {option.name: option.default for option in backends.BACKENDS[backend].options} | options
         config = a_config("ddp", ranks=2, batch_size_per_rank=4, threads_per_rank=threads)
         job = SimpleNamespace(
-            config=config, dataset=source, arm=SimpleNamespace(own_step=False, options=chosen)
+            config=config, dataset=source, arm=SimpleNamespace(own_step=own_step, options=chosen)
         )
         try:
             task = OwnTask.load(config, source, CPU)
@@ -121,6 +121,12 @@ def test_preflight_of_a_loss_that_asks_other_ranks_names_its_line(try_out, code,
     assert "own_step, and reference_step" in message
     assert at == line
     assert not torch.distributed.is_initialized()
+
+
+def test_preflight_leaves_a_loss_alone_whose_single_process_the_user_wrote(try_out):
+    code = GATHERS.replace("loss=loss", "loss=loss, own_step=print, reference_step=print")
+    assert not try_out(code, "own_torch", own_step=True).test_needs_gradients
+    assert "one process cannot compute the loss" in try_out(code, "ddp")[0]
 
 
 MPI = """
