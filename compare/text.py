@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 _LISTED_NAMES = 6
-_FOREIGN_LINES, _FOREIGN_CHARACTERS = 5, 300
+_MOST_LINES, _MOST_CHARACTERS = 5, 300
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(.+?) ?(s|m|min|h|)")
 
@@ -62,6 +62,6 @@ def printable(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the first five lines of another program's text, none of them long."""
-    lines = [line[:_FOREIGN_CHARACTERS].rstrip() for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[:_FOREIGN_LINES] + ["…"] * (len(lines) > _FOREIGN_LINES))
+    """Return the first five lines of another program's text, each cut short."""
+    lines = [line[:_MOST_CHARACTERS].rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[:_MOST_LINES] + ["…"] * (len(lines) > _MOST_LINES))

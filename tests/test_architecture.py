@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "backends": (),
     "data": ("errors", "text"),
     "schema": ("backends", "backends.launchers.request", "data.catalogue", "data.models", "errors", "text"),
-    "worker": ("schema", "data", "backends.*", "workload", "errors"),
+    "worker": ("schema", "data", "backends.*", "workload", "errors", "text"),
     "workload": (),
     "launch": ("schema", "data", "backends", "backends.launchers", "errors", "text"),
     "analysis": ("schema", "backends", "errors", "text"),

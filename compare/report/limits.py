@@ -12,7 +12,7 @@ from compare.text import counted
 
 
 def limits(run: Run, summary: Summary) -> list[str]:
-    """Name what holds back all arms alike: priority, quota, cores, and what ranks tell."""
+    """Name what holds back all arms alike, such as priority or cores."""
     return [*_nice(run), *_quota(run), *_oversubscribed(run, summary), *told(run)]
 
 

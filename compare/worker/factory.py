@@ -46,7 +46,7 @@ def load_workload(source: DatasetSource) -> MakeWorkload:
 
 
 def make_workload(source: DatasetSource) -> Workload:
-    """Call the factory of a file anew; the file itself is imported once.
+    """Call the factory of a file anew, but import the file once.
 
     Raises:
         WorkloadError: the factory returns no workload.

@@ -39,7 +39,7 @@ class OwnTask(Task):
     """
 
     test_needs_gradients: bool = False
-    """Whether the loss takes gradients of its own, as a gradient penalty does."""
+    """Whether the loss takes gradients itself, as a gradient penalty does."""
 
     def __init__(self, config: RunConfig, make: Factory, device: torch.device) -> None:
         super().__init__(config, device)

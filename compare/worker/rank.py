@@ -90,6 +90,8 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     start_up.mark("first_step_done")
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier=proof)
     measured = _measure(job, own, joined, watchdog, timed)
+    trained = timed.trained._asdict()
+    sizes = trained.pop("gradient_bytes")
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -97,13 +99,10 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         pid=os.getpid(),
         blocks=timed.blocks,
         initial_hash=initial_hash,
-        final_hash=timed.trained.final_hash,
-        buffer_hash=timed.trained.buffer_hash,
-        evaluation=timed.trained.evaluation,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=timed.peak_device_memory_bytes,
-        gradient_bytes=sum(timed.trained.gradient_bytes),
-        gradient_tensors=len(timed.trained.gradient_bytes),
+        gradient_bytes=sum(sizes),
+        gradient_tensors=len(sizes),
         **measured._asdict(),
         gradients=timed.gradients,
         cpu_ns=timed.cpu_ns,
@@ -113,8 +112,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
-        unmoved=timed.trained.unmoved,
-        sketch=timed.trained.sketch,
+        **trained,
         whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
         attestation=attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
         | first.attested,

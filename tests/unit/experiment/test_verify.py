@@ -22,7 +22,13 @@ from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
 def an_arm(arm="ddp", outcome="passed", figure=2e-16, **changes):
     gates = [
         Gate(
-            name="float64", outcome=outcome, figure=figure, limit=1e-12, what=f"{arm} is wrong.", found="Why."
+            name="float64",
+            outcome=outcome,
+            figure=figure,
+            limit=1e-12,
+            what=f"{arm} is wrong.",
+            found="Why.",
+            remedy="Fix it.",
         ),
         Gate(name="float32", outcome=outcome, figure=3e-8, limit=1e-6),
         Gate(name="ranks", outcome="passed"),
@@ -74,7 +80,12 @@ def test_table_has_every_figure_and_under_it_what_failed():
     assert "NOT the same training" in row(text, "manual")
     assert row(text, "none").split() == ["none", *["exempt"] * 3, *"–––––", "exempt"]
     assert "did not run" in row(text, "mpi")
-    below = ("manual is wrong. Why.", "rank 1 died", "1e-12 in float64 and 1e-06 in float32", DIGITS.note)
+    below = (
+        "manual is wrong. Why. Fix it.",
+        "rank 1 died",
+        "1e-12 in float64 and 1e-06 in float32",
+        DIGITS.note,
+    )
     assert [part for part in below if part not in " ".join(text.split())] == []
 
 
