@@ -14,7 +14,16 @@ from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind, WrongStep
 from compare.worker.difference import Difference, Update, largest_difference, relative_difference
 from compare.worker.explanation import MOST_EXPLAINED, Taken, explain, joined
-from compare.worker.shards import Gradients, Shard, combine, hash_batch, hash_samples, mean_of, seed_step
+from compare.worker.shards import (
+    Gradients,
+    Shard,
+    combine,
+    hash_batch,
+    hash_samples,
+    mean_of,
+    scale_of,
+    seed_step,
+)
 from compare.worker.task import Task
 from compare.worker.told_apart import ToldApart, distance, relative
 
@@ -144,7 +153,7 @@ class Reference:
             shard.fetch(self._task.config.accumulate, self._parts)
             if self._task.has_own_loader:
                 self._note_samples(index, shard.taken)
-            gradients.append(shard.gradients(scale, dense=not self._drifts))
+            gradients.append(shard.gradients(scale_of(index, scale), dense=not self._drifts))
         if step == 0:
             self._note_use(gradients)
         mean = mean_of(gradients)

@@ -98,6 +98,14 @@ def combine(batches: list[list[Batch]], size: int) -> Batch | None:
     return tree_unflatten([torch.cat(column) for column in columns], forms[0])
 
 
+def scale_of(shard: int, scale: float) -> float:
+    """Return the scale of a shard's gradients in a step with a scale.
+
+    The first shard alone is scaled up. So a clip before the average acts on one rank, and not on the others.
+    """
+    return scale if scale < 1 or shard == 0 else 1.0
+
+
 def seed_step(config: RunConfig, step: int, shard: int) -> None:
     """Set the random generators for a shard's part of a step."""
     seed_generators((config.seed * 1_000_003 + step) * 1_009 + shard)
