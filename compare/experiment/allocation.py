@@ -86,7 +86,7 @@ def find_allocation(
 
 
 def _of_a_job(engine: str, ssh: Ssh, environ: Mapping[str, str]) -> Allocation:
-    """Find the hosts of a job, or take this machine where it is no part of a larger one.
+    """Find the hosts of a job; without one, take this machine.
 
     Raises:
         UsageError: the job's hosts are not known, or ssh is to reach none.

@@ -11,7 +11,7 @@ A host is written in any form that the field uses::
     node1,node[3-4]             # several, with commas, all in the same form
     node1 4 all.q@node1 <NULL>  # Grid Engine's $PE_HOSTFILE
 
-Other forms that are known are refused by their names: see ``foreign_hostfiles``. Nothing here looks a name
+Other forms that are known are refused by their names: see ``hostfile_forms``. Nothing here looks a name
 up or starts a process, and only ``read_hostfile`` reads a file. Every mistake in a text is a ``UsageError``,
 which names file:line, shows the line and gives the right form.
 """
@@ -31,7 +31,7 @@ import msgspec
 
 from compare.errors import UsageError, system_reason
 from compare.schema.files import read_bytes
-from compare.schema.foreign_hostfiles import plain, recognised
+from compare.schema.hostfile_forms import may_be_a_port, plain, recognised, which_of_both
 from compare.schema.hosts import MAX_SLOTS, NAME, Host, HostFaultError, listed, shown
 
 MAX_HOSTS = 16_384
@@ -55,7 +55,6 @@ _BLANKS = " \t\v\f"
 _GAP = re.compile(r"[ \t\v\f]+")
 _KEYS = {"slots": "slots", "max_slots": "max_slots", "max-slots": "max_slots"}
 _COUNT = re.compile(r"[0-9]{1,9}")
-_SSH_PORTS, _FIRST_PORT = {22, 222}, 1024
 _BRACKETED_IPV6 = re.compile(r"\[([^\[\]]*:[^\[\]]*)\](?::(.*))?")
 # 18 digits: beyond any host number, and int() stays cheap.
 _SPAN = r"[0-9]{1,18}(?:-[0-9]{1,18}(?:/[0-9]{1,18})?)?"
@@ -115,7 +114,7 @@ def parse_hosts(spec: str) -> tuple[Host, ...]:
     try:
         _require_one_form(items, spec)
     except HostFaultError as fault:
-        raise _Line("-H", 1, spec, _LIST_FORM).foreign(fault) from None
+        raise _Line("-H", 1, spec, _LIST_FORM).named(fault) from None
     return _collect(_Line("-H", number, item, _LIST_FORM) for number, item in enumerate(items, 1))
 
 
@@ -157,7 +156,7 @@ def format_hosts(hosts: Sequence[Host]) -> str:
 def _written(host: Host) -> str:
     name = f"[{host.name}]" if ":" in host.name else host.name
     login = f"{host.user}@" if host.user else ""
-    return f"{login}{name}{' slots=' if _may_be_a_port(str(host.slots)) else ':'}{host.slots}"
+    return f"{login}{name}{' slots=' if may_be_a_port(str(host.slots)) else ':'}{host.slots}"
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -175,8 +174,8 @@ class _Line(msgspec.Struct, frozen=True):
     def error(self, fault: HostFaultError) -> UsageError:
         return UsageError(f"{self.where}: {fault}", found=shown(self.text), remedy=fault.remedy or self.form)
 
-    def foreign(self, fault: HostFaultError) -> UsageError:
-        """Return the error of a fault, by the name of its form where it has one."""
+    def named(self, fault: HostFaultError) -> UsageError:
+        """Return the error of a fault, or of its form."""
         form = None if fault.remedy else recognised(self.text)
         if form is None:
             return self.error(fault)
@@ -195,7 +194,7 @@ def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
             for entry in _split_line(text):
                 _enter(hosts, counted, line, entry, adds=adds)
         except HostFaultError as fault:
-            raise line.foreign(fault) from None
+            raise line.named(fault) from None
     return tuple(hosts.values())
 
 
@@ -209,7 +208,7 @@ def _split_line(text: str) -> list[str]:
 def _require_one_form(entries: Sequence[str], text: str) -> None:
     """Require that hosts of a list all have slots, or none has.
 
-    In ``a,b slots=4``, nobody knows whose slots they are.
+    In ``a,b slots=4``, it is not clear whose slots they are.
     """
     worded = [len(_GAP.split(entry)) > 1 for entry in entries]
     bare = [not words and ":" not in entry for words, entry in zip(worded, entries, strict=True)]
@@ -218,7 +217,7 @@ def _require_one_form(entries: Sequence[str], text: str) -> None:
 
 
 def _enter(hosts: dict[str, Host], counted: set[str], line: _Line, entry: str, *, adds: bool) -> None:
-    """Enter the hosts of one entry; ``adds`` lets its slots be more of a host's."""
+    """Enter the hosts of an entry; with ``adds``, slots may add up."""
     pattern, user, slots, max_slots = _parse_entry(entry)
     for name in _expand(pattern):
         host = Host(name, 1 if slots is None else slots, user, max_slots, line.where)
@@ -249,9 +248,8 @@ def _parse_entry(text: str) -> tuple[str, str, int | None, int | None]:
     if at and not user:
         raise HostFaultError(head, "has no user before the '@'")
     pattern, count = _split_count(address)
-    if count is not None and _may_be_a_port(count):
-        name = shown(f"{user}{at}{pattern}")
-        remedy = f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
+    if count is not None and may_be_a_port(count):
+        remedy = which_of_both(shown(f"{user}{at}{pattern}"), count)
         raise HostFaultError(head, f"may mean {count} slots or a port", remedy)
     numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
     for word in words:
@@ -278,13 +276,6 @@ def _split_count(address: str) -> tuple[str, str | None]:
         return address, None
     name, colon, count = address.partition(":")
     return name, count if colon else None
-
-
-def _may_be_a_port(count: str) -> bool:
-    """Return whether the number in ``host:N`` reads like a port of sshd."""
-    return bool(_COUNT.fullmatch(count)) and (
-        int(count) in _SSH_PORTS or _FIRST_PORT <= int(count) <= MAX_SLOTS
-    )
 
 
 def _number(key: str, text: str) -> int:
@@ -363,7 +354,7 @@ def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[s
 
 
 def _parse_pattern(pattern: str, known: Collection[str]) -> tuple[str, list[str]]:
-    """Return the user of a pattern, or nothing, and the keys of its hosts."""
+    """Return the user of a pattern, and the keys of its hosts."""
     user, _, address = plain(pattern).text.rpartition("@")
     if user.partition(":")[0].partition("@")[0].lower() in known:
         raise HostFaultError(pattern, "joins hosts with '@', as DeepSpeed does", _CHOICE_FORM)

@@ -1,4 +1,4 @@
-"""Find the job of a scheduler, or the launcher, that this program runs in."""
+"""Find the scheduler or the launcher that started this program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCAL = "take this machine alone: --engine local"
 ELSEWHERE = f"Name the hosts with -H or --hostfile, or {LOCAL}"
 
 _COUNTS = ("SIZE", "TASKS", "PROCS", "NRANKS")
-"""How the names of variables end that tell how many times a program is started."""
+"""How names of variables end that count a launcher's ranks."""
 _LAUNCH_NODE = re.compile(r"batch|launch|login", re.IGNORECASE)
 
 
@@ -78,7 +78,7 @@ def find_job(environ: Mapping[str, str]) -> Found | None:
 
 
 def name_job(environ: Mapping[str, str]) -> str:
-    """Return the name of the job that this program runs in, or nothing.
+    """Return the name of the job around this program, or nothing.
 
     Its hosts are not read.
     """
@@ -135,14 +135,14 @@ def _read(read: Reader, value: str, variable: str, job: Found, scheduler: Schedu
 
 
 def _begins_with_a_launch_node(hosts: tuple[Host, ...]) -> bool:
-    """Return whether the first of several hosts differs as a launch node does."""
+    """Return whether the first host looks like a launch node."""
     first, others = hosts[0], hosts[1:]
     named = _LAUNCH_NODE.match(first.name) and not any(_LAUNCH_NODE.match(host.name) for host in others)
     return bool(others) and (bool(named) or (first.slots == 1 and all(host.slots > 1 for host in others)))
 
 
 def _signs_of(signs: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the first sign that is there; none if no sign is."""
+    """Return the variables of the first sign that is there."""
     for sign in signs:
         parts = [part.partition("=")[::2] for part in re.split(r" (?=[A-Z_]+=)", sign)]
         if all(re.fullmatch(value, environ.get(name, ""), re.DOTALL) for name, value in parts):

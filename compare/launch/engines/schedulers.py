@@ -1,8 +1,8 @@
-"""Know the jobs of schedulers, and the launchers that start a program many times, by their variables.
+"""Know jobs of schedulers, and launchers, by their environment variables.
 
-One row tells all about one of them. A sign is a variable with a pattern of its whole value; several signs in
-one string must all be there. Variables that a shell outside a job carries as well, such as ``SGE_ROOT``,
-``SLURM_CONF`` or ``TACC_SYSTEM``, are no signs.
+One row tells all about one of them. A sign is a variable with a pattern of its whole value. If a string has
+several signs, all must be there. Some variables are in shells outside a job as well, so they are no signs:
+``SGE_ROOT``, ``SLURM_CONF``, ``TACC_SYSTEM``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ONE_IN_JSON = r'.*"cluster"\s*:\s*\{\s*"[^"]*"\s*:\s*\[\s*"[^"]*"\s*\]\s*\}.*'
 _EVERYWHERE = "It starts this command on every host by itself."
 
 Reader = Callable[[str, str], tuple[Host, ...]]
-"""Reads hosts from the value of a variable, whose name is in errors."""
+"""Reads hosts from a variable's value; errors have its name."""
 
 
 def of_file(value: str, name: str) -> tuple[Host, ...]:
@@ -66,7 +66,7 @@ class Scheduler(NamedTuple):
 
 
 class Starter(NamedTuple):
-    """A launcher that starts a program many times, and its signs in each."""
+    """A launcher that starts a program many times."""
 
     name: str
     signs: tuple[str, ...]

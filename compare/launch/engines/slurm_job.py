@@ -115,8 +115,8 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob:
 
     Raises:
         UnavailableError: Slurm's controller does not answer.
-        UsageError: the number is none of a running job of this user; or the job is a part of an array, or
-            has several components.
+        UsageError: it is not a running job of this user. Or it is a part of an array, or has several
+            components.
     """
     number = next(environ[name] for name in sorted(_NUMBERS) if name in environ)
     if not re.fullmatch(r"[1-9][0-9]*", number):

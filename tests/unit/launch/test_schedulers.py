@@ -1,4 +1,4 @@
-"""Jobs of schedulers: hosts are taken, or the job is refused by its name."""
+"""Jobs of schedulers are taken with their hosts, or refused by name."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from compare.schema.hostfile import (
     read_hostfile,
     select,
 )
+from compare.schema.hostfile_forms import may_be_a_port
 from compare.schema.hosts import MAX_SLOTS, Host
 from tests.unit.schema.hosts_strategy import hosts_of, lists_of, untimed
 
@@ -203,7 +204,7 @@ def test_parse_hosts_reads_every_host_of_a_list(hosts):
     names = [f"[{host.name}]" if ":" in host.name else host.name for host in hosts]
     logins = [f"{host.user}@" if host.user else "" for host in hosts]
     # As many slots as a port's number need a word.
-    joints = [":" if h.slots < 1024 and h.slots not in {22, 222} else " slots=" for h in hosts]
+    joints = [" slots=" if may_be_a_port(str(h.slots)) else ":" for h in hosts]
     parts = zip(logins, names, joints, hosts, strict=True)
     spec = [f"{login}{name}{joint}{h.slots}" for login, name, joint, h in parts]
     assert anywhere(parse_hosts(",".join(spec))) == hosts

@@ -1,7 +1,7 @@
 """Know the forms of other programs' lists of hosts.
 
-A line whose plain sense is certain is read all the same. Any other line that is recognised is refused by
-the name of its form, with what to write in its place.
+A line whose plain sense is certain is read all the same. Other lines are refused by the name of their form,
+with what to write in its place.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ _ADDRESS = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]*:[0-9A-Fa-f:]+)"
 _NUMBER_OF_SLOTS = (
     "slots?|cpus?|cores?|count|np|n?procs?|ppn|ncpus|tasks?|ntasks|workers?|gpus?|num_gpus|ngpus|processes"
 )
+_SSH_PORTS, _FIRST_PORT, _LAST_PORT = {22, 222}, 1024, 65535
 _ONE_LINE = "Put each on a line of its own, or commas between them."
 
 
@@ -23,7 +24,7 @@ class Plain(NamedTuple):
 
     text: str
     adds: bool = False
-    """Whether its slots are added to those of an earlier line with the same host."""
+    """Whether its slots add to those of an earlier line."""
 
 
 # A pattern of the whole line, and what it says in plain form.
@@ -213,12 +214,24 @@ _FORMS = (
 
 
 def recognised(line: str) -> tuple[str, str] | None:
-    """Return the name of a foreign form, and what to write; None if unknown."""
+    """Return the name of a line's form, and what to write."""
     for form in _FORMS:
         if match := form.pattern.search(line):
             groups = [_spelled(group) for group in match.groups() if group is not None]
             return form.what.format(*groups), form.write.format(*groups)
     return None
+
+
+def may_be_a_port(count: str) -> bool:
+    """Return whether the number in ``host:N`` looks like a port."""
+    if not re.fullmatch("[0-9]{1,5}", count):
+        return False
+    return int(count) in _SSH_PORTS or _FIRST_PORT <= int(count) <= _LAST_PORT
+
+
+def which_of_both(name: str, count: str) -> str:
+    """Return what to write for slots, and what for a port."""
+    return f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
 
 
 def _spelled(group: str) -> str:
