@@ -27,7 +27,7 @@ from compare.text import duration
 
 ENGINES = ("auto", "local", "ssh", "slurm")
 _ALONE = (local_host(1),)
-_NO_JOB = "this machine, as no hosts are named and no scheduler's job is found"
+_NO_JOB = "this machine, as none are named and no scheduler's job was found"
 
 
 def choose_allocation(

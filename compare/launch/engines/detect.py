@@ -97,7 +97,9 @@ def _shown(environ: Mapping[str, str]) -> Iterator[tuple[Scheduler, dict[str, st
 
 def _name(scheduler: Scheduler, environ: Mapping[str, str]) -> str:
     number = environ.get(scheduler.number, "")
-    return f"{scheduler.name} job {shown(number)}" if number else f"a job of {scheduler.name}"
+    if number:
+        return f"{scheduler.name} job {shown(number)}"
+    return scheduler.name if scheduler.name.startswith("the ") else f"a job of {scheduler.name}"
 
 
 def _look(scheduler: Scheduler, signs: Mapping[str, str], environ: Mapping[str, str]) -> Found:

@@ -49,6 +49,7 @@ class Scheduler(NamedTuple):
     """A scheduler, and how its jobs look from inside."""
 
     name: str
+    """With an article for the job itself, as ``the MPIJob``."""
     signs: tuple[str, ...]
     """Any of them shows a job."""
     hosts: tuple[tuple[str, Reader], ...] = ()
@@ -78,7 +79,7 @@ class Starter(NamedTuple):
 
 SCHEDULERS = (
     Scheduler(
-        "Kubernetes' MPIJob",
+        "the MPIJob",
         ("K_MPI_JOB_ROLE=launcher", "K_MPI_JOB_ROLE=worker"),
         (("OMPI_MCA_orte_default_hostfile", of_file),),
         file="/etc/mpi/hostfile",

@@ -56,10 +56,10 @@ def test_hosts_come_from_the_first_source_that_there_is(tmp_path):
     found.append((chosen.source, names(chosen), type(chosen.carrier)))
     assert found == [
         ("2 of Slurm job 17", ["n1", "n2"], Slurm),
-        ("2 of a job of Kubernetes' MPIJob, from OMPI_MCA_orte_default_hostfile", ["pod1", "pod2"], Ssh),
+        ("2 of the MPIJob, from OMPI_MCA_orte_default_hostfile", ["pod1", "pod2"], Ssh),
         ("2 of PBS job 9, from PBS_NODEFILE", ["p1", "p2"], Ssh),
         ("1 of a job of LSF, from LSB_DJOB_HOSTFILE", ["l1"], Ssh),
-        ("this machine, as no hosts are named and no scheduler's job is found", ["localhost"], Local),
+        ("this machine, as none are named and no scheduler's job was found", ["localhost"], Local),
     ]
     assert choose(OF_SLURM, named="mine:2").source == "1 of -H"
 

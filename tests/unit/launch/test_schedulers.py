@@ -91,7 +91,7 @@ TAKEN = {
     "MPIJob": (
         {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": "FILE"},
         "a slots=2\nb slots=2\n",
-        *({"a": 2, "b": 2}, "2 of a job of Kubernetes' MPIJob, from OMPI_MCA_orte_default_hostfile"),
+        *({"a": 2, "b": 2}, "2 of the MPIJob, from OMPI_MCA_orte_default_hostfile"),
     ),
 }
 
@@ -134,7 +134,7 @@ REFUSED = {
     "PyTorchJob": (TORCH | {"WORLD_SIZE": "2", "RANK": "0"}, "a job of PyTorchJob"),
     "PyTorchJob, elastic": ({"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "pod-0:23456"}, "PyTorchJob"),
     "TFJob": ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {}}'}, "a job of TFJob"),
-    "MPIJob, a worker": ({"K_MPI_JOB_ROLE": "worker"}, "a job of Kubernetes' MPIJob"),
+    "MPIJob, a worker": ({"K_MPI_JOB_ROLE": "worker"}, "the MPIJob"),
     "TACC": ({"LAUNCHER_NHOSTS": "2"}, "a job of TACC's launcher"),
     "Kubernetes": ({"JOB_COMPLETION_INDEX": "0"}, "a job of Kubernetes with an index"),
     "Slurm": ({"SLURM_JOB_NODELIST": "n[1-2]"}, "a job of Slurm"),
@@ -209,7 +209,7 @@ EVERYDAY = {
 
 def test_everyday_variables_are_no_job():
     assert find_job(EVERYDAY) is None
-    assert allocated(EVERYDAY).source.startswith("this machine, as no hosts are named")
+    assert allocated(EVERYDAY).source.startswith("this machine, as none are named")
 
 
 @pytest.mark.parametrize(
