@@ -154,8 +154,8 @@ WRONG_NUMBERS = {
 def test_number_of_a_job_is_asked_for_at_the_controller(make_slurm):
     lab = make_slurm(2)
     assert lab.login.run([*salloc("-N2"), "true"]).returncode == 0
-    nobody = ["setpriv", "--reuid=65534", "--clear-groups"]
-    assert lab.login.run([*nobody, *salloc("-N1", "--no-shell")]).returncode == 0
+    another = ["setpriv", "--reuid=65534", "--clear-groups"]
+    assert lab.login.run([*another, *salloc("-N1", "--no-shell")]).returncode == 0
     planned = [*COMPARE, "run", "--backend", "ddp", "--steps", "40", "--dry-run"]
     for number, says in WRONG_NUMBERS.items():
         done = lab.login.run(planned, environment={"SLURM_JOB_ID": number})
