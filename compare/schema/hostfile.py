@@ -22,7 +22,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +44,7 @@ MAX_FILE_BYTES = 16 * 2**20
 _FILE_FORM = "Write one host a line as 'host slots=N', for example 'node1 slots=4'."
 _LIST_FORM = "Write the hosts as 'host:N,host:N', for example 'node1:4,node2:4'."
 _NAME_FORM = "Name hosts as the hostfile does, for example 'node1' or 'node[1-4]'."
+_AT_FORM = "'@' follows a user; between hosts stands a comma."
 _CHOICE_FORM = "Name whole hosts, with commas, as in 'node1,node[3-4]'. -np gives the number of ranks."
 _REPEAT_FORM = "Name a host once with slots=N, or repeat its bare name, one slot a line."
 _RANGE_FORM = "is not a range of host names such as node[1-4] or node[01-08,12]"
@@ -348,17 +349,22 @@ def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[s
         if unknown := [key for key in keys if key not in known or (user and known[key].user != user)]:
             login = f"{user}@" if user else ""
             what = f"{line.where}: no such host: {shown(', '.join(login + key for key in unknown))}"
-            raise UsageError(what, found=listed(hosts), remedy=_NAME_FORM)
+            remedy = f"{_NAME_FORM} {_AT_FORM}" if user else _NAME_FORM
+            raise UsageError(what, found=listed(hosts), remedy=remedy)
         named.update(keys)
     return named
 
 
-def _parse_pattern(pattern: str, known: Collection[str]) -> tuple[str, list[str]]:
+def _parse_pattern(pattern: str, known: Mapping[str, Host]) -> tuple[str, list[str]]:
     """Return the user of a pattern, and the keys of its hosts."""
     user, _, address = plain(pattern).text.rpartition("@")
     if user.partition(":")[0].partition("@")[0].lower() in known:
         raise HostFaultError(pattern, "joins hosts with '@', as DeepSpeed does", _CHOICE_FORM)
     written, count = _split_count(address)
-    if count is not None:
-        raise HostFaultError(pattern, "selects hosts, not slots", _CHOICE_FORM)
-    return user, [Host(name, 1, user).key for name in _expand(written)]
+    keys = [Host(name, 1, user).key for name in _expand(written)]
+    # A hostfile's own 'host:N' is no choice of DeepSpeed's, which counts slots from 0.
+    if count is not None and not all(key in known and count == str(known[key].slots) for key in keys):
+        raise HostFaultError(
+            pattern, "chooses slots, as DeepSpeed does: here whole hosts are chosen", _CHOICE_FORM
+        )
+    return user, keys

@@ -341,7 +341,7 @@ def test_select_takes_an_ipv6_address_in_any_spelling():
 def test_select_takes_a_host_as_the_file_spells_it():
     hosts = parse_hostfile("alice@node1 slots=2\n'node2'\n[::1]:2\n", "hosts")
     assert select(hosts, ["alice@node1", "'node2'", "[::1]"]) == hosts
-    assert select(hosts, exclude=["alice@node1,::1"]) == hosts[1:2]
+    assert select(hosts, exclude=["alice@node1,[::1]:2"]) == hosts[1:2]
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,9 @@ def test_select_takes_a_host_as_the_file_spells_it():
         ((), ["node5"], "--exclude:1: no such host: node5"),
         ((), ["node[1-4]"], "--exclude: no host is left"),
         (["node1"], ["node1"], "--exclude: no host is left"),
-        (["node1:2"], (), "selects hosts, not slots"),
+        (["node1:1"], (), "chooses slots, as DeepSpeed does: here whole hosts are chosen"),
         (["alice@node1"], (), "no such host: alice@node1"),
+        (["worker@node2:0,1"], (), "chooses slots, as DeepSpeed does"),
         (["node1@node2:0,1"], (), "joins hosts with '@', as DeepSpeed does"),
         ([""], (), "is not a host name"),
         (["node[1-100000000]"], (), "100,000,000 hosts"),
