@@ -22,7 +22,7 @@ from compare.launch.engines.slurm import carrier_of
 from compare.launch.engines.slurm_job import is_named, read_job
 from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
-from compare.schema.hosts import Host, is_local, listed, local_host
+from compare.schema.hosts import Host, is_local, listed, local_host, shown
 from compare.text import duration
 
 ENGINES = ("auto", "local", "ssh", "slurm")
@@ -71,7 +71,7 @@ def find_allocation(
         raise UsageError(f"--engine cannot be {engine!r}.", remedy=f"Use one of: {', '.join(ENGINES)}.")
     require_started_once(environ)
     asked = choose_all_hosts(hostfile, named) if hostfile or named is not None else ()
-    whose = str(hostfile or "-H")
+    whose = shown(str(hostfile or "-H"))
     in_slurm = is_named(environ)
     if engine == "local":
         return _of_this_machine(asked, whose, environ)
