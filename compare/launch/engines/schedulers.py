@@ -223,10 +223,24 @@ SCHEDULERS = (
         (
             *("PET_NNODES=.+", "PET_NODE_RANK=.+", "PET_RDZV_ENDPOINT=.+"),
             *(f"WORLD_SIZE={_MANY} {name}=.+" for name in ("RANK", "NODE_RANK", "MASTER_ADDR")),
+            *(f"{name}={_MANY} NODE_RANK=.+" for name in ("NNODES", "NUM_NODES")),
         ),
         one=("PET_NNODES=1(:1)?",),
         hint=_EVERYWHERE,
     ),
+    Scheduler(
+        "SkyPilot",
+        (f"SKYPILOT_NUM_NODES={_MANY}", "SKYPILOT_NODE_RANK=.+"),
+        one=("SKYPILOT_NUM_NODES=1",),
+        hint=f"SKYPILOT_NODE_IPS names its hosts. {_EVERYWHERE}",
+    ),
+    Scheduler(
+        "dstack",
+        (f"DSTACK_NODES_NUM={_MANY}", "DSTACK_NODE_RANK=.+"),
+        one=("DSTACK_NODES_NUM=1",),
+        hint=f"DSTACK_NODES_IPS names its hosts. {_EVERYWHERE}",
+    ),
+    Scheduler("Ray", ("RAY_JOB_CONFIG_JSON_ENV_VAR=.+",), hint="`ray list nodes` prints its hosts."),
     Scheduler("TFJob", ('TF_CONFIG=.*"cluster".*',), one=(f"TF_CONFIG={_ONE_IN_JSON}",), hint=_EVERYWHERE),
     Scheduler(
         "TACC's launcher",

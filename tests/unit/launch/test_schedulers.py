@@ -133,6 +133,10 @@ REFUSED = {
     "Volcano": ({"VC_WORKER_HOSTS": "w0,w1", "VC_TASK_INDEX": "0"}, "a job of Volcano"),
     "PyTorchJob": (TORCH | {"WORLD_SIZE": "2", "RANK": "0"}, "a job of PyTorchJob"),
     "PyTorchJob, elastic": ({"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "pod-0:23456"}, "PyTorchJob"),
+    "numbered nodes": ({"NNODES": "2", "NODE_RANK": "1"}, "a job of PyTorchJob, or of its kind"),
+    "SkyPilot": ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, "SkyPilot"),
+    "dstack": ({"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "0"}, "a job of dstack"),
+    "Ray": ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, "a job of Ray"),
     "TFJob": ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {}}'}, "a job of TFJob"),
     "MPIJob, a worker": ({"K_MPI_JOB_ROLE": "worker"}, "the MPIJob"),
     "TACC": ({"LAUNCHER_NHOSTS": "2"}, "a job of TACC's launcher"),
@@ -162,6 +166,7 @@ ONE_HOST = {
     "HTCondor": {"_CONDOR_JOB_AD": "/var/lib/condor/.job.ad"},
     "PyTorchJob": TORCH | {"PET_NNODES": "1", "WORLD_SIZE": "1", "RANK": "0"},
     "TFJob": {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'},
+    "SkyPilot": {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"},
     "Flux": {"FLUX_JOB_ID": "f2", "FLUX_JOB_NNODES": "1"},
 }
 
