@@ -63,7 +63,7 @@ class Form(NamedTuple):
 
 
 _FORMS = (
-    Form.of("this is JSON", r'^[{\[]\s*$|^[{\[]\s*["{\[]|^"[^"]*"\s*:\s|^[}\]],?$'),
+    Form.of("this is JSON, or a list of a program", r'^[{\[]\s*(?:$|["\'{\[])|^"[^"]*"\s*:\s|^[}\]],?$'),
     Form.of("this is XML", r"^<"),
     Form.of(
         "this is YAML",
@@ -84,6 +84,11 @@ _FORMS = (
     ),
     Form.of("this is a command of ssh", r"^ssh\s", "Write 'alice@n1' for a user."),
     Form.of("this is a URL", r"://", "Write its host alone."),
+    Form.of(
+        "this is Slurm's configuration",
+        r"^(?i:NodeName|PartitionName)=",
+        "Write the names of its nodes alone.",
+    ),
     Form.of("this is Open MPI's rankfile", r"^rank\s+\d+\s*=", "Count the ranks of each host."),
     Form.of(
         "this is a request to PBS or Torque",
@@ -146,7 +151,7 @@ _FORMS = (
     ),
     Form.of(
         "this is a name and its address",
-        rf"^({_NAME})\s+{_ADDRESS}",
+        rf"^([A-Za-z][\w.-]*)\s+{_ADDRESS}(?:\s|$)",
         "Write '{0}' alone, or its address alone.",
     ),
     Form.of(
@@ -198,6 +203,11 @@ _FORMS = (
         "Write the hosts alone.",
     ),
     Form.of(
+        "this has a word for slots without '='",
+        rf"^({_NAME})\s+(?i:{_NUMBER_OF_SLOTS})\s+(\d+)$",
+        "Write '{0} slots={1}'.",
+    ),
+    Form.of(
         "this is a host, a number and a word",
         rf"^({_NAME})\s+(\d+)\s+(?i:{_NUMBER_OF_SLOTS})$",
         "Write '{0} slots={1}'.",
@@ -207,7 +217,7 @@ _FORMS = (
     ),
     Form.of(
         "this is a list of hosts on one line",
-        rf"^(?!.*\bslots\b){_HOST}(?:\s+[A-Za-z]{_HOST[len('[A-Za-z0-9]') :]})+$",
+        rf"^(?!.*\bslots\b){_HOST}(?:\s+(?=[A-Za-z]|\d+\.\d){_HOST})+$",
         _ONE_LINE,
     ),
 )

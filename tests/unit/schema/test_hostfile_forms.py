@@ -46,6 +46,10 @@ def test_hostfile_with_bytes_of_zero_is_refused(tmp_path):
 REFUSED = {
     "JSON": ('{"n1": [0, 1], "n2": [0]}', "this is JSON", "slots=N"),
     "JSON, a list": ('["n1", "n2"]', "this is JSON", "slots=N"),
+    "a list of Python": ("['n1', 'n2']", "a list of a program", "slots=N"),
+    "slurm.conf": ("NodeName=n[1-4] CPUs=8", "Slurm's configuration", "names of its nodes"),
+    "slots 4": ("n1 slots 4", "a word for slots without '='", "'n1 slots=4'"),
+    "addresses": ("192.0.2.1 192.0.2.2", "a list of hosts on one line", "commas"),
     "XML": ("<hosts>", "this is XML", "slots=N"),
     "YAML": ("workers:", "this is YAML", "slots=N"),
     "YAML, items": ("- name: n1", "this is YAML", "slots=N"),
