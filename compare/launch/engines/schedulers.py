@@ -102,10 +102,13 @@ SCHEDULERS = (
     ),
     Scheduler(
         "Grid Engine",
-        ("PE_HOSTFILE=.+", f"JOB_ID={_NUMBER} SGE_O_HOST=.+", f"JOB_ID={_NUMBER} SGE_TASK_ID=.+"),
+        (
+            "PE_HOSTFILE=.+",
+            *(f"JOB_ID={_NUMBER} {name}=.+" for name in ("SGE_O_HOST", "SGE_TASK_ID", "NHOSTS", "NSLOTS")),
+        ),
         (("PE_HOSTFILE", of_file),),
         number="JOB_ID",
-        one=("NHOSTS=1",),
+        one=("NHOSTS=1", "NSLOTS=1"),
         hint="PE_HOSTFILE is not set; `qstat -g t` prints its hosts.",
     ),
     Scheduler(
@@ -221,7 +224,7 @@ SCHEDULERS = (
     Scheduler(
         "PyTorchJob, or of its kind",
         (
-            *("PET_NNODES=.+", "PET_NODE_RANK=.+", "PET_RDZV_ENDPOINT=.+"),
+            *("PET_NNODES=.+", "PET_NODE_RANK=.+", "PET_RDZV_ENDPOINT=.+", "PET_MASTER_ADDR=.+"),
             *(f"WORLD_SIZE={_MANY} {name}=.+" for name in ("RANK", "NODE_RANK", "MASTER_ADDR")),
             *(f"{name}={_MANY} NODE_RANK=.+" for name in ("NNODES", "NUM_NODES")),
         ),
@@ -268,7 +271,15 @@ SCHEDULERS = (
 
 STARTERS = (
     Starter("mpirun", (f"OMPI_COMM_WORLD_SIZE={_MANY}", f"OMPI_COMM_WORLD_RANK={_LATER}")),
-    Starter("srun", (f"SLURM_STEP_NUM_TASKS={_MANY}", f"SLURM_PROCID={_LATER}"), once="srun -n1 compare run"),
+    Starter(
+        "srun",
+        (
+            *(f"SLURM_STEP_NUM_TASKS={_MANY}", f"SLURM_PROCID={_LATER}"),
+            f"SLURM_NTASKS={_MANY} SLURM_STEP_ID=.+ SLURM_PROCID=.+",
+        ),
+        unless=("SLURM_STEP_NUM_TASKS=1",),
+        once="srun -n1 compare run",
+    ),
     Starter(
         "mpiexec of MPICH or Intel MPI",
         (f"PMI_SIZE={_MANY}", f"PMI_RANK={_LATER}", f"MPI_LOCALNRANKS={_MANY}"),

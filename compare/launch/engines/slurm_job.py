@@ -40,7 +40,7 @@ _STATES = {
 _REASONS = {"TimeLimit": "reached its time limit", "Preempted": "was preempted"}
 """Of a job that is still completing."""
 _TAIL_BYTES = 1 << 16
-_NUMBERS = {"SLURM_JOB_ID", "SLURM_JOBID"}
+_NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID")
 _USER = re.compile(r"(.*)\((\d+)\)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
@@ -107,7 +107,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
 def is_named(environ: Mapping[str, str]) -> bool:
     """Return whether the environment names a job, also a wrong one."""
-    return not _NUMBERS.isdisjoint(environ)
+    return any(name in environ for name in _NUMBERS)
 
 
 def read_job(environ: Mapping[str, str]) -> SlurmJob:
@@ -118,10 +118,11 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob:
         UsageError: it is not a running job of this user. Or it is a part of an array, or has several
             components.
     """
-    number = next(environ[name] for name in sorted(_NUMBERS) if name in environ)
+    name = next(name for name in _NUMBERS if name in environ)
+    number = environ[name]
     if not re.fullmatch(r"[1-9][0-9]*", number):
         raise UsageError(
-            f"SLURM_JOB_ID is '{shown(number)}', which is no number of a job.",
+            f"{name} is '{shown(number)}', which is no number of a job.",
             found="Slurm sets it within a job.",
             remedy=f"Unset it. {ELSEWHERE}",
         )

@@ -112,6 +112,7 @@ REFUSED = {
     "PBS": ({"PBS_JOBID": "9"}, "This is PBS job 9"),
     "LSF": ({"LSB_JOBID": "8"}, "This is LSF job 8"),
     "Grid Engine": ({"JOB_ID": "7", "SGE_O_HOST": "login", "NHOSTS": "2"}, "Grid Engine job 7"),
+    "Grid Engine, slots": ({"JOB_ID": "7", "NSLOTS": "6", "QUEUE": "all.q"}, "Grid Engine job 7"),
     "OAR": ({"OAR_JOBID": "5"}, "a job of OAR"),
     "Cobalt": ({"COBALT_PARTNAME": "0-1", "COBALT_JOBID": "4"}, "Cobalt job 4"),
     "Flux": ({"FLUX_URI": "local:///run/flux/local-0", "FLUX_ENCLOSING_ID": "f1"}, "a job of Flux"),
@@ -249,7 +250,10 @@ STARTED = {
     "mpirun": [{"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}],
     "mpiexec of MPICH or Intel MPI": [{"PMI_SIZE": "2", "PMI_RANK": "0"}, {"MPI_LOCALNRANKS": "2"}],
     "mpirun of MVAPICH": [{"MV2_COMM_WORLD_SIZE": "2"}],
-    "srun": [{"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}],
+    "srun": [
+        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
+        {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"},
+    ],
     "horovodrun": [{"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}],
     "torchrun": [
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
