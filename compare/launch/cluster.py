@@ -28,7 +28,7 @@ from compare.launch.agent.connection import START_SECONDS, Connection, attend, c
 from compare.launch.engines import Allocation, Carrier, ScheduledJob
 from compare.launch.engines.commands import enough_files, join_errors
 from compare.launch.lookup import addresses_of
-from compare.launch.network import choose_network, in_network, network_of_one
+from compare.launch.network import choose_network, in_network, network_of_one, require_distinct
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
 from compare.launch.staging import stage
 from compare.schema.arms import Arm
@@ -281,6 +281,7 @@ def _network(agents: Sequence[Connection], interface: str | None, rehearsed: Lin
     addresses = {agent.host.name: agent.ready.addresses for agent in agents if agent.ready}
     if all(map(is_local, hosts)):
         return network_of_one(addresses[hosts[0].name], asked=interface)
+    require_distinct([(agent.host, agent.ready) for agent in agents if agent.ready])
     # No name server knows the hosts of a rehearsal.
     reached_at = [""] * len(hosts) if rehearsed else addresses_of([host.name for host in hosts])
     network = choose_network(addresses, asked=interface, reached_at=reached_at)

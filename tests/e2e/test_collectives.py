@@ -14,6 +14,7 @@ def test_collectives_two_groups_are_timed_and_right(tmp_path, requires_backend):
         *("-n", 2, "--repeats", 1, "--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Hosts: this machine" in done.stderr
     content = json.loads((tmp_path / "out.json").read_text())
     figures = {(row["group"], row["message_bytes"]): row for row in content["figures"]}
     assert set(figures) == {(group, size) for group in ("shared_memory", "mpi") for size in (8, 512, 32768)}

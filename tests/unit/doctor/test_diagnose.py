@@ -176,6 +176,11 @@ DEFECTS = {
         {"peers": {"n1": ["10.0.0.1"], "n2": ["127.0.0.1"]}},
         *("warning hostname", "resolve to its loopback. n2.", "/etc/hosts"),
     ),
+    "loopback down": (
+        {"interfaces": [Interface(name="lo", up=False, addresses=["127.0.0.1/8"]), eth0(3)]},
+        *("problem network", "connect over it", "ip link set lo up"),
+    ),
+    "no loopback": ({"interfaces": [eth0(3)]}, "problem network", "connect over it", "ip link set lo up"),
     "loopback alone": ({"interfaces": [LO]}, "problem network", "no address", "ip link"),
     "cable out": ({"interfaces": [LO, eth0(3, up=False)]}, "problem network", "no address", "ip link"),
     "interface of another name": (
