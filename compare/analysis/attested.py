@@ -201,6 +201,7 @@ _ITEMS = (
         by_host=BY_HOST,
     ),
     _compared("library", _attested("group", "library")),
+    _compared("single copy", _attested("group", "single_copy"), by_library=True, optional=True),
     _compared("process group", _attested("group", "process_group"), "process_group", by_library=True),
     _compared("controller", _attested("group", "controller")),
     _compared(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
+from tests import refusing
 from tests.comparing import compare
 
 
@@ -30,6 +34,30 @@ def test_collectives_two_groups_are_timed_and_right(tmp_path, requires_backend):
     assert len(rows) == 1, "groups stand side by side"
     assert rows[0][-1] == "0", "no element is wrong"
     assert json.loads((tmp_path / "run" / "collectives.json").read_text()) == content["run"]
+
+
+def test_collectives_where_mpi_may_not_read_memory_warn_beside_the_figure(tmp_path, requires_backend):
+    requires_backend("mpi")
+    done = subprocess.run(
+        [
+            *(sys.executable, refusing.__file__, sys.executable, "-m", "compare", "collectives"),
+            *("--group", "mpi", "-np", "2", "-b", "1M", "-e", "1M", "-n", "1", "--repeats", "1"),
+            *("--output", str(tmp_path / "run"), "--export-markdown", str(tmp_path / "out.md")),
+        ],
+        env=os.environ | {"COLUMNS": "400"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    warning = "mpi: large messages fail at first, and are then copied in parts, because this host refuses"
+    for shown in (done.stdout, (tmp_path / "out.md").read_text()):
+        assert warning in shown
+        assert "EPERM; a seccomp filter is active" in shown
+    log = next((tmp_path / "run" / "launches").glob("*/rank-0.log")).read_text()
+    assert "Read -1, expected" in log, "the refusal is real"
 
 
 def test_collectives_every_group_is_right_or_says_why(tmp_path, every_backend):
