@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
+from compare.launch.crash_log import read_launcher_log
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
@@ -159,7 +160,8 @@ class Monitor:
 
     def _root_cause(self, where: str, cause: Cause) -> LaunchError:
         place = f"\n({cause.where})" if cause.where else ""
-        remedy = self._where_to_read(cause)
+        printed, remedy = self._where_to_read(cause)
+        cause = cause._replace(found="\n".join([cause.found, *printed]))
         if cause.kind in {"stalled", "deadlocked"}:
             limit = self._least_limit()
             sets = "this limit" if limit == self._stall_seconds else "the least limit"
@@ -183,15 +185,25 @@ class Monitor:
             remedy=remedy,
         )
 
-    def _where_to_read(self, cause: Cause) -> str:
-        """Name the file that explains the cause, or else the folder."""
+    def _where_to_read(self, cause: Cause) -> tuple[list[str], str]:
+        """Name the file that explains the cause, or else the folder.
+
+        Where a rank printed nothing, lines of its launcher may explain it.
+        """
         log, stacks = self._files.log(cause.rank), self._files.stacks(cause.rank)
         # The watchdog prints stacks into the log. A rank that was ended before that has them in a file.
         if cause.kind == "stalled" and tail(stacks):
-            return f"Its stacks are in {stacks}."
-        if log.exists():
-            return f"Its traceback and output are in {log}."
-        return f"It has no log; the launcher's output is in {self._files.directory}."
+            return [], f"Its stacks are in {stacks}."
+        if tail(log):
+            return [], f"Its traceback and output are in {log}."
+        for launchers in self._files.launcher_logs():
+            if printed := read_launcher_log(tail(launchers, lines=_LOG_LINES)):
+                lines = ["It printed nothing. Its launcher printed:", *printed]
+                return lines, f"All of the launcher's output is in {launchers}."
+        return (
+            [],
+            f"Neither it nor its launcher printed a reason; their files are in {self._files.directory}.",
+        )
 
     def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
         remedy = f"The output of the launcher and the ranks is in {self._files.directory}."
