@@ -114,7 +114,9 @@ def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             # Open MPI looks at Yama's setting, and copies twice. It does not foresee another refusal.
             level: Level = "note" if "yama" in reason else "warning"
             what = "Ranks may not read each other's memory, which MPI does for large messages."
-            fix = "Allow it: --cap-add=SYS_PTRACE for a container, kernel.yama.ptrace_scope=0 for a host."
+            fix = "Allow it: --cap-add=SYS_PTRACE for a container, kernel.yama.ptrace_scope=0 for a host. "
+            fix += "Or ask for copies: OMPI_MCA_btl_vader_single_copy_mechanism=none, and for MPICH, which "
+            fix += "fails there, MPIR_CVAR_CH4_CMA_ENABLE=0."
             yield each.finding(level, "memory", what, f"process_vm_readv: {reason}.", fix)
 
 
