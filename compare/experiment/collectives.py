@@ -138,7 +138,7 @@ def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> Unav
     try:
         found.require(entry.backend, dict(entry.options))
     except UnavailableError as error:
-        return UnavailableError(what, found=error.found or error.what, remedy=f"Install: {error.remedy}")
+        return UnavailableError(what, found=error.found or error.what, remedy=f"Run: {error.remedy}")
     return None
 
 
