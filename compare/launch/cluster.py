@@ -154,6 +154,14 @@ class Cluster:
         counts = [max(1, int(min(len(r.cpus), r.core_quota or math.inf))) for r in self._ready]
         return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
 
+    def memory_left(self) -> list[int]:
+        """Return how many bytes ranks may take, host by host, as each agent started.
+
+        Hosts of a rehearsal share one machine.
+        """
+        sharing = len(self.hosts) if self.network.rehearsed else 1
+        return [ready.memory_left_bytes // sharing for ready in self._ready]
+
     def gpus(self) -> list[int]:
         """Return the number of GPUs that the driver shows, host by host."""
         return [ready.gpus for ready in self._ready]
