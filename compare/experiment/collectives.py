@@ -123,7 +123,7 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
 
 
 def require_memory(config: SweepConfig, hosts: Sequence[Host], left_bytes: Sequence[int]) -> None:
-    """Require that the buffers of every size fit into the memory of each host.
+    """Require that every size fits into the memory of each host.
 
     Raises:
         UsageError: they do not, with the size that does.

@@ -155,9 +155,9 @@ class Cluster:
         return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
 
     def memory_left(self) -> list[int]:
-        """Return how many bytes ranks may take, host by host, as each agent started.
+        """Return how many bytes ranks may take, host by host.
 
-        Hosts of a rehearsal share one machine.
+        That was as each agent started. Hosts of a rehearsal share one machine.
         """
         sharing = len(self.hosts) if self.network.rehearsed else 1
         return [ready.memory_left_bytes // sharing for ready in self._ready]

@@ -35,9 +35,10 @@ class Traits(NamedTuple):
     empty: bool = False
     """It carries no data."""
     memory: int = 6
-    """Memory of a rank, in sizes of the larger buffer: the buffers, and the check of the result.
+    """Memory of a rank, in sizes of the larger buffer.
 
-    Measured at 256 MiB, with two ranks and float32: 3.6 to 7.1 sizes.
+    The buffers take it, and the check of the result. With two ranks and 256 MiB of float32, it was 3.6 to
+    7.1 sizes.
     """
 
 
