@@ -21,7 +21,15 @@ _RULES = (
         network.network,
         network.shared_address,
     ),
-    *(network.ports, machine.slots, machine.clock, machine.disk, machine.limits, machine.alike),
+    *(
+        network.ports,
+        machine.slots,
+        machine.clock,
+        machine.disk,
+        machine.limits,
+        machine.memory,
+        machine.alike,
+    ),
 )
 
 

@@ -207,6 +207,14 @@ DEFECTS = {
         {"infiniband": True, "locked_memory_bytes": 65536},
         *("warning limits", "InfiniBand", "memlock"),
     ),
+    "refused reads": (
+        {"memory_reads_refused": "Operation not permitted, EPERM"},
+        *("warning memory", "process_vm_readv: Operation not permitted, EPERM.", "--cap-add=SYS_PTRACE"),
+    ),
+    "reads refused by Yama, which Open MPI asks": (
+        {"memory_reads_refused": "Operation not permitted, EPERM; kernel.yama.ptrace_scope is 1"},
+        *("note memory", "ptrace_scope is 1", "ptrace_scope=0"),
+    ),
     "other processor": ({"machine": "aarch64"}, "warning alike", "aarch64, usually x86_64", "equal hosts"),
     "more cores": ({"cores": 8}, "note alike", "8, usually 4", "equal hosts"),
 }
