@@ -28,7 +28,7 @@ from compare.launch.processes import Ending, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.arms import Arm
 from compare.schema.environment import EXPORTED, inherited, library_settings
-from compare.schema.files import temporary_root, write_json
+from compare.schema.files import executable_root, temporary_root, write_json
 from compare.schema.job import LaunchJob
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
@@ -76,6 +76,8 @@ class LaunchPlace:
         in_memory = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
         self._directory = files.directory if in_place else on_disk / name
         self._temporary = on_disk / f"{name}-tmp"
+        self.programs = None if in_place else executable_root() / f"{name}-programs"
+        """Where launchers find programs for other hosts."""
         shared = in_memory if not in_place or os.access(in_memory, os.W_OK) else self._temporary
         self._shared_memory = shared / name
         self._exported = self._temporary / "exported.json"
@@ -112,7 +114,7 @@ class LaunchPlace:
     def _scratch(self) -> tuple[Path, ...]:
         """Return the folders that are removed after the launch."""
         mirrored = () if self.cluster.is_this_machine else (self._directory,)
-        return (*mirrored, self._temporary, self._shared_memory)
+        return (*mirrored, self._temporary, self._shared_memory, *filter(None, [self.programs]))
 
     def begin(self, commands: Sequence[Command], job: LaunchJob, *, deadline_seconds: float) -> None:
         """Make the folders on every host, and start the commands.
@@ -282,15 +284,18 @@ class LaunchPlace:
         if agent in cluster.agents and not cluster.is_this_machine:
             files[self.job_file.name] = msgspec.json.encode(cluster.job_for(agent, job))
         environment = dict(command.environment) if command else {}
-        programs: Mapping[str, str] = {}
-        if command and command.host is None and (programs := cluster.remote_shell(self._temporary)):
-            environment["PATH"] = f"{self._temporary / 'bin'}{os.pathsep}{environment['PATH']}"
+        folders = [self._temporary, self._shared_memory, *([self._pipes] if self.turns else [])]
+        programs: dict[str, bytes] = {}
+        if (at := self.programs) and command and command.host is None:
+            programs = {str(at / name): text.encode() for name, text in cluster.remote_shell(at).items()}
+            environment["PATH"] = f"{at / 'bin'}{os.pathsep}{environment['PATH']}"
+            folders.append(at)
         return Start(
             directory=self.mark,
             in_place=cluster.is_this_machine,
             files=files,
-            programs={str(self._temporary / name): text.encode() for name, text in programs.items()},
-            folders=(str(self._temporary), str(self._shared_memory), *filter(None, [self.turns])),
+            programs=programs,
+            folders=tuple(map(str, folders)),
             argv=command.argv if command else (),
             environment=environment,
             # The deadline of this process comes first, because its message says more.

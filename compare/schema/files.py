@@ -79,6 +79,26 @@ def temporary_root() -> Path:
         ) from None
 
 
+def executable_root() -> Path:
+    """Return a folder for temporary programs.
+
+    It is that for temporary files, or another one if that is mounted noexec.
+
+    Raises:
+        OutputError: no folder that can be written lets a program be executed.
+    """
+    usual = (str(temporary_root()), "/tmp", "/var/tmp", "/dev/shm", "~/.cache")  # noqa: S108 -- names differ
+    folders = list(dict.fromkeys(Path(name).expanduser() for name in usual))
+    for folder in folders:
+        if os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            return folder
+    raise OutputError(
+        "No folder for temporary programs lets them be executed.",
+        found=f"Each of {', '.join(map(str, folders))} is mounted noexec, is read-only or is missing.",
+        remedy="Name a folder in TMPDIR whose file system is not mounted noexec.",
+    )
+
+
 def write_text(path: Path, text: str) -> None:
     """Write text, whole or not at all.
 
