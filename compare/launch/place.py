@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends import BACKENDS
+from backends.launchers import hydra
 from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, RingsideError
 from compare.launch.agent.connection import Connection, attend
 from compare.launch.agent.protocol import Start, Turns
-from compare.launch.processes import Ending, end_all
+from compare.launch.processes import Ending, Segments, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.arms import Arm
 from compare.schema.environment import EXPORTED, inherited, library_settings
@@ -47,6 +48,8 @@ _CUDA_BYTES = 3 << 29
 
 On an H200 it was 1.2 GiB.
 """
+_OF_MPICH = "mpich_*"
+"""MPICH's segments in /dev/shm, which need no more than the launch."""
 TICK_SECONDS = 0.5
 """Time between two looks at the files of a launch.
 
@@ -70,6 +73,7 @@ class LaunchPlace:
         self._in_turns = in_turns
         self._asked: list[Connection] = []
         self._starters: list[Connection] = []
+        self._segments: Segments | None = None
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         in_place = cluster.is_this_machine
         on_disk = temporary_root() if in_place else Path("/tmp")  # noqa: S108 -- agents insist on making it
@@ -128,6 +132,8 @@ class LaunchPlace:
             UnavailableError: a command could not be executed.
         """
         write_json(self.files.job, job)
+        if job.arm.runtime.launcher == hydra.EXECUTABLE:
+            self._segments = Segments(_OF_MPICH, time.time())
         own = {self.cluster.agent_for(command.host): command for command in commands}
         self._starters = list(own)
         used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
@@ -301,6 +307,7 @@ class LaunchPlace:
             # The deadline of this process comes first, because its message says more.
             deadline_seconds=deadline_seconds + ANSWER_SECONDS,
             turns=self._turns_on(agent),
+            segments=self._segments.pattern if self._segments else "",
         )
 
     def _turns_on(self, agent: Connection) -> Turns | None:
@@ -341,7 +348,7 @@ class LaunchPlace:
         The agent was killed, or a second Ctrl-C ended the wait for it.
         """
         with uninterrupted():
-            end_all(self.mark)
+            end_all(self.mark, segments=self._segments)
             for folder in self._scratch():
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -26,6 +26,12 @@ _MEMORY_PER_BYTE = 20
 
 Samples take a third of this. Nested empty lists take all of it.
 """
+LARGEST = 10**18
+"""Largest whole number in a file of ours.
+
+As nanoseconds it is 31 years, as bytes an exabyte.
+"""
+_MAY_BE_LARGER = re.compile(rb"\d{19}")
 STANDARD_OUTPUT = Path("-")
 """Standard output, as a user writes it in place of a file."""
 
@@ -178,9 +184,12 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
     """
     try:
         _require_memory(path)
+        data = read_bytes(path)
+        if _MAY_BE_LARGER.search(data):
+            _require_numbers(msgspec.json.decode(data))
         if adapt:
-            return msgspec.convert(adapt(msgspec.json.decode(read_bytes(path))), type=kind)
-        return msgspec.json.decode(read_bytes(path), type=kind)
+            return msgspec.convert(adapt(msgspec.json.decode(data)), type=kind)
+        return msgspec.json.decode(data, type=kind)
     except OSError as error:
         raise OutputError(
             f"{path} could not be read.",
@@ -200,6 +209,23 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
             found=str(error),
             remedy="Was it edited, cut short, or written by another version?",
         ) from None
+
+
+def _require_numbers(content: Any) -> None:
+    """Require that no whole number is larger than any machine could count.
+
+    Raises:
+        OverflowError: one is; arithmetic with it would fail.
+    """
+    left = [content]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            raise OverflowError(f"It holds a whole number of {len(str(abs(value)))} digits.")
 
 
 def _require_memory(path: Path) -> None:

@@ -155,6 +155,8 @@ def _contradictions(run: Run) -> Iterator[str]:
         seen.add((launch.arm, launch.round))
         count = run.config.ranks_of(arm)
         yield from (f"{where}: {wrong}" for wrong in _contradictions_in(launch, count))
+        if run.dataset.name != "own":  # an own metric is any sum
+            yield from (f"{where}: {wrong}" for wrong in _wrong_accuracies(launch))
 
 
 def _contradictions_of_config(config: RunConfig, labels: list[str]) -> Iterator[str]:
@@ -172,7 +174,7 @@ def _contradictions_of_config(config: RunConfig, labels: list[str]) -> Iterator[
 
 def _contradictions_in(launch: Launch, count: int) -> Iterator[str]:
     ranks = [rank.rank for rank in launch.ranks]
-    if ranks != list(range(count)):
+    if len(ranks) != count or ranks != list(range(len(ranks))):
         yield f"it has ranks {', '.join(map(str, ranks)) or 'none'}, not 0 to {count - 1}."
         return
     first = launch.ranks[0]
@@ -184,6 +186,13 @@ def _contradictions_in(launch: Launch, count: int) -> Iterator[str]:
             yield f"rank {rank.rank} timed other blocks than rank 0."
         if _collectives(rank) != _collectives(first):
             yield f"rank {rank.rank} timed other collectives than rank 0."
+
+
+def _wrong_accuracies(launch: Launch) -> Iterator[str]:
+    for rank in launch.ranks:
+        correct, samples = rank.evaluation.correct, rank.evaluation.samples
+        if correct is not None and not 0 <= correct <= samples:
+            yield f"rank {rank.rank} tested {samples} samples, and {correct:g} of them were right."
 
 
 def _contradictions_of(rank: RankResult) -> Iterator[str]:

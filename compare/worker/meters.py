@@ -32,6 +32,8 @@ class CPUMeter:
         """Return the machine's load, and this process's CPU nanoseconds."""
         spans = zip(self._now(), self._begun, self._left_out, strict=True)
         wall, busy, stolen, own = (now - then - left_out for now, then, left_out in spans)
+        # A CPU that is taken away takes its counts along.
+        busy, stolen = max(0, busy), max(0, stolen)
         use = MachineUse(
             wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen, boot_id=boot_id()
         )
