@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from compare.data.own import code_digest
+from compare.data.own import changed_files, code_digest
 from compare.schema.results import Evaluation
 from compare.worker.batches import ShardOrder
 from compare.worker.randomness import same_randomness, seed_generators
@@ -47,7 +47,8 @@ def load_workload(source: DatasetSource) -> Workload:
     name, _, factory = source.workload.partition(":")
     if code_digest(folder) != source.sha256:
         raise WorkloadError(
-            f"{folder} is not the folder that the run began with: was a file changed meanwhile? Run again."
+            f"{folder} is not the folder that the run began with: {changed_files(source)}. Run again, and "
+            "save no Python file below it meanwhile."
         )
     sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(Path(name).stem, folder / name)
