@@ -66,4 +66,7 @@ class DatasetSource(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
     """Over the Python files of an own workload's folder."""
     code: dict[str, str] = {}
-    """The start of each file's own SHA-256; empty for more than a thousand files."""
+    """The start of each file's own SHA-256.
+
+    Empty for more than a thousand files.
+    """

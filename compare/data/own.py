@@ -14,7 +14,7 @@ from compare.errors import UsageError
 MOST_BYTES = 50_000_000
 """Largest folder that is copied to other hosts."""
 _MOST_NAMED = 1000
-"""Most Python files of which each is remembered."""
+"""Most Python files that are remembered one by one."""
 _MARK = 12
 _QUOTED = 3
 """Changed files that a message names."""
@@ -99,7 +99,7 @@ def _code(folder: Path) -> dict[str, bytes]:
 
 
 def _marks(folder: Path) -> dict[str, str]:
-    """Return the start of each Python file's SHA-256, if they are not too many."""
+    """Return the start of each Python file's SHA-256, unless too many."""
     code = _code(folder)
     marks = {name: hashlib.sha256(content).hexdigest()[:_MARK] for name, content in code.items()}
     return marks if len(marks) <= _MOST_NAMED else {}

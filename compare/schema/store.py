@@ -28,6 +28,8 @@ LAST = "last"
 VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
 SCALE_FILE = "scale.json"
+_LONGEST_NAME = 100
+"""Most characters of a model with many layers in the name of a folder."""
 OF_RUNS = (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE)
 """The files that hold what a command measured."""
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
@@ -287,7 +289,7 @@ def default_output(config: RunConfig) -> Path:
 
 def _new_folders(what: str, ranks: int, purpose: str = "") -> Iterator[Path]:
     """Yield names in ``runs`` that are not taken yet."""
-    what = what.replace(":", "-")  # scp and rsync treat the text before a colon as a host
+    what = what.replace(":", "-")[:_LONGEST_NAME]  # scp and rsync treat the text before a colon as a host
     name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{what}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return (path for path in map(RUNS.joinpath, names) if not path.exists())
