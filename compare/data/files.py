@@ -122,7 +122,7 @@ def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatu
 
 
 def _why_unseen(path: Path) -> str:
-    """Return why a file cannot be looked for; empty if it is missing."""
+    """Return why a file cannot be looked for; empty if missing."""
     try:
         path.lstat()
     except OSError as error:

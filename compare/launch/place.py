@@ -279,7 +279,8 @@ class LaunchPlace:
         mirrored = None if self.cluster.is_this_machine else self.files
         for agent in agents:
             self._asked.append(agent)
-            agent.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored)
+            ranks = [rank for rank, its in enumerate(self._agent_of) if its is agent]
+            agent.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored, ranks)
         self.cluster.wait(lambda: all(agent.started for agent in agents), agents)
 
     def _message(

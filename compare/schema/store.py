@@ -29,7 +29,7 @@ VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
 SCALE_FILE = "scale.json"
 _LONGEST_NAME = 100
-"""Most characters of a model with many layers in the name of a folder."""
+"""Most characters of a model in the name of a folder."""
 OF_RUNS = (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE)
 """The files that hold what a command measured."""
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
