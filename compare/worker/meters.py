@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter_ns, process_time_ns
 
 from compare.schema.results import MachineUse
 
@@ -48,7 +48,7 @@ class CPUMeter:
                 user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, ticks[:8])
                 busy += tick * (user + nice + system + irq + softirq + steal)
                 stolen += tick * steal
-        return time.perf_counter_ns(), busy, stolen, time.process_time_ns()
+        return perf_counter_ns(), busy, stolen, process_time_ns()
 
 
 def boot_id() -> str:

@@ -1,7 +1,7 @@
 """Write the files that the agent of a host sends.
 
-A host may be hostile. It can write only the files of its own ranks and its launcher's log. None has a gap, and
-the size of each is limited.
+A host may be hostile. It can write only the files of its own ranks and its launcher's log. None has a gap,
+and the size of each is limited.
 """
 
 from __future__ import annotations
