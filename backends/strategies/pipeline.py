@@ -13,9 +13,9 @@ ranks and m microbatches. The strategy also measures how long ranks really wait,
 from __future__ import annotations
 
 import copy
-import time
 from functools import cache
 from itertools import accumulate
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -242,11 +242,11 @@ class _Pass:
         self._parts = cut(batch, len(self._numbers))
         called = self._call_of(batch)
         inputs = [called.inputs] if self._stage.is_first else []
-        begun = time.perf_counter()
+        begun = perf_counter()
         with called.autocast:
             # The library hands a part of the target to the loss: here the microbatch's number.
             self._pipeline.step(*inputs, target=self._numbers, return_outputs=False)
-        self._seconds += time.perf_counter() - begun
+        self._seconds += perf_counter() - begun
 
     @property
     def waiting_share(self) -> float:
@@ -271,10 +271,10 @@ class _Pass:
         return called
 
     def _loss_of_part(self, output: Any, number: torch.Tensor) -> torch.Tensor:
-        begun = time.perf_counter()
+        begun = perf_counter()
         with self._outside:  # the loss sets its own
             found = self._loss(_Divided(lambda _: output), self._parts[int(number)]) * self._weight
-        self._stage.busy_seconds += time.perf_counter() - begun
+        self._stage.busy_seconds += perf_counter() - begun
         return found
 
 
@@ -284,15 +284,15 @@ class _TimedStage(PipelineStage):
     busy_seconds = 0.0
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
-        begun = time.perf_counter()
+        begun = perf_counter()
         found = super().forward_one_chunk(*arguments, **named)
-        self.busy_seconds += time.perf_counter() - begun
+        self.busy_seconds += perf_counter() - begun
         return found
 
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
-        begun = time.perf_counter()
+        begun = perf_counter()
         super().backward_one_chunk(*arguments, **named)
-        self.busy_seconds += time.perf_counter() - begun
+        self.busy_seconds += perf_counter() - begun
 
 
 class _Divided:

@@ -300,7 +300,7 @@ def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail
     alone = [(launch, seconds) for launch, seconds in alone if seconds]
     collective = _geometric(seconds for _, seconds in alone)
     bandwidth = _geometric(
-        sum(sizes) / seconds for launch, seconds in alone if (sizes := launch.ranks[0].message_bytes)
+        size / seconds for launch, seconds in alone if (size := sum(launch.ranks[0].message_bytes))
     )
 
     def change(phase: str) -> Estimate | None:

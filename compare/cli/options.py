@@ -164,7 +164,9 @@ class LaunchFlags:
     export_csv: Annotated[Path | None, output_flag(help="Also write every figure here.")] = None
     export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
     export_html: Annotated[Path | None, output_flag(help="Also write a page here, with pictures.")] = None
-    timeout: Annotated[float, time_flag(help="Maximum time for a launch, in seconds or as 5m.")] = 300.0
+    timeout: Annotated[
+        float, time_flag(help="Maximum time for a launch, without its waits for other arms: seconds, or 5m.")
+    ] = 300.0
     stall: Annotated[float, time_flag(help="Maximum time without progress, in seconds or as 5m.")] = 30.0
     verbose: Annotated[
         bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")

@@ -5,7 +5,7 @@ from compare.data.delivery import files_of, is_copied, is_in, key_of
 from compare.data.files import FileStatus, files_in, holds, status
 from compare.data.idx import load_split
 from compare.data.mnist import fetch_mnist
-from compare.data.own import MOST_BYTES, code_digest, own_source, size_bytes
+from compare.data.own import MOST_BYTES, changed_files, code_digest, own_source, size_bytes
 from compare.data.source import default_root, expect, resolve
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "DatasetName",
     "DatasetSource",
     "FileStatus",
+    "changed_files",
     "code_digest",
     "default_root",
     "expect",

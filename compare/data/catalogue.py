@@ -65,3 +65,8 @@ class DatasetSource(msgspec.Struct, frozen=True, kw_only=True):
     """``file.py:factory`` in the folder, if the user has an own workload."""
     sha256: str = ""
     """Over the Python files of an own workload's folder."""
+    code: dict[str, str] = {}
+    """The start of each file's own SHA-256.
+
+    Empty for more than a thousand files.
+    """

@@ -24,6 +24,7 @@ LOCK_SECONDS: Final = 900.0
 """Maximum time to wait for the lock on a data folder."""
 
 _NO_FLOCK_ERRNOS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _CHUNK_BYTES: Final = 1 << 20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -41,7 +42,7 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool = False
     """Whether its uncompressed content has the right SHA-256."""
     problem: str = ""
-    """What is wrong with a file that is there."""
+    """What is wrong with it, or why it cannot be looked for."""
 
 
 def mnist_directory(root: Path) -> Path:
@@ -98,7 +99,10 @@ def examine(dataset: DatasetName, directory: Path) -> tuple[FileStatus, ...]:
 def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatus:
     path = find(directory, name)
     if path is None:
-        return FileStatus(dataset=dataset, name=name, path=str(directory / name), form="missing")
+        path = directory / name
+        return FileStatus(
+            dataset=dataset, name=name, path=str(path), form="missing", problem=_why_unseen(path)
+        )
     problem, size_bytes = "", 0
     try:
         read_content(dataset, name, path)
@@ -115,6 +119,15 @@ def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatu
         verified=not problem,
         problem=problem,
     )
+
+
+def _why_unseen(path: Path) -> str:
+    """Return why a file cannot be looked for; empty if missing."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return "" if error.errno in _ABSENT else f"cannot be looked for: {system_reason(error)}"
+    return ""
 
 
 def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview | None = None) -> int:

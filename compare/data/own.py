@@ -15,6 +15,11 @@ from compare.text import listed
 
 MOST_BYTES = 50_000_000
 """Largest folder that is copied to other hosts."""
+_MOST_NAMED = 1000
+"""Most Python files that are remembered one by one."""
+_MARK = 12
+_QUOTED = 3
+"""Changed files that a message names."""
 _LEFT_OUT = {"__pycache__", "runs", "node_modules"}
 _INSTALLED = {"site-packages", "dist-packages"}
 _TAKEN = sys.stdlib_module_names | {
@@ -47,6 +52,7 @@ def own_source(written: str) -> DatasetSource:
         directory=str(file.parent),
         workload=f"{file.name}:{matched['factory']}",
         sha256=code_digest(file.parent),
+        code=_marks(file.parent),
     )
 
 
@@ -72,6 +78,17 @@ def _module_of(path: Path) -> str:
     if path.is_dir():
         return path.name if (path / "__init__.py").is_file() else ""
     return path.stem if path.suffix == ".py" else ""
+
+
+def changed_files(source: DatasetSource) -> str:
+    """Name the Python files that differ from the beginning of the run."""
+    before, now = source.code, _marks(Path(source.directory))
+    if not (before and now):
+        return f"one of more than {_MOST_NAMED} Python files was changed"
+    what = {name: "was changed" if name in now else "was removed" for name in before}
+    differ = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
+    named = [f"{name} {what.get(name, 'is new')}" for name in differ[:_QUOTED]]
+    return ", ".join(named) + (f", and {len(differ) - _QUOTED} more" if len(differ) > _QUOTED else "")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -105,8 +122,19 @@ def code_digest(folder: Path) -> str:
 
     Other files may change in a run, such as logs.
     """
+    return digest(_code(folder))
+
+
+def _code(folder: Path) -> dict[str, bytes]:
     code = (path for path in _files(folder) if path.suffix == ".py")
-    return digest({path.relative_to(folder).as_posix(): path.read_bytes() for path in code})
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in code}
+
+
+def _marks(folder: Path) -> dict[str, str]:
+    """Return the start of each Python file's SHA-256, unless too many."""
+    code = _code(folder)
+    marks = {name: hashlib.sha256(content).hexdigest()[:_MARK] for name, content in code.items()}
+    return marks if len(marks) <= _MOST_NAMED else {}
 
 
 def belongs(file: str, folder: str) -> bool:

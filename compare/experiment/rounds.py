@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from compare.analysis.step_times import other_cpu_load
 from compare.errors import InterleaveError, LaunchError
 from compare.experiment.schedule import discard_noisy, next_cohort, next_launch, plan_turns
 from compare.launch import Observer, launch_arm
-from compare.launch.arm import files_again, launch_files
+from compare.launch.arm import forget_launch
 from compare.launch.cluster import Cluster
 from compare.launch.cohort import Cohort
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
@@ -192,11 +191,8 @@ class Cohorts(Launches):
         return launches
 
     def _forget(self, planned: list[Planned]) -> None:
-        """Remove the files of launches that did not finish."""
         for one in planned:
-            files = launch_files(self._directory, one)
-            for each in (files, files_again(files)):
-                shutil.rmtree(each.directory, ignore_errors=True)
+            forget_launch(self._directory, one)
 
     def _of_arms(self) -> list[Cluster]:
         """Return a cluster for each arm; their agents serve the whole run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
+from compare.launch.signals import Suspended, stop_until_continued, suspendable
 from compare.schema.arms import Arm
 from compare.schema.clock import unix_time
 from compare.schema.collectives import RankSweep, SweepConfig, SweepLaunch
@@ -39,7 +41,8 @@ A name may have 255 bytes. The number of the launch makes it unique.
 """
 
 PORT_TAKEN = "another process took its port before it could"
-"""The only reason to start a launch a second time."""
+"""The only failure after which a launch is started a second time."""
+_SUSPENDED = "this program was suspended (Ctrl-Z)"
 _PORT_ERRORS = ("EADDRINUSE", "address already in use")
 
 T = TypeVar("T")
@@ -113,7 +116,7 @@ def launch_arm(
         conclude=PreparedLaunch.conclude,
         budget_ends_at=budget_ends_at,
     )
-    return _launch_with_free_port(launch, run.config, planned, directory, observer)
+    return _launch_until_continued(launch, run.config, planned, directory, observer)
 
 
 def launch_sweep(
@@ -145,7 +148,28 @@ def launch_sweep(
         conclude=PreparedLaunch.conclude_sweep,
         budget_ends_at=budget_ends_at,
     )
-    return _launch_with_free_port(launch, config, planned, directory, observer)
+    return _launch_until_continued(launch, config, planned, directory, observer)
+
+
+def forget_launch(directory: Path, planned: Planned) -> None:
+    """Remove the files of a launch that did not finish."""
+    files = launch_files(directory, planned)
+    for each in (files, files_again(files)):
+        shutil.rmtree(each.directory, ignore_errors=True)
+
+
+def _launch_until_continued(
+    launch: Callable[..., T], config: LaunchConfig, planned: Planned, directory: Path, observer: Observer
+) -> T:
+    """Launch; at Ctrl-Z end the launch, stop, and launch again after ``fg``."""
+    while True:
+        try:
+            with suspendable():
+                return _launch_with_free_port(launch, config, planned, directory, observer)
+        except Suspended:
+            forget_launch(directory, planned)
+            stop_until_continued()
+            observer.launch_restarts(planned, _SUSPENDED)
 
 
 def _launch_with_free_port(

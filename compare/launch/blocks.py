@@ -48,8 +48,9 @@ def blocks_of(job: Job, place: LaunchPlace, hosts: Unreached) -> list[Block]:
         ]
     (command,) = commands
     others = [host for host in hosts.hosts if not is_local(host)]
-    programs = {folder / name: text for name, text in hosts.remote_shell(folder).items()}
-    path = f"{folder / 'bin'}{os.pathsep}{command.environment['PATH']}"
+    assert place.programs  # noqa: S101 -- other hosts are reached
+    programs = {place.programs / name: text for name, text in hosts.remote_shell(place.programs).items()}
+    path = f"{place.programs / 'bin'}{os.pathsep}{command.environment['PATH']}"
     here = Command(command.argv, {**command.environment, "PATH": path}) if programs else command
     return [
         Block(f"{label} on {_names(others)}, first; it ends with Ctrl-C", _shell(folder, files, None)),

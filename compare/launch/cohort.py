@@ -54,6 +54,8 @@ class Cohort:
         self._observer = observer
         self._budget_ends_at = budget_ends_at
         self._alive: list[PreparedLaunch] = []
+        self._seconds: dict[PreparedLaunch, float] = {}
+        """What each launch has taken, without its waits for others."""
         self.current: Planned | None = None
         """The launch that starts, trains or ends, or that failed."""
         self.side_by_side = False
@@ -159,10 +161,13 @@ class Cohort:
     def _watch(self, launch: PreparedLaunch, *, until_waiting: bool) -> Ending | None:
         """Wait for one launch, and look after all others meanwhile.
 
+        All waits for a launch together take no longer than a launch may. The time of other arms, which it
+        spends waiting for its turn, does not count.
+
         Returns:
             How the launch ended; None if its ranks wait for a turn.
         """
-        place, began = launch.place, time.monotonic()
+        place, began = launch.place, time.monotonic() - self._seconds.get(launch, 0.0)
         timeout = self._run.config.launch_timeout_seconds
 
         def has_come() -> bool:
@@ -170,9 +175,9 @@ class Cohort:
 
         while True:
             place.cluster.attend(has_come, TICK_SECONDS)
-            if until_waiting and place.is_waiting() and place.ending() is None:
+            self._seconds[launch] = seconds = time.monotonic() - began
+            if until_waiting and place.is_waiting() and place.ending() is None and seconds <= timeout:
                 return None
-            seconds = time.monotonic() - began
             if unix_time() > self._budget_ends_at:
                 raise BudgetError("The budget is over.")
             for other in self._alive:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from backends.launchers.request import Command
 from compare import PACKAGE_ROOT, PROTOCOL, __version__
 from compare.errors import UnavailableError, UsageError, system_reason
+from compare.launch.processes import answer_of
 from compare.schema.environment import inherited
 from compare.schema.interpreter import Interpreter
 
-_ANSWER_SECONDS = 60.0
+_ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""
+_ANSWER_BYTES = 1 << 18
+"""Maximum size of its answer; a description has less than a kilobyte."""
+_QUOTED = 500
+"""Characters of its messages that an error quotes."""
 _NEEDED = ("torch", "msgspec")
 """What a rank needs besides the code of the worker."""
 _QUESTION = """
@@ -36,6 +41,17 @@ print(json.dumps(found))
 """
 
 
+class _Description(msgspec.Struct):
+    """The answer to the question."""
+
+    prefix: str
+    python: str
+    versions: dict[str, str]
+    sources: str = ""
+    ringside: str = ""
+    protocol: int | None = None
+
+
 def find_interpreter(written: str) -> Interpreter:
     """Return the interpreter of an environment, given its path.
 
@@ -53,48 +69,50 @@ def find_interpreter(written: str) -> Interpreter:
         )
     path = Path(executable).absolute()  # not resolved: a link chooses the environment
     found = _ask(path)
-    missing = [name for name in _NEEDED if name not in found["versions"]]
+    missing = [name for name in _NEEDED if name not in found.versions]
     if missing:
         raise UnavailableError(
             f"{path} lacks {' and '.join(missing)}.",
-            found=f"It is Python {found['python']} in {found['prefix']}.",
+            found=f"It is Python {found.python} in {found.prefix}.",
             remedy=f"Install them there: {path} -m pip install {' '.join(missing)}",
         )
-    own = found.get("protocol") == PROTOCOL
+    own = found.protocol == PROTOCOL
     return Interpreter(
         executable=str(path),
-        prefix=found["prefix"],
-        python=found["python"],
-        torch=found["versions"]["torch"],
-        ringside=found["ringside"] if own else __version__,
-        sources=found["sources"] if own else str(PACKAGE_ROOT),
+        prefix=found.prefix,
+        python=found.python,
+        torch=found.versions["torch"],
+        ringside=found.ringside if own else __version__,
+        sources=found.sources if own else str(PACKAGE_ROOT),
         own_sources=own,
     )
 
 
-def _ask(path: Path) -> dict[str, Any]:
+def _ask(path: Path) -> _Description:
     """Let an interpreter describe itself.
 
     Its own packages count alone, not those that your PYTHONPATH names.
+
+    Raises:
+        UnavailableError: it answers with something else, or not in time.
     """
     environment = {name: value for name, value in inherited(os.environ).items() if name != "PYTHONPATH"}
+    command = Command((str(path), "-c", _QUESTION, *_NEEDED), environment | {"PYTHONSAFEPATH": "1"})
+    found = ""
     try:
-        done = subprocess.run(
-            [str(path), "-c", _QUESTION, *_NEEDED],
-            env=environment | {"PYTHONSAFEPATH": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_ANSWER_SECONDS,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        printed = done.stderr.strip()[-500:] if "done" in locals() else ""
-        reason = system_reason(error) if isinstance(error, OSError) else printed or str(error)
-        raise UnavailableError(
-            f"{path} does not answer as a Python interpreter.",
-            found=reason,
-            remedy="Name the interpreter of the other environment: /path/to/venv/bin/python.",
-        ) from None
-    return answer
+        printed, errors = answer_of(command, seconds=_ANSWER_SECONDS, most_bytes=_ANSWER_BYTES)
+        found = errors.strip()[-_QUOTED:] or "It printed no description of itself."
+        return msgspec.json.decode(printed.strip().splitlines()[-1], type=_Description)
+    except TimeoutError:
+        found = f"It did not end within {_ANSWER_SECONDS:g} s."
+    except OverflowError:
+        found = f"It printed more than {_ANSWER_BYTES >> 10} KiB."
+    except OSError as error:
+        found = system_reason(error)
+    except (msgspec.DecodeError, RecursionError, IndexError):
+        pass
+    raise UnavailableError(
+        f"{path} does not answer as a Python interpreter.",
+        found=found,
+        remedy="Name the interpreter of the other environment: /path/to/venv/bin/python.",
+    ) from None

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends import BACKENDS
+from backends.launchers import hydra
 from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, RingsideError
 from compare.launch.agent.connection import Connection, attend
 from compare.launch.agent.protocol import Start, Turns
-from compare.launch.processes import Ending, end_all
+from compare.launch.processes import Ending, Segments, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.arms import Arm
 from compare.schema.environment import EXPORTED, inherited, library_settings
-from compare.schema.files import temporary_root, write_json
+from compare.schema.files import executable_root, temporary_root, write_json
 from compare.schema.job import LaunchJob
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
@@ -47,6 +48,8 @@ _CUDA_BYTES = 3 << 29
 
 On an H200 it was 1.2 GiB.
 """
+_OF_MPICH = "mpich_*"
+"""MPICH's segments in /dev/shm, which need no more than the launch."""
 TICK_SECONDS = 0.5
 """Time between two looks at the files of a launch.
 
@@ -70,12 +73,15 @@ class LaunchPlace:
         self._in_turns = in_turns
         self._asked: list[Connection] = []
         self._starters: list[Connection] = []
+        self._segments: Segments | None = None
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         in_place = cluster.is_this_machine
         on_disk = temporary_root() if in_place else Path("/tmp")  # noqa: S108 -- agents insist on making it
         in_memory = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
         self._directory = files.directory if in_place else on_disk / name
         self._temporary = on_disk / f"{name}-tmp"
+        self.programs = None if in_place else executable_root() / f"{name}-programs"
+        """Where launchers find programs for other hosts."""
         shared = in_memory if not in_place or os.access(in_memory, os.W_OK) else self._temporary
         self._shared_memory = shared / name
         self._exported = self._temporary / "exported.json"
@@ -112,7 +118,7 @@ class LaunchPlace:
     def _scratch(self) -> tuple[Path, ...]:
         """Return the folders that are removed after the launch."""
         mirrored = () if self.cluster.is_this_machine else (self._directory,)
-        return (*mirrored, self._temporary, self._shared_memory)
+        return (*mirrored, self._temporary, self._shared_memory, *filter(None, [self.programs]))
 
     def begin(self, commands: Sequence[Command], job: LaunchJob, *, deadline_seconds: float) -> None:
         """Make the folders on every host, and start the commands.
@@ -126,6 +132,8 @@ class LaunchPlace:
             UnavailableError: a command could not be executed.
         """
         write_json(self.files.job, job)
+        if job.arm.runtime.launcher == hydra.EXECUTABLE:
+            self._segments = Segments(_OF_MPICH, time.time())
         own = {self.cluster.agent_for(command.host): command for command in commands}
         self._starters = list(own)
         used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
@@ -271,7 +279,8 @@ class LaunchPlace:
         mirrored = None if self.cluster.is_this_machine else self.files
         for agent in agents:
             self._asked.append(agent)
-            agent.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored)
+            ranks = [rank for rank, its in enumerate(self._agent_of) if its is agent]
+            agent.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored, ranks)
         self.cluster.wait(lambda: all(agent.started for agent in agents), agents)
 
     def _message(
@@ -282,20 +291,24 @@ class LaunchPlace:
         if agent in cluster.agents and not cluster.is_this_machine:
             files[self.job_file.name] = msgspec.json.encode(cluster.job_for(agent, job))
         environment = dict(command.environment) if command else {}
-        programs: Mapping[str, str] = {}
-        if command and command.host is None and (programs := cluster.remote_shell(self._temporary)):
-            environment["PATH"] = f"{self._temporary / 'bin'}{os.pathsep}{environment['PATH']}"
+        folders = [self._temporary, self._shared_memory, *([self._pipes] if self.turns else [])]
+        programs: dict[str, bytes] = {}
+        if (at := self.programs) and command and command.host is None:
+            programs = {str(at / name): text.encode() for name, text in cluster.remote_shell(at).items()}
+            environment["PATH"] = f"{at / 'bin'}{os.pathsep}{environment['PATH']}"
+            folders.append(at)
         return Start(
             directory=self.mark,
             in_place=cluster.is_this_machine,
             files=files,
-            programs={str(self._temporary / name): text.encode() for name, text in programs.items()},
-            folders=(str(self._temporary), str(self._shared_memory), *filter(None, [self.turns])),
+            programs=programs,
+            folders=tuple(map(str, folders)),
             argv=command.argv if command else (),
             environment=environment,
             # The deadline of this process comes first, because its message says more.
             deadline_seconds=deadline_seconds + ANSWER_SECONDS,
             turns=self._turns_on(agent),
+            segments=self._segments.pattern if self._segments else "",
         )
 
     def _turns_on(self, agent: Connection) -> Turns | None:
@@ -336,7 +349,7 @@ class LaunchPlace:
         The agent was killed, or a second Ctrl-C ended the wait for it.
         """
         with uninterrupted():
-            end_all(self.mark)
+            end_all(self.mark, segments=self._segments)
             for folder in self._scratch():
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
+import selectors
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -23,8 +26,10 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where MPICH makes its segment
 _TICK_SECONDS = 0.5
 """Time between two ticks; each takes time from a rank."""
 _POLL_SECONDS = 0.05
+_READ_BYTES = 1 << 16
 _GRACE_SECONDS = 3.0
 """Maximum time for processes to exit after SIGTERM, and again after SIGKILL."""
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Ending(NamedTuple):
@@ -38,6 +43,28 @@ class Ending(NamedTuple):
     """Whether agents ended it, because the parent sent no messages."""
 
 
+class Segments(NamedTuple):
+    """Shared memory that killed ranks of a launch leave."""
+
+    pattern: str
+    """Of its files in /dev/shm."""
+    since: float
+    """Unix time of the launch; older ones are of other launches."""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent exits.
+
+    Even one that dropped its environment and its session is found then.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[psutil.Process]:
+    """Return all processes that descend from this one."""
+    return set(psutil.Process().children(recursive=True))
+
+
 def supervise(
     command: Command | None,
     *,
@@ -47,6 +74,7 @@ def supervise(
     on_tick: Callable[[], bool],
     wake: Sequence[int] = (),
     while_waiting: Callable[[], None] = lambda: None,
+    segments: Segments | None = None,
 ) -> Ending:
     """Execute a command until it ends or ``on_tick`` gives up.
 
@@ -54,13 +82,13 @@ def supervise(
     Without a command, another machine starts the ranks of this one; ``on_tick`` or the deadline ends them.
     ``name`` marks every process that descends from the launch. ``on_tick`` is called twice a second, and at
     once when one of ``wake`` can be read. It returns whether the launch may go on. Processes may take seconds
-    to exit; ``while_waiting`` is called meanwhile.
+    to exit; ``while_waiting`` is called meanwhile. ``segments`` is what its library may leave.
 
     Raises:
         UnavailableError: the command could not be executed.
         OutputError: the log could not be written.
     """
-    began = time.monotonic()
+    began, spared = time.monotonic(), children()
     process: subprocess.Popen[bytes] | None = None
     try:
         if command:
@@ -73,7 +101,59 @@ def supervise(
             _wait(process, wake, _TICK_SECONDS)
         return Ending(process.returncode, time.monotonic() - began)
     finally:
-        end_all(name, process, while_waiting)
+        end_all(name, process, while_waiting, spared=spared, segments=segments)
+
+
+def answer_of(command: Command, *, seconds: float, most_bytes: int) -> tuple[str, str]:
+    """Return what a command prints on standard output and on standard error.
+
+    Nothing that it started is left running afterwards. Its environment is that of ``command`` alone.
+
+    Raises:
+        OSError: it could not be executed.
+        OverflowError: it printed more than ``most_bytes``.
+        TimeoutError: it did not end in time.
+    """
+    name, spared, until = f"ringside-{uuid.uuid4()}", children(), time.monotonic() + seconds
+    process = subprocess.Popen(
+        command.argv,
+        env={**command.environment, MARKER: name},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        with process:
+            try:
+                return _printed_by(process, until, most_bytes)
+            finally:
+                end_all(name, process, spared=spared)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+
+
+def _printed_by(process: subprocess.Popen[bytes], until: float, most_bytes: int) -> tuple[str, str]:
+    assert process.stdout is not None  # noqa: S101 -- both are pipes
+    assert process.stderr is not None  # noqa: S101
+    printed = {process.stdout: b"", process.stderr: b""}
+    with selectors.DefaultSelector() as waiting:
+        for pipe in printed:
+            waiting.register(pipe, selectors.EVENT_READ)
+        while waiting.get_map():
+            ready = waiting.select(max(0.0, until - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                piece = os.read(key.fd, _READ_BYTES)
+                if not piece:
+                    waiting.unregister(key.fileobj)
+                printed[key.fileobj] += piece  # type: ignore[index]  # only pipes are registered
+            if sum(map(len, printed.values())) > most_bytes:
+                raise OverflowError
+    process.wait(max(0.0, until - time.monotonic()))
+    output, errors = (text.decode(errors="replace") for text in printed.values())
+    return output, errors
 
 
 def _open(log: Path) -> BinaryIO:
@@ -125,40 +205,66 @@ def end_all(
     name: str,
     child: subprocess.Popen[bytes] | None = None,
     while_waiting: Callable[[], None] = lambda: None,
+    *,
+    spared: Collection[psutil.Process] | None = None,
+    segments: Segments | None = None,
 ) -> None:
     """End every process of a launch on this machine, also by SIGKILL.
 
     The ranks come first, by their witnesses. At SIGTERM, an Open MPI that aborts already would kill them at
     once, and they would leave no exit record. A second Ctrl-C ends the wait. ``name`` is the launch's folder.
     ``child`` is the launch's process that this one started, and must reap. ``while_waiting`` is called again
-    and again until they have exited.
+    and again until they have exited. All descendants of this process but the ``spared`` ones belong to the
+    launch too; None spares them all. ``segments`` are removed that no process maps.
     """
+
+    def end_with(end: Callable[[psutil.Process], None], only: Collection[int] | None = None) -> None:
+        _end_with(end, name, while_waiting, spared, only)
+
     try:
-        _end_with(_terminate, name, while_waiting, only=LaunchFiles(Path(name)).witnesses())
-        _end_with(_terminate, name, while_waiting)
+        end_with(_terminate, LaunchFiles(Path(name)).witnesses())
+        end_with(_terminate)
     finally:
         with uninterrupted():
-            _end_with(_kill_but_trackers, name, while_waiting)
-            _end_with(psutil.Process.kill, name, while_waiting)
+            end_with(_kill_but_trackers)
+            end_with(psutil.Process.kill)
             if child:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=_GRACE_SECONDS)
-            _remove_segments()
+            _reap(() if spared is None else children() - set(spared))
+            if segments:
+                _remove_segments(segments)
 
 
-def _remove_segments() -> None:
-    """Remove this user's segments of MPICH that no process maps.
+def _reap(adopted: Collection[psutil.Process]) -> None:
+    """Take the statuses of orphans that this process has adopted."""
+    for process in adopted:
+        with contextlib.suppress(ChildProcessError):  # it is a grandchild
+            os.waitpid(process.pid, os.WNOHANG)
 
-    A killed rank leaves them, and MPICH offers no folder of their own. A live launch maps its segments.
+
+def _remove_segments(segments: Segments) -> None:
+    """Remove this user's segments of a launch that no process maps.
+
+    A killed rank leaves them, and MPICH offers no folder of their own. A live launch maps its segments. One
+    in another container may share the folder, but its processes are not seen; so older ones are left alone.
     """
-    segments = {str(path): path for path in _SHARED_MEMORY.glob("mpich_*")}
-    for table in Path("/proc").glob("[0-9]*/maps") if segments else ():
+    found = {str(path): path for path in _SHARED_MEMORY.glob(segments.pattern) if _is_of(path, segments)}
+    for table in Path("/proc").glob("[0-9]*/maps") if found else ():
         with contextlib.suppress(OSError):  # it has exited, or is another user's
             mapped = table.read_text()
-            segments = {name: path for name, path in segments.items() if name not in mapped}
-    for path in segments.values():
-        with contextlib.suppress(OSError):  # another launch's end removed it, or it is another user's
+            found = {name: path for name, path in found.items() if name not in mapped}
+    for path in found.values():
+        with contextlib.suppress(OSError):  # another launch's end removed it
             path.unlink()
+
+
+def _is_of(path: Path, segments: Segments) -> bool:
+    try:
+        state = path.lstat()
+    except OSError:  # another launch's end removed it
+        return False
+    return state.st_uid == os.geteuid() and state.st_mtime >= segments.since
 
 
 def _terminate(process: psutil.Process) -> None:
@@ -180,24 +286,32 @@ def _end_with(
     end: Callable[[psutil.Process], None],
     name: str,
     while_waiting: Callable[[], None],
-    *,
-    only: Collection[int] | None = None,
+    spared: Collection[psutil.Process] | None,
+    only: Collection[int] | None,
 ) -> None:
     """End the processes of a launch, or ``only`` those with these PIDs."""
     signalled: set[psutil.Process] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
     # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
     # have exited stay zombies, which are not listed.
-    while left := [one for one in descendants(name) if only is None or one.pid in only]:
-        for process in left:
-            if process not in signalled:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    end(process)
+    while left := {one for one in _all_of(name, spared) if only is None or one.pid in only}:
+        for process in left - signalled:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(process)
         signalled.update(left)
         if time.monotonic() > deadline:
             return
         while_waiting()
         time.sleep(_POLL_SECONDS)
+
+
+def _all_of(name: str, spared: Collection[psutil.Process] | None) -> Iterator[psutil.Process]:
+    """Find a launch's processes, by their mark or parents."""
+    yield from descendants(name)
+    for process in () if spared is None else children() - set(spared):
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process
 
 
 def descendants(name: str) -> Iterator[psutil.Process]:

@@ -15,7 +15,7 @@ from compare.errors import LaunchError, ParityError, StalledError, UsageError
 from compare.schema.arms import Arm
 from compare.schema.config import LaunchConfig, require, require_count
 from compare.schema.hosts import Host, Network
-from compare.schema.results import Failure, LaunchRecord, Positive
+from compare.schema.results import Count, Failure, LaunchRecord, Positive
 
 COLLECTIVES_FILE = "collectives.json"
 SWEEP_SCHEMA_VERSION = 1
@@ -233,11 +233,11 @@ class SizeTiming(msgspec.Struct, frozen=True, kw_only=True):
     operation: str = "sum"
     message_bytes: Annotated[int, msgspec.Meta(ge=0)]
     """The larger buffer; 0 for a barrier."""
-    calls: int = 0
+    calls: Count = 0
     """Calls in a row in each iteration, the same on all ranks."""
     ns: list[Positive] = []
     """Nanoseconds of a call in each iteration."""
-    wrong: int = 0
+    wrong: Count = 0
     """Elements of a further call's result that are wrong on this rank."""
     refused: str = ""
     """Why the library refused it; then nothing was timed."""

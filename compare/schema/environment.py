@@ -43,8 +43,14 @@ _OF_AN_IMAGE = re.compile(
 )
 # Some secrets have the prefix of a setting: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile(
-    r"API_?KEY|(^|_)KEYS?(_|$)|AUTH|COOKIE|CREDENTIAL|JWT|PASS(W|PHRASE|_|$)|PRIVATE|SECRET|TOKEN",
+    r"API_?KEY|(^|_)(KEYS?|DSN|OTP|PAT|PW|SALT)(_|$)|AUTH|BEARER|COOKIE|CRED(ENTIAL|S?(_|$))|JWT"
+    r"|PASS(CODE|W|PHRASE|_|$)|PRIVATE|PWD(_|$)|SECRET|SESSION|SIGNATURE|TOKEN|WEBHOOK",
     re.IGNORECASE,
+)
+# Others have a name that says nothing: a proxy's password, or what GitHub, Hugging Face and others issue.
+_SECRET_VALUE = re.compile(
+    r"://[^/\s@]*:[^/\s@]+@|\b(gh[opsru]_|github_pat_|glpat-|hf_|sk-|xox[a-z]-|AKIA|ASIA)[A-Za-z0-9_-]{10}"
+    r"|\beyJ[A-Za-z0-9_-]+\.|\bBearer\s|-----BEGIN ",
 )
 # The arm or the run decides these. Values from the user's shell would contradict it; some crash Horovod.
 _DECIDED_BY_ARM = {
@@ -107,7 +113,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name in _NAMES or (name.startswith(_PREFIXES) and not _SECRET.search(name)))
+        if (name in _NAMES or (name.startswith(_PREFIXES) and not _is_secret(name, value)))
         and name not in _DECIDED_BY_ARM
     }
 
@@ -123,8 +129,12 @@ def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()
         if (name.startswith(_PREFIXES) or name == "LD_PRELOAD")
         and not name.startswith(_OF_ONE_LAUNCH)
         and not _OF_AN_IMAGE.fullmatch(name)
-        and not _SECRET.search(name)
+        and not _is_secret(name, value)
     }
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_SECRET.search(name) or _SECRET_VALUE.search(value))
 
 
 def settings(

@@ -26,6 +26,12 @@ _MEMORY_PER_BYTE = 20
 
 Samples take a third of this. Nested empty lists take all of it.
 """
+LARGEST = 10**18
+"""Largest whole number in a file of ours.
+
+As nanoseconds it is 31 years, as bytes an exabyte.
+"""
+_MAY_BE_LARGER = re.compile(rb"\d{19}")
 STANDARD_OUTPUT = Path("-")
 """Standard output, as a user writes it in place of a file."""
 
@@ -77,6 +83,26 @@ def temporary_root() -> Path:
             found=error.strerror or str(error),
             remedy="Free some space there, or name another folder in TMPDIR.",
         ) from None
+
+
+def executable_root() -> Path:
+    """Return a folder for temporary programs.
+
+    It is that for temporary files, or another one if that is mounted noexec.
+
+    Raises:
+        OutputError: no folder that can be written lets a program be executed.
+    """
+    usual = (str(temporary_root()), "/tmp", "/var/tmp", "/dev/shm", "~/.cache")  # noqa: S108 -- names differ
+    folders = list(dict.fromkeys(Path(name).expanduser() for name in usual))
+    for folder in folders:
+        if os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            return folder
+    raise OutputError(
+        "No folder for temporary programs lets them be executed.",
+        found=f"Each of {', '.join(map(str, folders))} is mounted noexec, is read-only or is missing.",
+        remedy="Name a folder in TMPDIR whose file system is not mounted noexec.",
+    )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -158,9 +184,12 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
     """
     try:
         _require_memory(path)
+        data = read_bytes(path)
+        if _MAY_BE_LARGER.search(data):
+            _require_numbers(msgspec.json.decode(data))
         if adapt:
-            return msgspec.convert(adapt(msgspec.json.decode(read_bytes(path))), type=kind)
-        return msgspec.json.decode(read_bytes(path), type=kind)
+            return msgspec.convert(adapt(msgspec.json.decode(data)), type=kind)
+        return msgspec.json.decode(data, type=kind)
     except OSError as error:
         raise OutputError(
             f"{path} could not be read.",
@@ -180,6 +209,23 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
             found=str(error),
             remedy="Was it edited, cut short, or written by another version?",
         ) from None
+
+
+def _require_numbers(content: Any) -> None:
+    """Require that no whole number is larger than any machine could count.
+
+    Raises:
+        OverflowError: one is; arithmetic with it would fail.
+    """
+    left = [content]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            raise OverflowError(f"It holds a whole number of {len(str(abs(value)))} digits.")
 
 
 def _require_memory(path: Path) -> None:

@@ -120,7 +120,7 @@ def _read(path: Path) -> RunFolder | None:
             if state.st_size > _LARGEST_FILE:
                 continue
             head = msgspec.json.decode(file.read_bytes(), type=_Head)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
             continue
         finished = head.complete or head.failure is not None
         return RunFolder(path=path, file=file, changed_at=state.st_mtime, finished=finished)

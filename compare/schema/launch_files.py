@@ -5,6 +5,7 @@ The witness of a rank imports this before anything heavy, so it imports the stan
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ LEASE_SECONDS = 6.0
 The parent renews it twice a second. A witness checks every second, and a rank may take two to exit. So all is
 over within 10 s.
 """
+_OF_A_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.(?:json|failure\.json|log|stacks|progress|witness|exit)")
 
 
 class LaunchFiles:
@@ -30,6 +32,12 @@ class LaunchFiles:
         self.launcher_log = directory / "launcher.log"
         self.lease = directory / "lease"
         """Touched by the parent while it lives."""
+
+    @staticmethod
+    def rank_of(name: str) -> int | None:
+        """Return the rank that writes a file of this name."""
+        matched = _OF_A_RANK.fullmatch(name)
+        return int(matched[1]) if matched else None
 
     def launcher_logs(self) -> list[Path]:
         """Return the logs of the launchers, here and on other hosts."""

@@ -15,12 +15,15 @@ from compare.data.catalogue import DatasetSource
 from compare.errors import LaunchError, ParityError, StalledError, UnprovenError
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
+from compare.schema.files import LARGEST
 from compare.schema.hosts import Host, Network
 from compare.schema.parity import EndStep, ParityPass
 
 SCHEMA_VERSION = 3
-Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
-"""A whole number from 1; reading a file refuses another."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+"""A number of things, bytes or nanoseconds; reading a file refuses another."""
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+"""Likewise, from 1."""
 PHASES = {"forward", "backward", "sync", "step"}
 """The phases of a step; a fused step has no forward."""
 
@@ -30,7 +33,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     correct: float | None
     """Right answers, or the sum of an own metric; None without one."""
-    samples: int
+    samples: Count
     loss_sum: float | None
     """None if it is not a number: the training diverged."""
 
@@ -45,11 +48,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "training"
     steps: Positive
     wall_ns: Positive
-    cpu_ns: int
+    cpu_ns: Count
     """CPU time of the rank during the block, all threads together."""
-    phases: dict[str, list[int]] = {}
+    phases: dict[str, list[Count]] = {}
     """Nanoseconds of every phase in every step; empty in most blocks."""
-    turn: int = 0
+    turn: Count = 0
     """Number of the turn, from 1; 0 without turns."""
 
 
@@ -59,9 +62,9 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: Positive
     cpus: Positive
     """CPUs that the ranks may use."""
-    busy_ns: int
+    busy_ns: Count
     """Busy time of all these CPUs, caused by any process."""
-    stolen_ns: int
+    stolen_ns: Count
     """The part that other guests of the physical machine took."""
     boot_id: str = ""
     """Name of the running kernel, by which hosts are one machine.
@@ -83,15 +86,15 @@ class Moments(msgspec.Struct, frozen=True):
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Times of an all-reduce of one size, alone."""
 
-    message_bytes: int
+    message_bytes: Count
     ns: Annotated[list[Positive], msgspec.Meta(min_length=1)]
 
 
 class GradientTimes(msgspec.Struct, frozen=True, kw_only=True):
     """When the gradient of one parameter is ready, without synchronisation."""
 
-    gradient_bytes: int
-    ready_ns: Annotated[list[int], msgspec.Meta(min_length=1)]
+    gradient_bytes: Count
+    ready_ns: Annotated[list[Count], msgspec.Meta(min_length=1)]
     """Nanoseconds after the last forward pass, in each step."""
 
 
@@ -109,14 +112,14 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     buffer_hash: str = ""
     """SHA-256 over the buffers' bytes; empty without any, and in older results."""
     evaluation: Evaluation
-    peak_memory_bytes: int
+    peak_memory_bytes: Count
     """Largest resident set during training, before the reference existed."""
-    whole_peak_memory_bytes: int = 0
+    whole_peak_memory_bytes: Count = 0
     """Largest resident set of its life; 0 in results without this field."""
-    peak_device_memory_bytes: int | None
-    gradient_bytes: int
-    gradient_tensors: int
-    message_bytes: list[int]
+    peak_device_memory_bytes: Count | None
+    gradient_bytes: Count
+    gradient_tensors: Count
+    message_bytes: list[Count]
     """Bytes of each call that averages gradients in a step."""
     collective_ns: list[Positive]
     """A step's collectives without training, per sample; empty if impossible."""
@@ -127,13 +130,13 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Empty for an arm without one, and in older results.
     """
-    cpu_ns: int
+    cpu_ns: Count
     """CPU time of this rank during the measurement, without its waits."""
-    waited_ns: int = 0
+    waited_ns: Count = 0
     """Time that it waited for its turns."""
-    waited_cpu_ns: int = 0
+    waited_cpu_ns: Count = 0
     """CPU time that its threads took meanwhile."""
-    trained_steps: int = 0
+    trained_steps: Count = 0
     """Steps that it took; those beyond ``config.total_steps`` for timing only."""
     machine: MachineUse | None = None
     """Only on the first rank of a host."""

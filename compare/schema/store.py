@@ -28,6 +28,8 @@ LAST = "last"
 VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
 SCALE_FILE = "scale.json"
+_LONGEST_NAME = 100
+"""Most characters of a model in the name of a folder."""
 OF_RUNS = (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE)
 """The files that hold what a command measured."""
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
@@ -155,6 +157,8 @@ def _contradictions(run: Run) -> Iterator[str]:
         seen.add((launch.arm, launch.round))
         count = run.config.ranks_of(arm)
         yield from (f"{where}: {wrong}" for wrong in _contradictions_in(launch, count))
+        if run.dataset.name != "own":  # an own metric is any sum
+            yield from (f"{where}: {wrong}" for wrong in _wrong_accuracies(launch))
 
 
 def _contradictions_of_config(config: RunConfig, labels: list[str]) -> Iterator[str]:
@@ -172,7 +176,7 @@ def _contradictions_of_config(config: RunConfig, labels: list[str]) -> Iterator[
 
 def _contradictions_in(launch: Launch, count: int) -> Iterator[str]:
     ranks = [rank.rank for rank in launch.ranks]
-    if ranks != list(range(count)):
+    if len(ranks) != count or ranks != list(range(len(ranks))):
         yield f"it has ranks {', '.join(map(str, ranks)) or 'none'}, not 0 to {count - 1}."
         return
     first = launch.ranks[0]
@@ -184,6 +188,13 @@ def _contradictions_in(launch: Launch, count: int) -> Iterator[str]:
             yield f"rank {rank.rank} timed other blocks than rank 0."
         if _collectives(rank) != _collectives(first):
             yield f"rank {rank.rank} timed other collectives than rank 0."
+
+
+def _wrong_accuracies(launch: Launch) -> Iterator[str]:
+    for rank in launch.ranks:
+        correct, samples = rank.evaluation.correct, rank.evaluation.samples
+        if correct is not None and not 0 <= correct <= samples:
+            yield f"rank {rank.rank} tested {samples} samples, and {correct:g} of them were right."
 
 
 def _contradictions_of(rank: RankResult) -> Iterator[str]:
@@ -278,7 +289,7 @@ def default_output(config: RunConfig) -> Path:
 
 def _new_folders(what: str, ranks: int, purpose: str = "") -> Iterator[Path]:
     """Yield names in ``runs`` that are not taken yet."""
-    what = what.replace(":", "-")  # scp and rsync treat the text before a colon as a host
+    what = what.replace(":", "-")[:_LONGEST_NAME]  # scp and rsync treat the text before a colon as a host
     name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{what}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return (path for path in map(RUNS.joinpath, names) if not path.exists())

@@ -1,12 +1,13 @@
 """Time work and the phases of a step.
 
-The clock is read only when the device is idle, or by the device itself.
+The clock is read only when the device is idle, or by the device itself. A workload may replace the functions
+of ``time``. So this module, and others that measure, bind them at the start of a rank.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import perf_counter_ns, process_time_ns
 from typing import NamedTuple, TypeAlias, cast
 
 import torch
@@ -19,7 +20,7 @@ def read_clock(device: torch.device) -> int:
     """Return nanoseconds on a monotonic clock, after the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter_ns()
+    return perf_counter_ns()
 
 
 class Timing(NamedTuple):
@@ -38,9 +39,9 @@ def time_together(work: Callable[[], None], barrier: Callable[[], None], device:
 
 def time_work(work: Callable[[], None], device: torch.device) -> Timing:
     """Time a piece of work, until the device is idle."""
-    began, began_cpu = read_clock(device), time.process_time_ns()
+    began, began_cpu = read_clock(device), process_time_ns()
     work()
-    return Timing(read_clock(device) - began, time.process_time_ns() - began_cpu)
+    return Timing(read_clock(device) - began, process_time_ns() - began_cpu)
 
 
 class PhaseClock:
@@ -77,7 +78,7 @@ class PhaseClock:
 def mark_time(device: torch.device) -> Mark:
     """Mark this moment, in the device's own order of work."""
     if device.type != "cuda":
-        return time.perf_counter_ns()
+        return perf_counter_ns()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

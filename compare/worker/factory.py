@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from compare.data.own import code_digest
+from compare.data.own import changed_files, code_digest
 from compare.worker.randomness import same_randomness, seed_generators
 from compare.worker.user_file import call_factory
 from compare.workload import Workload, WorkloadError
@@ -40,7 +40,8 @@ def load_workload(source: DatasetSource) -> MakeWorkload:
     folder = Path(source.directory)
     if code_digest(folder) != source.sha256:
         raise WorkloadError(
-            f"{folder} is not the folder that the run began with: was a file changed meanwhile? Run again."
+            f"{folder} is not the folder that the run began with: {changed_files(source)}. Run again, and "
+            "save no Python file below it meanwhile."
         )
     return partial(make_workload, source)
 
@@ -70,11 +71,11 @@ class Factory:
 
     def __init__(self, make: MakeWorkload, config: RunConfig, device: torch.device) -> None:
         self._make, self._seed, self._device = make, config.seed, device
-        begun = time.monotonic()
+        begun = monotonic()
         self.first = self._call()
         calls = _CALLS + 3 * config.ranks
         self._copied = None
-        if (time.monotonic() - begun) * calls > _MOST_SECONDS:
+        if (monotonic() - begun) * calls > _MOST_SECONDS:
             with suppress(RuntimeError, TypeError, NotImplementedError):  # some models cannot be copied
                 self._copied = copy.deepcopy(self.first.model)
 

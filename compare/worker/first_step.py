@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -40,12 +40,12 @@ def take_first_step(own: Side, config: RunConfig, device: torch.device) -> First
         dtypes.update(_activation_dtypes(found))
         return found
 
-    begun = time.monotonic()
+    begun = monotonic()
     with counting_graphs(config, attested):
         own._replace(loss=loss).train(1, count)
     read_clock(device)
     attested["activation_dtypes"] = sorted(dtypes)
-    return FirstStep(time.monotonic() - begun, gradient_bytes, attested)
+    return FirstStep(monotonic() - begun, gradient_bytes, attested)
 
 
 def _activation_dtypes(loss: torch.Tensor) -> set[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter_ns, process_time_ns
 
 from compare.schema.results import MachineUse
 
@@ -32,6 +32,8 @@ class CPUMeter:
         """Return the machine's load, and this process's CPU nanoseconds."""
         spans = zip(self._now(), self._begun, self._left_out, strict=True)
         wall, busy, stolen, own = (now - then - left_out for now, then, left_out in spans)
+        # A CPU that is taken away takes its counts along.
+        busy, stolen = max(0, busy), max(0, stolen)
         use = MachineUse(
             wall_ns=wall, cpus=len(self._cpus), busy_ns=busy, stolen_ns=stolen, boot_id=boot_id()
         )
@@ -46,7 +48,7 @@ class CPUMeter:
                 user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, ticks[:8])
                 busy += tick * (user + nice + system + irq + softirq + steal)
                 stolen += tick * steal
-        return time.perf_counter_ns(), busy, stolen, time.process_time_ns()
+        return perf_counter_ns(), busy, stolen, process_time_ns()
 
 
 def boot_id() -> str:

@@ -49,7 +49,8 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
         status = 1
         own = job.dataset.directory if isinstance(job, Job) and job.dataset.name == "own" else None
         failure = _describe(error, placement, own)
-        traceback.print_exc()
+        with suppress(OSError, ValueError):  # a workload may have closed the log
+            traceback.print_exc()
         with suppress(OutputError):  # the parent finds the full disk by itself
             write_json(files.failure(placement.rank), failure)
     _exit(status)
@@ -65,8 +66,9 @@ def _redirect_output(log: Path) -> None:
 
 def _exit(status: int) -> NoReturn:
     """Exit without any teardown, in which a library may wait for ever."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError, ValueError):  # a workload may have closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)
 
 

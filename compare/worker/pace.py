@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic
 
 from backends.base import Group
 from compare.worker.watchdog import WAIT_SECONDS, Watchdog
@@ -27,7 +27,7 @@ class WatchedPace(Pace):
 
     def __init__(self, watchdog: Watchdog, group: Group, first_seconds: float) -> None:
         self._watchdog, self._group, self._first_seconds = watchdog, group, first_seconds
-        self._met_at = time.monotonic()
+        self._met_at = monotonic()
 
     def note(self, pass_seconds: float) -> None:
         """Restart the watchdog for the pass that begins."""
@@ -43,8 +43,8 @@ class WatchedPace(Pace):
         """
         if self._group.world_size == 1:
             return
-        own_seconds = time.monotonic() - self._met_at
+        own_seconds = monotonic() - self._met_at
         limit = WAIT_SECONDS if self._group.rank else self._watchdog.stall_seconds + own_seconds
         self._watchdog.note("parity", limit_seconds=max(limit, self._first_seconds))
         self._group.barrier()
-        self._met_at = time.monotonic()
+        self._met_at = monotonic()

@@ -26,9 +26,9 @@ import ctypes
 import gc
 import hashlib
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 import msgspec
 import torch
@@ -85,11 +85,11 @@ def prove(
     own optimizer. A ``brief`` pass of a large model takes ``_FEW_STEPS``, so that a launch starts soon. Only
     if ``scaled``, gradients may be scaled to show a clip: half precision cannot carry all of them.
     """
-    begun = time.monotonic()
+    begun = monotonic()
     with _restored(task.device):
         proof = _Proof(make_replica, task.for_proof(kind), kind, pace or Pace(), leads=leads)
         taken = proof.take(brief=brief, scaled=scaled)
-    return msgspec.structs.replace(taken, seconds=time.monotonic() - begun)
+    return msgspec.structs.replace(taken, seconds=monotonic() - begun)
 
 
 def hash_parameters(model: nn.Module) -> str:
@@ -238,7 +238,7 @@ class _Proof:
 
     def _note(self) -> None:
         """Note that a pass begins, and how long the one before took."""
-        now = time.monotonic()
+        now = monotonic()
         self._seconds = now - self._begun if self._begun else 0.0
         self._begun = now
         self._pace.note(self._seconds)

@@ -6,11 +6,11 @@ No other module calls ``backends.load``.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic, time
 from typing import NamedTuple
 
 import torch
@@ -194,20 +194,20 @@ class _StartUp:
 
     def __init__(self, launched_at: float) -> None:
         # Only the start compares the clocks of two processes: the clock may be set at any time.
-        self._origin = time.monotonic() - (time.time() - launched_at)
+        self._origin = monotonic() - (time() - launched_at)
         self._seconds: dict[str, float] = {}
         self.mark("started")
 
     def mark(self, moment: str) -> None:
         """Record a moment, named as in ``Moments``."""
-        self._seconds[moment] = time.monotonic() - self._origin
+        self._seconds[moment] = monotonic() - self._origin
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Subtract the time of this block from all later moments."""
-        begun = time.monotonic()
+        begun = monotonic()
         yield
-        self._origin += time.monotonic() - begun
+        self._origin += monotonic() - begun
 
     def read(self) -> Moments:
         return Moments(**self._seconds)
@@ -277,11 +277,11 @@ def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, st
         watchdog.note("warm-up", done, expected_seconds=step_seconds)
         piece, begun = (
             min(_WARM_UP_PIECE, watchdog.steps_at_once(step_seconds), steps - done),
-            time.monotonic(),
+            monotonic(),
         )
         own.train(piece)
         read_clock(device)
-        done, step_seconds = done + piece, (time.monotonic() - begun) / piece
+        done, step_seconds = done + piece, (monotonic() - begun) / piece
     return step_seconds
 
 

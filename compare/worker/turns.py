@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from pathlib import Path
+from time import perf_counter_ns, process_time_ns
 
 import msgspec
 
@@ -46,14 +46,14 @@ class TurnPipes:
             step_seconds=step_seconds,
             memory=memory,
         )
-        began, began_cpu = time.perf_counter_ns(), time.process_time_ns()
+        began, began_cpu = perf_counter_ns(), process_time_ns()
         os.write(self._arrivals, msgspec.json.encode(arrival) + b"\n")
         poll = select.poll()
         poll.register(self._turns, select.POLLIN)
         poll.poll()  # it waits also where the agent has not opened its end yet
         line = os.read(self._turns, _TURN_BYTES)
-        self.waited_ns += time.perf_counter_ns() - began
-        self.waited_cpu_ns += time.process_time_ns() - began_cpu
+        self.waited_ns += perf_counter_ns() - began
+        self.waited_cpu_ns += process_time_ns() - began_cpu
         if not line:
             raise RuntimeError("The agent of this host exited while the rank waited for its turn.")
         return msgspec.json.decode(line, type=Turn)

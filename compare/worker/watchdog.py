@@ -12,11 +12,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import time
+from time import monotonic, time
 from typing import BinaryIO
 
 from compare.schema.job import Progress, Stage, note_progress, open_progress
 from compare.schema.launch_files import LaunchFiles
+from compare.workload import WorkloadError
 
 SLACK = 3.0
 """Factor by which work may exceed its expected time."""
@@ -41,6 +42,8 @@ class Watchdog:
         self._notes: BinaryIO | None = None
         self._timer: tuple[Stage, float] | None = None
         self._started_at = 0.0
+        self._open: dict[int, os.stat_result | None] = {}
+        """Descriptors that a workload must leave alone, each with its file."""
 
     def start(self, *, limit_seconds: float) -> None:
         """Start the timer and handle SIGTERM; call it from the main thread.
@@ -52,6 +55,8 @@ class Watchdog:
         # Chained to the default action, which ends the process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.register(signal.SIGTERM, file=stacks, chain=True)
+        self._notes = open_progress(self._files, self._rank)
+        self._open = {own: _file_of(own) for own in (stacks, self._notes.fileno())}
         self._expect("start", 0, limit_seconds)
 
     def steps_at_once(self, step_seconds: float) -> int:
@@ -80,7 +85,7 @@ class Watchdog:
 
     def _expect(self, stage: Stage, step: int, seconds: float) -> None:
         limit = max(self.stall_seconds, seconds)
-        now = time.monotonic()
+        now = monotonic()
         if (stage, limit) != self._timer or now - self._started_at > _RESTART_SECONDS:
             faulthandler.dump_traceback_later(limit, exit=True)
             self._timer, self._started_at = (stage, limit), now
@@ -89,5 +94,30 @@ class Watchdog:
     def _record(self, stage: Stage, step: int, limit_seconds: float) -> None:
         if self._notes is None:
             self._notes = open_progress(self._files, self._rank)
-        record = Progress(stage=stage, step=step, at=time.time(), limit_seconds=limit_seconds)
+        self._require_open()
+        record = Progress(stage=stage, step=step, at=time(), limit_seconds=limit_seconds)
         note_progress(self._notes, record)
+
+    def _require_open(self) -> None:
+        """Require that nothing has closed this rank's own files.
+
+        Another file or a connection would get their numbers, and then what is meant for them.
+
+        Raises:
+            WorkloadError: something has.
+        """
+        for descriptor, file in self._open.items():
+            now = _file_of(descriptor)
+            if not (now and file and os.path.samestat(now, file)):
+                self._open = {}
+                raise WorkloadError(
+                    f"descriptor {descriptor} of the rank was closed: "
+                    "let the workload close only what it has opened"
+                )
+
+
+def _file_of(descriptor: int) -> os.stat_result | None:
+    try:
+        return os.fstat(descriptor)
+    except OSError:  # it is closed
+        return None

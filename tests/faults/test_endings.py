@@ -4,6 +4,7 @@ import json
 import signal
 import time
 
+import psutil
 import pytest
 
 from compare.schema.store import read_run
@@ -58,6 +59,22 @@ def test_parent_suspended_ends_the_launch_and_reports_why(start, launcher):
     printed, _ = run.wait(since=time.time())
     assert run.process.returncode == 6, printed
     assert "this program sent no messages" in printed
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
+def test_suspended_launch_begins_again(start, launcher):
+    """Ctrl-Z ends all ranks; ``fg`` launches the arm again."""
+    run = start(launcher, *BRIEFLY)
+    run.wait_for_training()
+    run.process.send_signal(signal.SIGTSTP)
+    parent = psutil.Process(run.process.pid)
+    wait_until(lambda: not run.processes() and parent.status() == psutil.STATUS_STOPPED, DEATH_BOUND_SECONDS)
+    run.process.send_signal(signal.SIGCONT)
+    printed, _ = run.wait(since=time.time())
+    assert run.process.returncode == 0, printed
+    assert "starts again: this program was suspended (Ctrl-Z)" in printed
+    assert read_run(run.directory).complete
     run.assert_nothing_is_left()
 
 

@@ -36,6 +36,7 @@ from compare.launch.agent.protocol import (
     ProtocolError,
     Refused,
 )
+from compare.launch.agent.received import ReceivedFiles
 from compare.launch.crash_log import read_crash_log
 from compare.launch.engines import Answer, slurm_job
 from compare.launch.engines.schedulers import SCHEDULERS, STARTERS
@@ -283,7 +284,7 @@ def test_protocol_of_any_bytes_gives_messages_or_its_error(pipe, content):
 
 @fuzz
 @given(
-    st.builds(FileChunk, TEXT, st.integers(-(2**63), 2**63 - 1), BYTES)
+    st.builds(FileChunk, TEXT | st.just("rank-0.log"), st.integers(-(2**63), 2**63 - 1), BYTES)
     | st.builds(FileContent, TEXT, BYTES)
     | st.builds(Refused, kind=TEXT, what=TEXT, found=TEXT)
 )
@@ -296,13 +297,14 @@ def test_agent_of_a_host_writes_in_its_folder_or_is_refused(shared_file, message
     connection = Connection.__new__(Connection)
     folder = shared_file.parent / "of-an-agent"
     folder.mkdir(exist_ok=True)
-    connection._files, connection.host = LaunchFiles(folder), Host("n1", 1)
+    connection.host = Host("n1", 1)
+    connection._received = ReceivedFiles(connection.host, LaunchFiles(folder), [0])
     before = set(shared_file.parent.iterdir())
     with contextlib.suppress(ProtocolError, RingsideError):
         if isinstance(message, Refused):
             assert isinstance(connection._error_of(message), RingsideError)
         else:
-            connection._write(message)
+            connection._received.write(message)
     assert set(shared_file.parent.iterdir()) == before
     for path in folder.iterdir():
         path.unlink()

@@ -123,3 +123,10 @@ def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requi
     assert (of_one.efficiency.mean, of_two.beyond_cores) == (1, False)
     # 400 kB take over 30 ms on the link, and a step computes less than 10 ms.
     assert of_two.efficiency.mean < 0.5
+
+
+def test_rehearsed_hosts_do_not_miss_a_temporary_folder_of_this_machine(tmp_path):
+    """Each has a private /tmp, without the folder that TMPDIR names."""
+    done = compare("rehearse", "--hosts", "2", "--", "doctor", environment={"TMPDIR": str(tmp_path)})
+    assert "2 hosts examined" in done.stdout
+    assert str(tmp_path) not in done.stdout

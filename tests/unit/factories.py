@@ -103,7 +103,7 @@ class AnAgent:
     def lose(self, error: Exception, *, after_ticks: int) -> None:
         self._error, self._ticks_left = error, after_ticks
 
-    def start(self, message: Any, _files: Any) -> None:
+    def start(self, message: Any, _files: Any, _ranks: Any) -> None:
         self.on_begin(message)
         self.started = True
         if self._status is not None:

@@ -17,6 +17,7 @@ import sys
 from compare.launch.agent.launch import carry_out
 from compare.launch.agent.machine import describe, free_port
 from compare.launch.agent.protocol import ALIVE_SECONDS, FindPort, MessagePipe, Port, Start
+from compare.launch.processes import adopt_orphans
 from compare.schema.launch_files import LEASE_SECONDS
 
 IDLE_SECONDS = 900.0
@@ -58,4 +59,5 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP stays ignored
             signal.signal(number, lambda *_: sys.exit(1))  # so that every ``finally`` runs
+    adopt_orphans()
     main(_own_pipes())

@@ -12,9 +12,8 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from compare import __version__
 from compare.errors import (
@@ -23,7 +22,6 @@ from compare.errors import (
     OutputError,
     RingsideError,
     UnavailableError,
-    system_reason,
 )
 from compare.launch.agent.protocol import (
     ALIVE_SECONDS,
@@ -44,10 +42,11 @@ from compare.launch.agent.protocol import (
     Started,
     Waiting,
 )
+from compare.launch.agent.received import ReceivedFiles
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
 from compare.launch.signals import postponed_interrupts
-from compare.schema.files import write_bytes
+from compare.schema.files import LARGEST
 from compare.schema.hosts import Host
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
@@ -92,7 +91,7 @@ class Connection:
         self.memory_left_bytes = 0
         """Memory that was left on the host when they arrived."""
         self._refused: RingsideError | None = None
-        self._files: LaunchFiles | None = None
+        self._received: ReceivedFiles | None = None
         self._ahead_seconds: float | None = None
         self._carrier = carrier
         self._stderr = bytearray()
@@ -119,13 +118,16 @@ class Connection:
         """How far the host's clock is ahead, by its fastest message."""
         return self._ahead_seconds or 0.0
 
-    def start(self, launch: Start, files: LaunchFiles | None) -> None:
+    def start(
+        self, launch: Start, files: LaunchFiles | None, ranks: Collection[int] = range(LARGEST)
+    ) -> None:
         """Start a launch on the host.
 
-        Its files are mirrored into ``files``, except where the agent works in the run's own folder. The
-        host's name is added to that of the launcher's log, because every host has one.
+        The files of its ``ranks`` are mirrored into ``files``, except where the agent works in the run's own
+        folder. The host's name is added to that of the launcher's log, because every host has one.
         """
-        self.exited, self._refused, self._files = None, None, files
+        self.exited, self._refused = None, None
+        self._received = ReceivedFiles(self.host, files, ranks) if files else None
         self.started, self.arrivals = False, []
         self._pipe.send(launch)
 
@@ -215,8 +217,8 @@ class Connection:
                 self._ahead_seconds = max(
                     ahead, ahead if self._ahead_seconds is None else self._ahead_seconds
                 )
-            case FileChunk() | FileContent():
-                self._write(message)
+            case FileChunk() | FileContent() if self._received:
+                self._received.write(message)
             case Started():
                 self.started = True
             case Port(number):
@@ -235,23 +237,9 @@ class Connection:
         """Return the error of an agent, or of its host elsewhere."""
         kinds = (OutputError, UnavailableError, InterleaveError)
         own = {kind.__name__: kind for kind in kinds}.get(refused.kind)
-        if own and (self._files is None or own is InterleaveError):
+        if own and (self._received is None or own is InterleaveError):
             return own(refused.what, found=refused.found, remedy=refused.remedy)
         return HostError(f"Host {self.host.name}: {refused.what}", found=refused.found, remedy=refused.remedy)
-
-    def _write(self, message: FileChunk | FileContent) -> None:
-        # A host can write no file outside the folder of the launch.
-        name = message.name
-        if self._files is None or Path(name).name != name or name[:1] in {"", "."} or "\0" in name:
-            raise ProtocolError(f"unexpected file: {name}")
-        log = self._files.launcher_log
-        path = self._files.directory / (
-            f"{log.stem}-{self.host.name}{log.suffix}" if name == log.name else name
-        )
-        if isinstance(message, FileContent):
-            write_bytes(path, message.data)
-        else:
-            _write_at(path, message.offset, message.data)
 
     def _require_alive(self) -> None:
         if self._pipe.closed:
@@ -364,20 +352,3 @@ def close_all(agents: Sequence[Connection]) -> None:
     deadline = time.monotonic() + _CLOSE_SECONDS
     for agent in agents:
         agent.wait_closed(deadline - time.monotonic())
-
-
-def _write_at(path: Path, offset: int, data: bytes) -> None:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            while data:
-                written = os.pwrite(handle, data, offset)
-                offset, data = offset + written, data[written:]
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise OutputError(
-            f"{path} could not be written.",
-            found=system_reason(error),
-            remedy="Free some space or choose another folder with --output.",
-        ) from None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ from compare.launch.agent.protocol import (
     Waiting,
 )
 from compare.launch.agent.turns import TurnGate
-from compare.launch.processes import end_all, supervise
+from compare.launch.processes import Segments, end_all, supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 from compare.schema.limits import memory_left_bytes
 
@@ -45,9 +46,11 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
     """Carry out a launch, and leave nothing of it on this host."""
     made: list[Path] = []
     opened = ExitStack()
+    # A clock of files may be some milliseconds behind.
+    segments = Segments(start.segments, time.time() - 1) if start.segments else None
     try:
         _make_folders(start, made)
-        opened.enter_context(_swept(start.directory, made))
+        opened.enter_context(_swept(start.directory, made, segments))
         launch = _Launch(start, pipe)
         opened.callback(launch.close)
         pipe.send(Started())
@@ -59,6 +62,7 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
             on_tick=launch.tick,
             wake=launch.wakes(),
             while_waiting=launch.keep_alive,
+            segments=segments,
         )
         launch.send_the_rest()
     except RingsideError as error:
@@ -81,7 +85,7 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
 
 
 @contextmanager
-def _swept(name: str, folders: Sequence[Path]) -> Iterator[None]:
+def _swept(name: str, folders: Sequence[Path], segments: Segments | None) -> Iterator[None]:
     """Leave nothing of a launch behind if this process is killed.
 
     A child process, the sweeper, waits for the end of a pipe that only this process can write.
@@ -89,7 +93,7 @@ def _swept(name: str, folders: Sequence[Path]) -> Iterator[None]:
     read, write = os.pipe()
     sweeper = os.fork()
     if not sweeper:
-        _sweep(name, folders, read)
+        _sweep(name, folders, segments, read)
     os.close(read)
     try:
         yield
@@ -100,7 +104,7 @@ def _swept(name: str, folders: Sequence[Path]) -> Iterator[None]:
         os.waitpid(sweeper, 0)
 
 
-def _sweep(name: str, folders: Sequence[Path], pipe: int) -> NoReturn:
+def _sweep(name: str, folders: Sequence[Path], segments: Segments | None, pipe: int) -> NoReturn:
     """End a launch, unless the agent says that it did."""
     try:
         os.setsid()
@@ -109,7 +113,7 @@ def _sweep(name: str, folders: Sequence[Path], pipe: int) -> NoReturn:
         os.closerange(0, pipe)  # ssh waits until they are closed
         os.closerange(pipe + 1, _DESCRIPTORS)
         if not os.read(pipe, 1):
-            end_all(name)
+            end_all(name, segments=segments)
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
     finally:  # an error must not return into the agent's program

@@ -83,6 +83,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     deadline_seconds: float
     turns: Turns | None = None
     """How its ranks wait for their turns; None without turns."""
+    segments: str = ""
+    """Pattern of what its library may leave in /dev/shm, or empty."""
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):

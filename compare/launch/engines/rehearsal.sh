@@ -87,7 +87,8 @@ host() {
   mount -t proc proc /proc
   private_folders "$@"
   hostname "$name"
-  echo "exec nsenter -t $pid -m -u -i -n -p -- env XDG_CACHE_HOME=/tmp/cache CUDA_VISIBLE_DEVICES= \"\$@\"" \
+  # A folder of this machine that TMPDIR names need not be in the host's private /tmp.
+  echo "exec nsenter -t $pid -m -u -i -n -p -- env -u TMPDIR XDG_CACHE_HOME=/tmp/cache CUDA_VISIBLE_DEVICES= \"\$@\"" \
     >"/run/rehearsal/$name"
   echo up
   # Not `exec sleep`: the first process of a host reaps its orphans.

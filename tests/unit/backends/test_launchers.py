@@ -235,12 +235,22 @@ def test_placement_from_another_launcher_is_an_error(name, other):
 
 KEPT = """
 PATH HOME LD_LIBRARY_PATH VIRTUAL_ENV LC_ALL CUDA_VISIBLE_DEVICES NCCL_DEBUG NCCL_IB_DISABLE OMP_SCHEDULE
-HOROVOD_FUSION_THRESHOLD OMPI_MCA_btl UCX_TLS NCCL_IB_PKEY
+HOROVOD_FUSION_THRESHOLD OMPI_MCA_btl UCX_TLS NCCL_IB_PKEY NCCL_NET_PLUGIN FI_PROVIDER OMP_WAIT_POLICY
+UCX_PATH CUDA_CACHE_PATH MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM NCCL_PXN_DISABLE TORCH_NCCL_BLOCKING_WAIT
 """
+VALUES_OF_SECRETS = (
+    "http://me:hunter2@proxy:3128",
+    "ghp_0123456789abcdefghij",
+    "hf_0123456789abcdefghij",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.x",
+    "Bearer abc",
+)
 SECRETS = """
 AWS_SECRET_ACCESS_KEY FOO_TOKEN HF_TOKEN GITHUB_TOKEN DATABASE_URL SSH_AUTH_SOCK
 NVIDIA_API_KEY SLURM_JWT SLURM_JOB_ID TORCH_HUB_TOKEN HOROVOD_SECRET_KEY UCX_PASSWORD
 TORCH_HUB_KEY NCCL_PASSPHRASE UCX_AUTH TORCH_COOKIE HOROVOD_PRIVATE_FILE OMPI_MCA_some_key
+TORCH_BEARER NCCL_PWD UCX_SESSION UCX_SESSION_ID HOROVOD_DBPWD FI_PW TORCH_CREDS OMP_PAT CUDA_OTP
+PYTORCH_DSN MKL_SALT NVIDIA_PASSCODE OMPI_MCA_webhook NCCL_SIGNATURE TORCH_cred
 """
 """Names of the other lines start like settings, or are a scheduler's."""
 OF_ANOTHER_LAUNCH = "RANK WORLD_SIZE MASTER_ADDR OMPI_COMM_WORLD_RANK"
@@ -256,6 +266,14 @@ def test_inherited_environment_keeps_what_a_launch_needs(name):
 @pytest.mark.parametrize("name", f"{SECRETS} {OF_ANOTHER_LAUNCH} {OF_THE_ARM}".split())
 def test_inherited_environment_drops_secrets_and_contradictions(name):
     assert launch_environment.inherited({name: "value", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize("value", VALUES_OF_SECRETS)
+def test_inherited_environment_drops_a_secret_under_an_innocent_name(value):
+    environ = {"TORCH_HOME_PAGE": value, "UCX_TLS": "tcp", "TORCH_HUB": "https://host:8080/path"}
+    kept = {"UCX_TLS": "tcp", "TORCH_HUB": "https://host:8080/path"}
+    assert launch_environment.inherited(environ) == kept
+    assert launch_environment.library_settings(environ) == kept
 
 
 @settings(deadline=None)

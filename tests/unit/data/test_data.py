@@ -357,6 +357,24 @@ def test_status_reports_damaged_gz_dangling_links_and_folders(small, tmp_path):
     assert {file.form for file in data.status(Path("/", "x" * 300))} == {"missing"}
 
 
+def test_status_of_files_that_cannot_be_looked_for_says_why(tmp_path):
+    """A folder that may not be searched is another such reason."""
+    (tmp_path / "MNIST").symlink_to("MNIST")
+    found = data.status(tmp_path)
+    assert {file.form for file in found} == {"missing"}
+    assert {file.problem for file in found} == {"cannot be looked for: Too many levels of symbolic links"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may search every folder")
+def test_status_of_a_folder_without_rights_does_not_call_it_empty(small, tmp_path):
+    directory = put(tmp_path, {TRAIN_IMAGES: small[TRAIN_IMAGES]})
+    directory.chmod(0)
+    try:
+        assert {file.problem for file in data.status(tmp_path)} == {"cannot be looked for: Permission denied"}
+    finally:
+        directory.chmod(0o700)
+
+
 def test_status_imports_no_heavy_library(tmp_path):
     script = (
         "import sys, pathlib; from compare import data; data.status(pathlib.Path(sys.argv[1]));"

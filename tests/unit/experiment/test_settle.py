@@ -386,7 +386,13 @@ def test_what_is_read_only_is_refused(tmp_path, monkeypatch, exists):
     assert caught.value.found == f"{path if exists else tmp_path} is read-only."
 
 
-@pytest.mark.parametrize(("model", "shown"), [("wide", "wide"), ("mlp:784-64-10", "mlp-784-64-10")])
+DEEP = f"mlp:784{'-32' * 100}-10"
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [("wide", "wide"), ("mlp:784-64-10", "mlp-784-64-10"), (DEEP, DEEP.replace(":", "-")[:100])],
+)
 def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
     name = store.default_output(a_config(model=model, ranks=3))
     assert name.parent == Path("runs")

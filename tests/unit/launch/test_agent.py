@@ -24,7 +24,6 @@ from compare.launch.agent import connection as module
 from compare.launch.agent.connection import Connection, close_all, connected
 from compare.launch.agent.launch import _Launch
 from compare.launch.agent.protocol import (
-    FileContent,
     ProtocolError,
     Start,
 )
@@ -360,15 +359,6 @@ def test_connection_gives_up_a_silent_host(monkeypatch):
     agent.hang_up()
     close_all([agent])
     assert time.monotonic() - began < 8
-
-
-@pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", "", "a/b"])
-def test_connection_writes_to_no_other_folder(agent, files, name):
-    tick_until(agent, lambda: agent.ready)
-    agent._files = files
-    with pytest.raises(ProtocolError):
-        agent._write(FileContent(name, b""))
-    assert list(files.directory.iterdir()) == []
 
 
 class Flood(Local, frozen=True):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from compare import PACKAGE_ROOT
@@ -16,6 +18,7 @@ from compare.launch.interpreter import find_interpreter
 from compare.schema.arms import parse_arm
 from compare.schema.job import Planned
 from tests.unit.factories import a_cluster, a_config
+from tests.waiting import wait_until
 
 
 def a_program(folder, text):
@@ -38,10 +41,43 @@ def test_package_with_another_protocol_is_replaced_by_this_one(monkeypatch):
     assert (found.own_sources, Path(found.sources)) == (False, PACKAGE_ROOT)
 
 
-@pytest.mark.parametrize("text", ["echo hello", "exit 3", "echo '{\"prefix\"'", ":"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("echo hello", "exit 3", "echo '{\"prefix\"'", ":", "echo '[1, 2]'", "echo null", "echo '{}'"),
+        *('echo \'{"prefix": 1, "python": "3", "versions": []}\'', r"printf '\\377'"),
+        "head -c 100000 /dev/zero | tr '\\0' '['",
+    ],
+)
 def test_program_that_is_no_interpreter_is_refused(tmp_path, text):
     with pytest.raises(UnavailableError, match="does not answer"):
         find_interpreter(a_program(tmp_path, text))
+
+
+CHILD = "sleep 61 & echo $! >{file}; "
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (CHILD + "exec yes", "more than 256 KiB"),
+        (CHILD + "exec yes >&2", "more than 256 KiB"),
+        (CHILD + "exec sleep 62", "within 1 s"),
+        (CHILD + "exec 1>&- 2>&-; exec sleep 63", "within 1 s"),
+        ("env -i setsid sleep 61 & sleep 0.2; pgrep -n -f 'sleep 61' >{file}; exec sleep 62", "within 1 s"),
+        (CHILD + "exit", "within 1 s"),
+    ],
+    ids=["floods", "floods with errors", "sleeps", "sleeps in silence", "drops its mark", "leaves a child"],
+)
+def test_program_that_floods_or_sleeps_is_ended_with_all_that_it_started(tmp_path, monkeypatch, text, found):
+    monkeypatch.setattr(interpreter, "_ANSWER_SECONDS", 1.0)
+    file = tmp_path / "child"
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="does not answer") as refused:
+        find_interpreter(a_program(tmp_path, text.format(file=file)))
+    assert found in refused.value.found
+    assert time.monotonic() - began < 10
+    wait_until(lambda: not psutil.pid_exists(int(file.read_text())), 5)
 
 
 def test_interpreter_without_torch_is_refused(tmp_path):

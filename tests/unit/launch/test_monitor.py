@@ -1,5 +1,7 @@
 """The parent's conclusions from the files of a launch."""
 
+import os
+import signal
 import time
 from types import SimpleNamespace
 
@@ -283,6 +285,29 @@ def test_launch_whoseport_was_taken_is_repeated_once(tmp_path, monkeypatch, take
         launching.launch_arm(run, Planned(1, 1, run.config.arms[0]), tmp_path, None, observer)
     assert len(started) == times
     assert not started[0]
+
+
+def test_launch_suspended_by_ctrl_z_starts_again_without_its_old_files(tmp_path, monkeypatch):
+    """It does so as often as Ctrl-Z comes."""
+    happened = []
+
+    def launch_once(_config, _planned, _cluster, _observer, files, **_options):
+        files.directory.mkdir(parents=True)
+        happened.append("starts")
+        if happened.count("starts") < 3:
+            os.kill(os.getpid(), signal.SIGTSTP)
+            time.sleep(10)
+        return "launched"
+
+    monkeypatch.setattr(launching, "_launch_once", launch_once)
+    monkeypatch.setattr(launching, "stop_until_continued", lambda: happened.append("stops"))
+    run = a_run()
+    observer = SimpleNamespace(launch_restarts=lambda _, why: happened.append(why))
+    planned = Planned(1, 1, run.config.arms[0])
+    assert launching.launch_arm(run, planned, tmp_path, None, observer) == "launched"
+    again = ["stops", "this program was suspended (Ctrl-Z)", "starts"]
+    assert happened == ["starts", *again, *again]
+    assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
 
 
 def test_tail_of_a_log_of_gigabytes_reads_its_end_alone(tmp_path):

@@ -9,15 +9,17 @@ import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from backends.launchers.request import MARKER, Command
-from compare.errors import HostError, InterleaveError
+from compare.errors import HostError, InterleaveError, OutputError
 from compare.launch.agent.protocol import Exited
 from compare.launch.cluster import Agents, Cluster
 from compare.launch.engines.local import Local
+from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host, Network, local_host
 from compare.schema.job import Job, SweepJob
 from compare.schema.launch_files import LaunchFiles
@@ -95,6 +97,44 @@ def test_place_on_hosts_is_a_folder_of_their_own(hosts, files):
     assert first.mark != second.mark
     assert first.job_file.parent == Path(first.mark)
     assert first.job_file.parent.parent == Path("/tmp")  # noqa: S108 -- agents make it themselves
+
+
+@pytest.fixture
+def mounted(monkeypatch):
+    """Let folders look as if they were mounted noexec."""
+
+    def noexec(*folders):
+        flags = {Path(folder): os.ST_NOEXEC for folder in folders}
+        monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_flag=flags.get(Path(path), 0)))
+
+    return noexec
+
+
+@pytest.mark.parametrize(("noexec", "found"), [(0, 0), (1, 1), (2, 2)])
+def test_programs_for_hosts_lie_where_they_can_be_executed(
+    files, tmp_path, monkeypatch, mounted, noexec, found
+):
+    """TMPDIR counts first."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folders = [tmp_path, Path("/tmp"), Path("/var/tmp")]  # noqa: S108 -- nothing is written
+    mounted(*folders[:noexec])
+    here = AnAgent(host=local_host(1), status=0)
+    cluster = of([AnAgent(host=Host("n1", 1), status=0)], here, carrier=Ssh())
+    monkeypatch.setattr("compare.launch.engines.ssh._program", lambda: "/usr/bin/ssh")
+    place = cluster.place(files)
+    message = place._message(here, Command(("mpirun",), {"PATH": "/bin"}), a_job(), 30.0)
+    (program,) = (Path(name) for name in message.programs if name.endswith("/ssh"))
+    assert program.parents[2] == folders[found]
+    assert message.environment["PATH"] == f"{program.parent}{os.pathsep}/bin"
+    assert str(program.parents[1]) in message.folders
+
+
+def test_programs_for_hosts_without_a_folder_for_them_are_refused(hosts, files, monkeypatch):
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(OutputError, match="temporary programs") as refused:
+        hosts.place(files)
+    assert "/tmp" in refused.value.found  # noqa: S108 -- a name; nothing is written
+    assert "TMPDIR" in refused.value.remedy
 
 
 @pytest.mark.parametrize(("first_status", "told"), [(None, [True, False]), (0, [False, False])])

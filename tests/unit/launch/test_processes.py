@@ -432,10 +432,67 @@ def test_command_is_not_read_by_a_shell(launch):
     assert launch.log.read_text() == "$HOME; touch x `id`\n"
 
 
-def test_end_removes_segments_of_mpich_that_no_process_maps(tmp_path, monkeypatch):
+OTHER_USER = 65534
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("mpich_*", {"mpich_mapped", "mpich_older", "other"}),
+        ("", {"mpich_mapped", "mpich_own", "mpich_older"}),
+    ],
+)
+def test_end_removes_segments_of_its_own_launch_that_no_process_maps(tmp_path, monkeypatch, pattern, left):
+    """A launch without MPICH leaves all of them alone."""
     monkeypatch.setattr(module, "_SHARED_MEMORY", tmp_path)
-    for name in ("mpich_shm_1_0", "mpich_vci_1_0", "mpich_shm_2_0", "other"):
+    began = time.time()
+    for name in ("mpich_own", "mpich_older", "mpich_mapped", "other"):
         (tmp_path / name).write_bytes(b"x" * mmap.PAGESIZE)
-    with (tmp_path / "mpich_shm_2_0").open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        module.end_all(str(tmp_path / "no launch"))
-        assert {path.name for path in tmp_path.iterdir()} == {"mpich_shm_2_0", "other"}
+    os.utime(tmp_path / "mpich_older", (began - 60, began - 60))
+    segments = module.Segments(pattern, began - 1) if pattern else None
+    with (tmp_path / "mpich_mapped").open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        module.end_all(str(tmp_path / "no launch"), segments=segments)
+        assert {path.name for path in tmp_path.iterdir()} == left | {"other"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_end_leaves_the_segments_of_other_users(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SHARED_MEMORY", tmp_path)
+    (tmp_path / "mpich_1").touch()
+    os.chown(tmp_path / "mpich_1", OTHER_USER, OTHER_USER)
+    module.end_all(str(tmp_path / "no launch"), segments=module.Segments("mpich_*", 0.0))
+    assert (tmp_path / "mpich_1").exists()
+
+
+# Starts an orphan of an empty environment, in a session of its own.
+DETACH = """
+import pathlib, subprocess, sys, time
+subprocess.Popen(
+    ["/usr/bin/setsid", "-f", sys.executable, "-c", {child!r}], env={{}}, stdin=subprocess.DEVNULL
+)
+while not (pathlib.Path({file!r}).exists() and pathlib.Path({file!r}).read_text()):
+    time.sleep(0.01)
+"""
+
+
+def test_orphan_without_environment_and_session_is_ended(launch):
+    """An own workload may start it; the agent is its next parent."""
+    file = launch.pid_file("orphan")
+    code = DETACH.format(child=STUBBORN.format(file=file), file=file)
+    agent = f"""
+import sys
+from pathlib import Path
+from backends.launchers.request import Command
+from compare.launch import processes
+processes._GRACE_SECONDS = 1.0
+processes.adopt_orphans()
+command = Command((sys.executable, "-c", {code!r}), {{}})
+ending = processes.supervise(
+    command, name={launch.name!r}, log=Path({str(launch.log)!r}), deadline_seconds=30, on_tick=lambda: True
+)
+raise SystemExit(ending.status)
+"""
+    done = subprocess.run([sys.executable, "-c", agent], check=False, timeout=60)
+    assert (done.returncode, launch.log.read_text()) == (0, "")
+    assert len(launch.pids()) == 1
+    assert launch.is_gone()

@@ -175,6 +175,25 @@ def test_history_has_a_line_for_each_run_and_a_trend(runs):
     assert {trend["arm"] for trend in found["trends"]} == {"none", "ddp"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"ringside_version": "0.1", "schema_version": 3, "launches": ' + "[" * 100_000,
+        '{"ringside_version": "0.1", "schema_version": 3, "failure": {"n": 1' + "0" * 400 + "}}",
+        "[" * 100_000,
+    ],
+    ids=["deep within a run", "400 digits", "deep"],
+)
+def test_history_shows_the_other_runs_beside_a_hostile_file(tmp_path, text):
+    a_folder(tmp_path, "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "results.json").write_text(text)
+    done = call("history", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"good +3 rounds: none", done.output)
+    assert call("clean", tmp_path, "--keep", 0).exit_code == 0
+
+
 def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
     write_json(a_folder(tmp_path, "quiet") / "results.json", a_run())
     write_json(a_folder(tmp_path, "loud") / "results.json", noisy(a_run(), 1, 3))

@@ -389,6 +389,12 @@ OF_A_LAUNCH = {
     "a group that is none": lambda run: rank_of(run)["attestation"].update(group="gloo"),
     "a replica that is none": lambda run: rank_of(run)["attestation"].update(replica=7),
     "no time": lambda run: run["launches"][LAST].update(seconds=0),
+    "negative CPU time": lambda run: rank_of(run)["blocks"][0].update(cpu_ns=-1),
+    "more right than tested": lambda run: rank_of(run)["evaluation"].update(correct=5_001),
+    "fewer than none right": lambda run: rank_of(run)["evaluation"].update(correct=-1),
+    "memory of 400 digits": lambda run: rank_of(run).update(peak_memory_bytes=10**400),
+    "a message of 10 EB": lambda run: rank_of(run)["message_bytes"].append(10**19),
+    "negative messages": lambda run: rank_of(run).update(message_bytes=[-1]),
     "an unknown arm": lambda run: run["launches"][LAST].update(arm="mpi"),
     "a round twice": lambda run: run["launches"][LAST].update(round=1),
 }
@@ -403,6 +409,10 @@ OF_THE_RUN = {
         run["config"]["arms"].append({"backend": "mpi"}),
     ],
     "no hosts": lambda run: run.update(hosts=[]),
+    "a billion ranks": lambda run: run["config"].update(ranks=10**9),
+    "400 digits in what a library attests": lambda run: rank_of(run)["attestation"].update(
+        x=[{"y": 10**400}]
+    ),
 }
 
 
@@ -411,7 +421,8 @@ def test_read_run_refuses_a_run_that_contradicts_itself(tmp_path, edit):
     error = refusal(broken(tmp_path, (OF_A_LAUNCH | OF_THE_RUN)[edit]))
     assert str(tmp_path / RESULTS_FILE) in error.what
     assert error.found
-    assert "Launch 6 (" in error.found or "$.launches[5]." in error.found or edit in OF_THE_RUN
+    where = ("Launch 6 (", "$.launches[5].", "whole number of")
+    assert any(words in error.found for words in where) or edit in OF_THE_RUN
     assert "edited" in error.remedy
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.strategies import pipeline
 from compare.worker import clock as clock_module
+from compare.worker import first_step, meters, rank, turns, watchdog
 from compare.worker.clock import PhaseClock, time_together
 
 CPU = torch.device("cpu")
@@ -30,6 +31,19 @@ def test_time_together_excludes_the_barrier():
     timing = time_together(lambda: time.sleep(0.002), lambda: time.sleep(0.2), CPU)
     assert 0.002 <= timing.wall_ns / 1e9 < 0.1
     assert timing.cpu_ns < 50_000_000
+
+
+def test_time_is_right_where_a_workload_has_replaced_the_clock(monkeypatch):
+    for name in ("perf_counter_ns", "process_time_ns", "monotonic", "time"):
+        monkeypatch.setattr(time, name, lambda: 0)
+    timing = time_together(lambda: _spin(0.02), lambda: None, CPU)
+    assert timing.wall_ns > 15_000_000
+    assert timing.cpu_ns > 5_000_000
+
+
+@pytest.mark.parametrize("module", [clock_module, first_step, meters, pipeline, rank, turns, watchdog])
+def test_module_that_measures_a_workload_has_bound_the_clock(module):
+    assert getattr(module, "time", None) is not time
 
 
 def test_time_together_counts_the_cpu_time_of_the_work():
@@ -54,7 +68,7 @@ STEP = ("forward", "backward", "sync", "step")
 )
 def test_phase_clock_times_from_end_to_end_and_adds_up(monkeypatch, shown, told, phases):
     written_down = iter([*shown, 999])
-    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter_ns=lambda: next(written_down)))
+    monkeypatch.setattr(clock_module, "perf_counter_ns", lambda: next(written_down))
     clock = PhaseClock(CPU)
     for phase in ("begin", *told):
         clock(phase)

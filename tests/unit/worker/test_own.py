@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from functools import partial
 from itertools import chain, islice
 from types import SimpleNamespace
@@ -194,12 +195,36 @@ def test_wrong_factory_is_refused(tmp_path, code, says):
         load_workload(data.own_source(f"{tmp_path}/wrong.py:make"))()
 
 
-def test_folder_that_was_changed_is_refused(tmp_path):
+CHANGES = {
+    "right.py was changed": lambda folder: (folder / "right.py").write_text(RIGHT + "\n"),
+    "tools/other.py was removed": lambda folder: (folder / "tools" / "other.py").unlink(),
+    "tools/made.py is new": lambda folder: (folder / "tools" / "made.py").touch(),
+    "0.py is new, 1.py is new, 2.py is new, and 6 more": lambda folder: [
+        (folder / f"{number}.py").touch() for number in range(9)
+    ],
+}
+
+
+@pytest.mark.parametrize("named", CHANGES)
+def test_folder_that_was_changed_is_refused_with_the_names_of_the_files(tmp_path, named):
     (tmp_path / "right.py").write_text(RIGHT)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "other.py").touch()
     source = data.own_source(f"{tmp_path}/right.py:make")
-    (tmp_path / "right.py").write_text(RIGHT + "\n")
+    CHANGES[named](tmp_path)
     (tmp_path / "log").write_text("what a run leaves is no part of it")
-    with pytest.raises(WorkloadError, match="was a file changed meanwhile"):
+    with pytest.raises(WorkloadError, match=rf"began with: {re.escape(named)}\."):
+        load_workload(source)
+
+
+def test_folder_of_very_many_files_is_refused_without_their_names(tmp_path, monkeypatch):
+    monkeypatch.setattr("compare.data.own._MOST_NAMED", 1)
+    for name in ("right.py", "other.py"):
+        (tmp_path / name).write_text(RIGHT)
+    source = data.own_source(f"{tmp_path}/right.py:make")
+    assert source.code == {}
+    (tmp_path / "other.py").unlink()
+    with pytest.raises(WorkloadError, match="one of more than 1 Python files was changed"):
         load_workload(source)
 
 

@@ -94,6 +94,42 @@ def test_watchdog_records_the_first_progress_as_it_starts(start):
     assert files.stacks(0).read_text() == ""
 
 
+CLOSES = """
+import os, sys
+from pathlib import Path
+from compare.worker.watchdog import Watchdog
+from compare.schema.launch_files import LaunchFiles
+
+watchdog = Watchdog(LaunchFiles(Path(sys.argv[1])), 0, 60.0)
+watchdog.start(limit_seconds=0)
+watchdog.note("data")
+{act}
+watchdog.note("join")
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "refused"),
+    [
+        ("os.closerange(3, 1000)", True),
+        ("os.closerange(0, 1000)", True),
+        ("os.closerange(3, 1000); [os.open(os.devnull, os.O_RDWR) for _ in range(9)]", True),
+        ("os.dup2(os.open(os.devnull, os.O_WRONLY), 1)", False),
+        ("os.close(os.open(os.devnull, os.O_RDONLY))", False),
+    ],
+    ids=["closed", "all closed", "replaced", "own output", "own file"],
+)
+def test_watchdog_refuses_a_workload_that_closes_the_files_of_the_rank(tmp_path, act, refused):
+    """Another file or connection would get what is meant for them."""
+    code = CLOSES.format(act=act)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == refused, done.stderr
+    if "0, 1000" not in act:
+        assert ("let the workload close only what it has opened" in done.stderr) == refused
+    last = (tmp_path / "rank-0.progress").read_text().splitlines()[-1]
+    assert json.loads(last)["stage"] == ("data" if refused else "join")
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "steps"), [(0.0, 5000), (0.005, 1000), (0.25, 20), (4.0, 1), (60.0, 1)]
 )

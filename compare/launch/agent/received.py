@@ -1,0 +1,72 @@
+"""Write the files that the agent of a host sends.
+
+A host may be hostile. It can write only the files of its own ranks and its launcher's log. None has a gap,
+and the size of each is limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from compare.errors import HostError, OutputError, system_reason
+from compare.launch.agent.protocol import FileChunk, FileContent, ProtocolError
+from compare.schema.files import write_bytes
+from compare.schema.hosts import Host
+from compare.schema.launch_files import LaunchFiles
+
+_FILE_BYTES = 4 << 30
+"""Most bytes of one file that a host may send."""
+
+
+class ReceivedFiles:
+    """The files of one launch that one host sends.
+
+    The host's name is added to that of the launcher's log, because every host has one.
+    """
+
+    def __init__(self, host: Host, files: LaunchFiles, ranks: Collection[int]) -> None:
+        self._host = host
+        self._files = files
+        self._ranks = ranks
+        self._sizes: dict[str, int] = {}
+
+    def write(self, message: FileChunk | FileContent) -> None:
+        """Write a file or its next part, if it is wanted.
+
+        Raises:
+            HostError: a file has more than any log should have.
+            OutputError: it cannot be written.
+            ProtocolError: it lies in another folder, or has a gap.
+        """
+        name, log = message.name, self._files.launcher_log
+        if Path(name).name != name or name[:1] in {"", "."} or "\0" in name:
+            raise ProtocolError(f"unexpected file: {name}")
+        if name != log.name and self._files.rank_of(name) not in self._ranks:
+            return
+        kept_as = f"{log.stem}-{self._host.name}{log.suffix}" if name == log.name else name
+        path = self._files.directory / kept_as
+        if isinstance(message, FileContent):
+            write_bytes(path, message.data)
+        else:
+            self._append(path, message)
+
+    def _append(self, path: Path, chunk: FileChunk) -> None:
+        size = self._sizes.get(chunk.name, 0)
+        if chunk.offset != size:
+            raise ProtocolError(f"{chunk.name} goes on at {chunk.offset}, but has {size} bytes")
+        if size + len(chunk.data) > _FILE_BYTES:
+            raise HostError(
+                f"Host {self._host.name} sends more than {_FILE_BYTES >> 30} GiB of {chunk.name}.",
+                remedy="Does a program there print without end? Let it print less, and run again.",
+            )
+        self._sizes[chunk.name] = size + len(chunk.data)
+        try:
+            with path.open("ab") as file:
+                file.write(chunk.data)
+        except OSError as error:
+            raise OutputError(
+                f"{path} could not be written.",
+                found=system_reason(error),
+                remedy="Free some space or choose another folder with --output.",
+            ) from None
