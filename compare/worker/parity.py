@@ -37,9 +37,10 @@ from backends.base import BackendError, Batch, Loss, MakeOptimizer, Replica
 from compare.schema.job import STEPS
 from compare.schema.parity import ParityPass, PassKind, WrongStep, rounding_limit
 from compare.worker.blocks import make_side
+from compare.worker.difference import Update
 from compare.worker.pace import Pace
 from compare.worker.randomness import same_randomness
-from compare.worker.reference import Reference, Update
+from compare.worker.reference import Reference
 from compare.worker.reference_step import StepReference
 from compare.worker.shards import bytes_of, hash_batch, seed_layers, seed_step
 from compare.worker.step_record import StepRecord, recorded_step

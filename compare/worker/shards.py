@@ -23,7 +23,7 @@ Gradients: TypeAlias = "list[torch.Tensor | None]"
 
 
 class Shard:
-    """A shard's model, batches and loss, with whatever state they keep.
+    """A shard's model, batches and loss, with any state that they keep.
 
     Each comes from the task anew, as on a rank. So state in an attribute of the model, or in a closure of the
     user's, goes on from step to step as it does there. The parameters that train are those of ``shared``.
