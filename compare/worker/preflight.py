@@ -52,8 +52,8 @@ _REFUSED: dict[Trait, tuple[str, str]] = {
     ),
     UNREACHED: (
         (
-            "the loss has no gradient for {names}, which shape the model's output. This arm cannot average "
-            "them, and find_unused_parameters=true would not help."
+            "parameters that shape the model's output, but not the loss's gradient: {names}. This arm cannot "
+            "average them, and find_unused_parameters=true would not help."
         ),
         "Set requires_grad to False for them, or leave this arm out.",
     ),
