@@ -36,7 +36,7 @@ Facts: TypeAlias = "dict[str, Any]"
 """Facts from a running library, ready for JSON, in the field's terms."""
 
 
-Trait: TypeAlias = Literal["sparse", "strided", "repeated", "unreached"]
+Trait: TypeAlias = Literal["sparse", "strided", "repeated", "unreached", "uncopied"]
 """What a model may ask of a strategy; see ``Replica.cannot``."""
 SPARSE: Trait = "sparse"
 """Gradients without a place for every number."""
@@ -46,6 +46,8 @@ REPEATED: Trait = "repeated"
 """Gradients that arrive several times in one backward."""
 UNREACHED: Trait = "unreached"
 """Parameters under the model's output that get no gradient."""
+UNCOPIED: Trait = "uncopied"
+"""A model that ``copy.deepcopy`` refuses."""
 
 
 class BackendError(RuntimeError):

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from itertools import groupby
 
 _LISTED_NAMES = 6
-_FOREIGN_LINES, _FOREIGN_CHARACTERS = 5, 300
+_MOST_LINES, _MOST_CHARACTERS = 5, 300
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _TIME = re.compile(r"(.+?) ?(s|m|min|h|)")
 
 
@@ -16,6 +17,12 @@ def counted(number: float, noun: str) -> str:
     """Write a number with its noun: ``1 round``, ``2 rounds``, ``1.5 cores``."""
     shown = f"{number}" if isinstance(number, int) else f"{number:g}"  # a count has no exponent
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
+
+
+def binary_size(size_bytes: int) -> str:
+    """Write a size in its binary unit: ``64 GiB``, ``1.5 MiB``, ``8 B``."""
+    power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_BINARY) - 1)
+    return f"{size_bytes / (1 << 10 * power):.3g} {_BINARY[power]}"
 
 
 def duration(seconds: float) -> str:
@@ -62,6 +69,6 @@ def printable(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the first five lines of another program's text, none of them long."""
-    lines = [line[:_FOREIGN_CHARACTERS].rstrip() for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[:_FOREIGN_LINES] + ["…"] * (len(lines) > _FOREIGN_LINES))
+    """Return the first five lines of another program's text, each cut short."""
+    lines = [line[:_MOST_CHARACTERS].rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[:_MOST_LINES] + ["…"] * (len(lines) > _MOST_LINES))

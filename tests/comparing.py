@@ -24,9 +24,10 @@ def find_mnist() -> Path | None:
     return None
 
 
-def compare(*arguments, environment=None, python=sys.executable, timeout=240):
+def compare(*arguments, environment=None, python=sys.executable, timeout=240, below=()):
+    """Run the program, as the child of the command ``below``."""
     return subprocess.run(
-        [python, "-m", "compare", *map(str, arguments)],
+        [*below, python, "-m", "compare", *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "200"} | (environment or {}),
         stdin=subprocess.DEVNULL,

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
-SUMMARY_WORDS = 12
-SENTENCE_WORDS = 20
+SUMMARY_WORDS = 20
+SENTENCE_WORDS = 35
 MESSAGE_WORDS = 3
 """A shorter string is no message."""
 TEST_NAME_CHARACTERS = 70
@@ -68,7 +68,7 @@ WORDS = {
     r"lest": "so that ... not",
     r"but for": "except",
     r"none ?the ?less": "still, but",
-    r"(is|are|was|were|be|been|being) told": "receives, gets, knows",
+    r"(is|are|was|were|be|been|being) told(?! apart)": "receives, gets, knows",
     r"said": "stated, printed, reported, logged",
     r"of which": "start a new sentence",
     r"it (is|was) (?!(so|such|clear|possible|likely|certain) )([\w'-]+ ){1,4}that": "subject, verb, object",

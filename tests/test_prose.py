@@ -58,25 +58,25 @@ def count(ranks, hosts):
 
 
 def test_prose_of_good_python_has_no_violation():
-    text = GOOD.format(twenty=long(20), nineteen=long(19), eighteen=long(18))
+    text = GOOD.format(twenty=long(35), nineteen=long(19), eighteen=long(18))
     assert prose.of_text("compare/planted.py", text) == []
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        pytest.param(f'"""{long(13)}"""\n', "summary", id="a summary of 13 words"),
-        pytest.param(f'"""Count.\n\n{long(21)}\n"""\n', "sentence", id="a docstring's sentence"),
-        pytest.param(f'"""Count.\n\nArgs:\n    a: {long(20)}\n"""\n', "sentence", id="an entry"),
-        pytest.param(f'"""Count.\n\n- {long(5)} {long(21)}\n"""\n', "sentence", id="a list item"),
-        pytest.param(f"# {long(21)}\n", "sentence", id="a comment"),
-        pytest.param("# Word" + "\n# word" * 20 + "\n", "sentence", id="a comment of many lines"),
-        pytest.param(f"a = 1  # {long(21)}\n", "sentence", id="a comment at the end"),
-        pytest.param(f'a = "{long(21)}"\n', "sentence", id="a message"),
-        pytest.param('a = f"Host {b}: ' + "word " * 19 + '{c}"\n', "sentence", id="a hole of an f-string"),
-        pytest.param('f("one two three "\n  "' + "word " * 18 + '")\n', "sentence", id="joined strings"),
+        pytest.param(f'"""{long(21)}"""\n', "summary", id="a summary of 21 words"),
+        pytest.param(f'"""Count.\n\n{long(36)}\n"""\n', "sentence", id="a docstring's sentence"),
+        pytest.param(f'"""Count.\n\nArgs:\n    a: {long(36)}\n"""\n', "sentence", id="an entry"),
+        pytest.param(f'"""Count.\n\n- {long(5)} {long(36)}\n"""\n', "sentence", id="a list item"),
+        pytest.param(f"# {long(36)}\n", "sentence", id="a comment"),
+        pytest.param("# Word" + "\n# word" * 35 + "\n", "sentence", id="a comment of many lines"),
+        pytest.param(f"a = 1  # {long(36)}\n", "sentence", id="a comment at the end"),
+        pytest.param(f'a = "{long(36)}"\n', "sentence", id="a message"),
+        pytest.param('a = f"Host {b}: ' + "word " * 34 + '{c}"\n', "sentence", id="a hole of an f-string"),
+        pytest.param('f("one two three "\n  "' + "word " * 33 + '")\n', "sentence", id="joined strings"),
         pytest.param(
-            f'"""Count.\n\nAll of them, e.g. {"word " * 17}"""\n',
+            f'"""Count.\n\nAll of them, e.g. {"word " * 32}"""\n',
             "sentence",
             id="an abbreviation ends nothing",
         ),
@@ -99,7 +99,7 @@ def test_prose_of_planted_python_is_found(text, rule):
 
 
 def test_prose_of_tests_has_no_limit_of_length_and_no_messages():
-    assert rules(f'a = "{long(21)}"\n' * 401, "tests/planted.py") == []
+    assert rules(f'a = "{long(36)}"\n' * 401, "tests/planted.py") == []
 
 
 def test_prose_violation_names_its_line_and_the_word_to_write():
@@ -108,20 +108,20 @@ def test_prose_violation_names_its_line_and_the_word_to_write():
 
 
 def test_prose_of_good_markdown_has_no_violation():
-    cells = " | ".join([long(20)] * 3)
-    text = f"# {long(20)}\n{long(20)} {long(20)}\n\n| {cells} |\n\n* {long(20)}\n\n```\n{long(30)}\n```\n"
+    cells = " | ".join([long(35)] * 3)
+    text = f"# {long(35)}\n{long(35)} {long(35)}\n\n| {cells} |\n\n* {long(35)}\n\n```\n{long(45)}\n```\n"
     assert prose.of_text("docs/planted.md", f"{text}\nSee [{long(9)}](http://a.b/c) and `nobody`.\n") == []
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("docs/planted.md", long(21)),
-        ("docs/planted.md", f"| a | {long(21)} |"),
-        ("docs/planted.md", f"```\ncode\n```\n{long(21)}"),
-        ("Makefile", f"# {long(21)}"),
-        ("Makefile", f"help: ## {long(21)}"),
-        ("hostfiles/planted", f"node1 slots=2   # {long(21)}"),
+        ("docs/planted.md", long(36)),
+        ("docs/planted.md", f"| a | {long(36)} |"),
+        ("docs/planted.md", f"```\ncode\n```\n{long(36)}"),
+        ("Makefile", f"# {long(36)}"),
+        ("Makefile", f"help: ## {long(36)}"),
+        ("hostfiles/planted", f"node1 slots=2   # {long(36)}"),
     ],
 )
 def test_prose_of_planted_text_is_found(path, text):

@@ -14,7 +14,7 @@ import horovod
 import horovod.torch as hvd
 import torch
 
-from backends import evidence
+from backends import evidence, single_copy
 from backends.base import BackendError, Group, Work
 
 if TYPE_CHECKING:
@@ -111,13 +111,17 @@ class HorovodGroup(Group):
 
     def attest(self) -> Facts:
         controller = _controller()
+        transport = self._transport(controller)
+        by_mpi = controller == "mpi" and transport != "NCCL"
         return {
             "library": f"Horovod {horovod.__version__}",
             "versions": {"horovod": horovod.__version__, "torch": str(torch.__version__)} | self._nccl(),
             "controller": controller,
-            "transport": self._transport(controller),
+            "transport": transport,
             "observed_cycle_milliseconds": self._observe_cycle(),
-        } | self._settings
+            **self._settings,
+            **(single_copy.attest(self, transport) if by_mpi else {}),
+        }
 
     def leave(self) -> None:
         hvd.shutdown()

@@ -8,7 +8,7 @@ import mpi4py
 import torch
 from mpi4py import MPI
 
-from backends import evidence
+from backends import evidence, single_copy
 from backends.base import BackendError, Group, Work
 
 if TYPE_CHECKING:
@@ -105,11 +105,9 @@ class MPIGroup(Group):
         library = evidence.mpi_library(MPI.Get_library_version())
         name, _, number = library.rpartition(" ")
         versions = {"mpi4py": mpi4py.__version__, name: number, "torch": str(torch.__version__)}
-        return {
-            "library": library,
-            "transport": evidence.mpi_transport(self.world_size),
-            "versions": versions,
-        }
+        transport = evidence.mpi_transport(self.world_size)
+        own = {"library": library, "transport": transport, "versions": versions}
+        return own | single_copy.attest(self, transport)
 
     def leave(self) -> None:
         if not MPI.Is_finalized():

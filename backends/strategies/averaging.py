@@ -181,8 +181,8 @@ class OverlapReducer(Reducer):
         bucket.arrived += 1
         if bucket in self.buckets[: len(self.started)]:
             raise BackendError(
-                "a gradient arrived after its bucket had been sent: this step runs other parts of the model "
-                "than the first one did. mode=overlap needs the same parts in every step. Choose mode=flat."
+                "a gradient arrived after its bucket had been sent. This step runs other parts of the model "
+                "than the first did. Choose mode=flat, which waits for the end of backward."
             )
         # Every rank must start the collectives in the same order, so a bucket that fills early waits.
         for following in self.buckets[len(self.started) :]:

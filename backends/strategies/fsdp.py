@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from backends.base import SPARSE, STRIDED
+from backends.base import SPARSE, STRIDED, UNCOPIED
 from backends.strategies.local import LocalReplica, copy_with, require_one_dtype, start_from_first_rank
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class FSDPReplica(LocalReplica):
     @classmethod
     def cannot(cls, options: Options) -> frozenset[Trait]:
         del options
-        return frozenset({SPARSE, STRIDED})
+        return frozenset({SPARSE, STRIDED, UNCOPIED})
 
     def compile(self, compile_calls: Callable[[nn.Module], None]) -> None:
         # Parameters are gathered between units, which cannot be compiled.

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from backends.base import UNCOPIED
 from backends.strategies.averaging import Bucket, by_dtype
 from backends.strategies.local import LocalReplica, copy_with, require_carried, start_from_first_rank
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from backends.base import Collectives, Facts, Group, MakeOptimizer, Options
+    from backends.base import Collectives, Facts, Group, MakeOptimizer, Options, Trait
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Learning rate and momentum of the outer optimizer, as DiLoCo has them."""
@@ -46,6 +47,11 @@ class LocalSGDReplica(LocalReplica):
             kept = [p.detach().clone() for p in self._trained]
             self._outer = torch.optim.SGD(kept, OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True)
         super().__init__(model, make_optimizer, group, options)
+
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        del options
+        return frozenset({UNCOPIED})
 
     @torch.no_grad()
     def step(self) -> None:

@@ -22,14 +22,14 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from backends.base import BackendError
+from backends.base import UNCOPIED, BackendError
 from backends.strategies.local import LocalReplica, copy_with, start_from_first_rank
 from backends.strategies.parts import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options
+    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options, Trait
 
 SCHEDULES: dict[str, type[Schedule1F1B | ScheduleGPipe]] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
@@ -59,6 +59,11 @@ class PipelineReplica(LocalReplica):
         self._pass: _Pass | None = None
         super().__init__(_Chain(*layers[own]), make_optimizer, group, options)
         self.shard = (0, 1)
+
+    @classmethod
+    def cannot(cls, options: Options) -> frozenset[Trait]:
+        del options
+        return frozenset({UNCOPIED})
 
     def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
         if self._pass is None:

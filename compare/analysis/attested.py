@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from compare.schema.environment import readers_of
 from compare.schema.results import RankResult, Run
 
 Role = Literal["controlled", "compared", "confounder"]
@@ -201,6 +202,7 @@ _ITEMS = (
         by_host=BY_HOST,
     ),
     _compared("library", _attested("group", "library")),
+    _compared("single copy", _attested("group", "single_copy"), by_library=True, optional=True),
     _compared("process group", _attested("group", "process_group"), "process_group", by_library=True),
     _compared("controller", _attested("group", "controller")),
     _compared(
@@ -269,33 +271,22 @@ def _versions(run: Run) -> list[Item]:
 
 _ENV = "env."
 """Prefix of an arm's option that sets an environment variable."""
-_READ_BY = {
-    "HOROVOD_": ("horovod",),
-    "NCCL_": ("nccl",),
-    "GLOO_": ("gloo",),
-    "OMPI_MCA_": (" mpi ",),
-    "MPIR_CVAR_": ("mpich",),
-    "UCX_": ("mpi",),
-    "FI_": ("mpi",),
-}
-"""Libraries that read a variable, by its prefix; all read the others.
-
-The names are those that ranks attest.
-"""
 
 
 def _environment(run: Run) -> list[Item]:
     """Compare settings of the user's shell, which some libraries may not read."""
-    names = sorted(_set_by_arms(run) | {name for launch in run.launches for name in launch.inherited})
+    inherited = {name: value for launch in run.launches for name, value in launch.inherited.items()}
+    values = dict.fromkeys(sorted(_set_by_arms(run)), "") | inherited
+    readers = {name: readers_of(name, value) for name, value in sorted(values.items())}
     return [
         Item(
-            *(name, "controlled", _setting(name)),
+            *(name, "controlled", _setting(name, reading)),
             "set in the shell, and not every arm reads it: unset it, or make it an option of an arm",
             (f"{_ENV}{name}",),
-            in_control=not _readers(name),
+            in_control=not reading,
             from_shell=True,
         )
-        for name in names
+        for name, reading in readers.items()
     ]
 
 
@@ -303,13 +294,8 @@ def _set_by_arms(run: Run) -> set[str]:
     return {name for arm in run.config.arms for name in arm.environment}
 
 
-def _readers(name: str) -> tuple[str, ...]:
-    return next((who for prefix, who in _READ_BY.items() if name.startswith(prefix)), ())
-
-
-def _setting(name: str) -> Callable[[RankResult], Any]:
+def _setting(name: str, readers: tuple[str, ...]) -> Callable[[RankResult], Any]:
     """Read a variable from a rank with a library that uses it."""
-    readers = _readers(name)
 
     def read(rank: RankResult) -> Any:
         group = rank.attestation.get("group", {})

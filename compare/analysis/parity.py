@@ -88,7 +88,7 @@ def check_launch(arm: Arm, ranks: list[RankResult]) -> None:
 
 
 def check_launches(launches: Sequence[tuple[Arm, list[RankResult]]]) -> None:
-    """Refuse launches of which one fails a gate.
+    """Refuse launches if one of them fails a gate.
 
     Raises:
         ParityError: a gate failed; it names the ranks, the difference, and its meaning if that is known.
@@ -169,7 +169,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return Gate(name=name, outcome="exempt")
     passes = {r.rank: taken for r in ranks if (taken := pass_of(r, kind))}
     if len(passes) < len(ranks):
-        missing = next(r for r in ranks if r.rank not in passes)
+        missing = next((r for r in ranks if r.rank not in passes), ranks[0])
         what = f"{arm.label}: rank {missing.rank} on {missing.host} has no {kind} pass."
         found = "Without it, the training of this arm is not proven."
         return failed_gate(arm, name, what, found, "every rank must take the parity steps.")
@@ -183,7 +183,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return _check_end_of_lossy(arm, passes[0], name)
     steps_once = all(count == 1 for taken in passes.values() for count in taken.optimizer_steps)
     if arm.exact and same and steps_once and all(taken.is_exact for taken in passes.values()):
-        return _check_what_is_told(arm, len(ranks), passes[0], name)
+        return _check_what_shows(arm, len(ranks), passes[0], name)
     return _check_wrong_steps(arm, passes, name)
 
 
@@ -207,7 +207,7 @@ def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) 
     )
 
 
-def _check_what_is_told(arm: Arm, ranks: int, first: ParityPass, name: GateName) -> Gate:
+def _check_what_shows(arm: Arm, ranks: int, first: ParityPass, name: GateName) -> Gate:
     """Judge a pass without a wrong step by what it would have shown of one."""
     figure, limit = _worst(first)
     empty = nothing_proven(arm, ranks, first)
@@ -215,10 +215,10 @@ def _check_what_is_told(arm: Arm, ranks: int, first: ParityPass, name: GateName)
         return Gate(
             name=name, outcome="nothing", figure=figure, limit=limit, what=empty.what, remedy=empty.remedy
         )
-    said = [] if arm.same_training else [AT_PERIOD_1]
+    open_ = [] if arm.same_training else [AT_PERIOD_1]
     if first.diverged:
-        said.append(f"Proven by {first.steps} steps: the single process diverges after them.")
-    what = "; ".join([*said, *left_open(first)])
+        open_.append(f"Proven by {first.steps} steps: the single process diverges after them.")
+    what = "; ".join([*open_, *left_open(first)])
     return Gate(name=name, outcome="passed", figure=figure, limit=limit, what=what)
 
 

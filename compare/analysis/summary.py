@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
@@ -23,10 +22,8 @@ from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
 from compare.analysis.estimate import Estimate
 from compare.analysis.noise import is_too_noisy
-from compare.analysis.parity import AT_THE_END, check_training
-from compare.analysis.passes import pass_of
 from compare.analysis.power import Power, find_power
-from compare.analysis.proof_gaps import left_open, shortened
+from compare.analysis.proven import Parity, parity_of
 from compare.analysis.ranking import Lead, find_lead, noise_floor, verdicts
 from compare.analysis.step_times import (
     collective_seconds,
@@ -42,8 +39,7 @@ from compare.analysis.step_times import (
 )
 from compare.analysis.verdict import Verdict
 from compare.schema.arms import Arm
-from compare.schema.parity import ParityPass
-from compare.schema.results import Gate, Launch, Mode, Outcome, Run
+from compare.schema.results import Launch, Mode, Run
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,27 +99,6 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """
     slowest_rank: int
     """Rank that computed longest, in the reference if there is one."""
-
-
-class Parity(msgspec.Struct, frozen=True, kw_only=True):
-    """Difference between an arm and a single process, before its launches."""
-
-    outcome: Outcome | Literal["none"]
-    """The worst outcome of the gates beside a single process.
-
-    ``exempt``: the arm rounds or compresses by design. ``none``: a launch has no pass. The control never has
-    a pass. A run that Ringside wrote holds no failed pass.
-    """
-    why: str = ""
-    """Why nothing is proven, with the remedy; empty if something is."""
-    open: list[str] = []
-    """What a proof leaves open: parameters, a clip, the loss."""
-    at_end: bool = False
-    """Whether one more step after the training was proven as well."""
-    steps: int | None = None
-    """The fewest of any launch."""
-    difference: float | None = None
-    """Largest relative difference at an end; None if not a number."""
 
 
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,7 +239,7 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
         accuracy=None if None in rights else sum(filter(None, rights)) / samples,
         test_loss=None if None in losses else sum(filter(None, losses)) / samples,
         final_hash=hashes.pop() if len(hashes) == 1 else None,
-        parity=_parity(arm, launches),
+        parity=parity_of(arm, launches),
         peak_memory_bytes=max(rank.peak_memory_bytes for launch in compared for rank in launch.ranks),
         peak_device_memory_bytes=max(
             (
@@ -307,43 +282,6 @@ def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
     pairs = list(pairs)
     whole, ratio = _geometric(first for first, _ in pairs), _ratio((second, first) for first, second in pairs)
     return ratio.rest().scaled(whole.mean) if whole and ratio else None
-
-
-_WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing", "exempt")
-
-
-def _parity(arm: Arm, launches: list[Launch]) -> Parity:
-    passes = [taken for launch in launches if (taken := pass_of(launch.ranks[0], "float64"))]
-    if len(passes) < len(launches):
-        return Parity(outcome="none")
-    ends = [taken.differences[-1] if taken.differences else None for taken in passes]
-    numbers = [end for end in ends if end is not None]
-    gates = [gate for launch in launches for gate in check_training(arm, launch.ranks)]
-    beside = [gate for gate in gates if gate.name == "float64"]
-    after = [gate for gate in gates if gate.name == "end"]
-    judged = [*beside, *(gate for gate in after if gate.outcome == "failed")]
-    found = {gate.outcome: gate for gate in reversed(judged)}
-    outcome: Outcome = next((outcome for outcome in _WORST_FIRST if outcome in found), "passed")
-    worst = found.get(outcome)
-    return Parity(
-        outcome=outcome,
-        steps=min(taken.steps for taken in passes),
-        difference=max(numbers) if len(numbers) == len(ends) else None,
-        why=f"{worst.what}. {worst.remedy}" if worst and outcome in {"incomparable", "nothing"} else "",
-        open=_left_open(launches, passes, beside) if outcome == "passed" else [],
-        at_end=len(after) == len(launches) and all(gate.outcome == "passed" for gate in after),
-    )
-
-
-def _left_open(launches: list[Launch], passes: list[ParityPass], gates: list[Gate]) -> list[str]:
-    """Name what the proofs of all launches leave open, each once."""
-    late = [gate.what for gate in gates if gate.what.startswith(AT_THE_END)]
-    unmoved = [
-        f"they end as they started: {shortened(la.ranks[0].unmoved)}"
-        for la in launches
-        if la.ranks[0].unmoved
-    ]
-    return list(dict.fromkeys([*late, *(what for taken in passes for what in left_open(taken)), *unmoved]))
 
 
 # ---- its detail ----

@@ -15,6 +15,8 @@ _CLOSE = 1e-3
 It is also the largest part of an update without an explanation.
 """
 
+_LEAST_KEPT = 1e-9
+"""Least part of a mean that is left to be a share of."""
 _SHARDS = "Check that the shards are the parts of every global batch."
 _WRONG_SHARD = "A shard is not updated, or samples are left out. Check every rank's part of the work."
 _PLAIN_MEAN = "It is the plain mean: the step leaves out what the workload's before_step does."
@@ -125,6 +127,8 @@ def _cause(wrong: WrongStep, *, agree: bool) -> str:
         return "The loss or a gradient is not a number."
     if not wrong.shares or wrong.unexplained is None or wrong.unexplained > _CLOSE:
         return ""
+    if abs(wrong.kept) < _LEAST_KEPT:
+        return "The workload's before_step takes the whole update away, and this step does not."
     if not _near(wrong.left_over, 0):
         return f"The update before is in it {wrong.left_over:.2g} times: its gradients are not reset."
     shares = [share / wrong.kept for share in wrong.shares]

@@ -11,6 +11,7 @@ import typer
 from compare.cli.choices import Format, complete_names
 from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
+from compare.cli.nccl_tests import require_torch_names
 from compare.cli.options import (
     LaunchFlags,
     output_flag,
@@ -99,7 +100,7 @@ def collectives(
         **read_launch(
             flags,
             collectives=tuple(collectives) or ("all_reduce",),
-            dtypes=_read_names("--dtype", dtype, DTYPES) or ("float32",),
+            dtypes=require_torch_names(_read_names("--dtype", dtype, DTYPES)) or ("float32",),
             operations=_read_names("--op", operation, OPERATIONS) or ("sum",),
             begin_bytes=read_bytes("-b/--begin", begin),
             end_bytes=read_bytes("-e/--end", end),

@@ -73,8 +73,8 @@ def doctor(
     allocation = read_rehearsed(own_hosts) or find_allocation(engine.value, hostfile, hosts, ssh=ssh)
     chosen = allocation.hosts
     own = own_source(workload) if workload else None
-    whose = allocation.source and f" of {allocation.source}"
-    make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}{whose}")
+    joint = ": " if allocation.source.startswith("this machine") else " of "
+    make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}{joint}{allocation.source}")
     examination = examine(
         chosen,
         carrier=allocation.carrier,

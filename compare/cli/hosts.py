@@ -41,7 +41,8 @@ def _choose(flags: LaunchFlags) -> Allocation:
     }
     if rehearsed := read_rehearsed(own):
         chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
-        return rehearsed._replace(hosts=place(chosen, flags.num_proc))
+        hosts = place(chosen, flags.num_proc)
+        return rehearsed._replace(hosts=hosts, source=f"{len(hosts)} of {rehearsed.source}")
     identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
     return choose_allocation(
         flags.engine.value,

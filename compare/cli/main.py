@@ -17,6 +17,7 @@ from compare import __version__
 from compare.cli import streams
 from compare.cli.console import print_error, print_notes
 from compare.cli.help import SUMMARIES
+from compare.cli.nccl_tests import answer_to
 from compare.cli.settings import ConfiguredCommand, configurable
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
@@ -123,6 +124,11 @@ def _call() -> int:
         if context is None or error.format_message().startswith("Usage:"):  # no command: all of them
             error.show()
             return error.exit_code
+        unknown = getattr(error, "option_name", "") if context.command_path == "compare collectives" else ""
+        if answer := answer_to(unknown):
+            raise UsageError(
+                f"{unknown} is a flag of nccl-tests, not of this program.", remedy=answer
+            ) from None
         raise UsageError(
             error.format_message().replace("Value error, ", ""),
             remedy=f"`{context.command_path} --help` shows every flag and its choices.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -33,11 +34,13 @@ def rehearse(
     They are on this machine. Each has its own network interface, with real limits. Nothing of them is left
     afterwards.
     """
+    from compare.launch.engines.detect import require_started_once
     from compare.launch.engines.rehearsal import MOST_HOSTS, open_rehearsal
     from compare.schema.config import require
     from compare.schema.hosts import MAX_SLOTS
     from compare.schema.link import Link, parse_link
 
+    require_started_once(os.environ)
     require(command[0] in REHEARSABLE, "The command of a rehearsal", command[0], " or ".join(REHEARSABLE))
     require(1 <= hosts <= MOST_HOSTS, "--hosts", hosts, f"a whole number from 1 to {MOST_HOSTS}")
     require(1 <= slots <= MAX_SLOTS, "--slots", slots, f"a whole number from 1 to {MAX_SLOTS}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,9 @@ def submit(
     only printed: kubectl applies it.
     """
     from compare.launch.engines import kubernetes, slurm_script
+    from compare.launch.engines.detect import require_started_once
 
+    require_started_once(os.environ)
     of_slurm = {"--partition": partition, "--option": option, "--wait": wait}
     of_kubernetes = {
         "--image": image,

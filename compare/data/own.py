@@ -58,17 +58,17 @@ def _require_own_names(folder: Path) -> None:
     Raises:
         UsageError: names them.
     """
-    hiding = [path for path in sorted(folder.iterdir()) if _module_of(path) in _TAKEN]
-    if hiding:
+    taken = [path for path in sorted(folder.iterdir()) if _module_of(path) in _TAKEN]
+    if taken:
         raise UsageError(
-            f"{hiding[0]} hides the module {_module_of(hiding[0])}, which libraries of the ranks import.",
-            found=f"Also: {listed(path.name for path in hiding[1:])}." if hiding[1:] else "",
+            f"{taken[0]} hides the module {_module_of(taken[0])}, which libraries of the ranks import.",
+            found=f"Also: {listed(path.name for path in taken[1:])}." if taken[1:] else "",
             remedy="Rename it, or move your workload to another folder.",
         )
 
 
 def _module_of(path: Path) -> str:
-    """Return the name by which a file or a package is imported; else nothing."""
+    """Return the name that imports a file or a package; else nothing."""
     if path.is_dir():
         return path.name if (path / "__init__.py").is_file() else ""
     return path.stem if path.suffix == ".py" else ""
@@ -110,7 +110,7 @@ def code_digest(folder: Path) -> str:
 
 
 def belongs(file: str, folder: str) -> bool:
-    """Return whether a file is the user's own code, not a library installed beside it."""
+    """Return whether a file is the user's own, not an installed library."""
     path = Path(file)
     return path.is_relative_to(folder) and not _INSTALLED & set(path.parts)
 

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from backends import BACKENDS, Backend, Runtime
 from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from compare.doctor.checkup import Probe
 from compare.doctor.facts import Library
+from compare.doctor.suspects import find_suspects, remedy
 from compare.errors import UnavailableError
 from compare.schema.environment import import_path
 
@@ -101,7 +103,8 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
     arms = {backend.name: (backend, backend.runtime({})) for backend in backends} | choices
     names = ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
     libraries = {name: _explained(name, library) for name, library in load(names).items()}
-    judged = {arm: _judge(arm, *needed, libraries) for arm, needed in arms.items()}
+    remedies = _remedies(libraries)
+    judged = {arm: _judge(arm, *needed, libraries, remedies) for arm, needed in arms.items()}
     return Survey(
         {backend.name: judged[backend.name] for backend in backends},
         libraries,
@@ -116,19 +119,35 @@ def _explained(name: str, library: Library) -> Library:
     return Library(problem=f"{name} {problem}", missing=library.missing)
 
 
+def _remedies(libraries: Mapping[str, Library]) -> dict[str, str]:
+    """Return what helps libraries that a variable keeps from loading."""
+    broken = [name for name, library in libraries.items() if library.problem and not library.missing]
+    # What keeps torch from loading keeps the others, too.
+    return {
+        name: remedy(name, find_suspects(partial(_loads, name), os.environ), os.environ)
+        for name in (["torch"] if "torch" in broken else broken)
+    }
+
+
+def _loads(name: str, environ: Mapping[str, str]) -> bool:
+    return bool(load([name], environ=environ)[name].facts)
+
+
 def _remedy_of_torch(torch: Library) -> str:
     if torch.missing:
         return "pip install torch"
     return f"{shlex.join([sys.executable, '-c', 'import torch'])}, which shows the whole error"
 
 
-def load(names: Iterable[str], seconds: float = _PROBE_SECONDS) -> dict[str, Library]:
+def load(
+    names: Iterable[str], seconds: float = _PROBE_SECONDS, *, environ: Mapping[str, str] = os.environ
+) -> dict[str, Library]:
     """Load libraries side by side, each in a process of its own.
 
     The names are those that ``backends.probe`` knows. The time is the maximum for one of them.
     """
     # The working folder is left out: it may contain another module of that name.
-    environment = os.environ | {"PYTHONPATH": import_path(os.environ), "PYTHONSAFEPATH": "1"}
+    environment = {**environ, "PYTHONPATH": import_path(environ), "PYTHONSAFEPATH": "1"}
     probes: list[Probe] = []
     try:
         probes.extend(Probe(name, environment) for name in names)
@@ -138,23 +157,28 @@ def load(names: Iterable[str], seconds: float = _PROBE_SECONDS) -> dict[str, Lib
             probe.end()
 
 
-def _judge(arm: str, backend: Backend, runtime: Runtime, libraries: Mapping[str, Library]) -> Availability:
+def _judge(
+    arm: str,
+    backend: Backend,
+    runtime: Runtime,
+    libraries: Mapping[str, Library],
+    remedies: Mapping[str, str],
+) -> Availability:
     needed = ("torch", *runtime.libraries)
     facts = libraries[needed[-1]].facts
-    problem = next((libraries[name].problem for name in needed if libraries[name].problem), "")
-    remedy = ""
-    if libraries["torch"].problem:
-        remedy = _remedy_of_torch(libraries["torch"])
-    elif problem:
-        remedy = runtime.install
+    broken = next((name for name in needed if libraries[name].problem), "")
+    problem = libraries[broken].problem if broken else ""
+    fix = remedies.get(broken, "")
+    if broken and not fix:
+        fix = _remedy_of_torch(libraries["torch"]) if broken == "torch" else runtime.install
     if not problem and find_launcher(runtime.launcher) is None:
         problem = where_it_is_not(runtime.launcher)
-        remedy = LAUNCHERS[runtime.launcher].REMEDY
+        fix = LAUNCHERS[runtime.launcher].REMEDY
     return Availability(
         backend=arm,
         version=facts.get("version", ""),
         transport=facts.get("transport", "") if backend.synchronises and not backend.one_process else "none",
         launcher=runtime.launcher,
         problem=problem,
-        remedy=remedy,
+        remedy=fix,
     )

@@ -40,11 +40,9 @@ LIBRARIES = ("torch", "horovod", "mpi4py", "mpich")
 PROBE_SECONDS = 40.0
 """Maximum time for loading a library."""
 
-_TOOL_SECONDS = 10.0
-_NAMES_SECONDS = 5.0
+_TOOL_SECONDS, _NAMES_SECONDS = 10.0, 5.0
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8913, 0x8915, 0x891B, 0x8921
-_IFF_RUNNING = 0x40
-_LINK_LOCAL = "20"
+_IFF_RUNNING, _LINK_LOCAL = 0x40, "20"
 _RETRY_SECONDS = 0.1
 
 
@@ -69,6 +67,7 @@ def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
         "machine": platform.machine(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         **ours,
+        "memory_reads_refused": _memory_reads_refused(ours["ringside_path"]),
         "mpirun": None if quick else _mpirun(),
         "open_files": _limit(resource.RLIMIT_NOFILE),
         "locked_memory_bytes": _limit(resource.RLIMIT_MEMLOCK),
@@ -216,6 +215,11 @@ def _core_quota() -> float | None:
             if len(words) > 1 and words[0].isdigit() and words[1].isdigit():
                 quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
+
+
+def _memory_reads_refused(root: str) -> str:
+    program = f"{root}/backends/single_copy.py"  # which prints why, and nothing else that looks like it
+    return _output([sys.executable, "-I", program]).partition("refused: ")[2].strip()
 
 
 def _gpus() -> list[str]:

@@ -13,8 +13,23 @@ from compare.doctor.rules import machine, network, software
 
 _RULES = (
     *(software.python, software.packages, software.libraries, software.horovod, software.mpi, software.mpich),
-    *(network.hostname, network.same_name, network.peers, network.network, network.shared_address),
-    *(network.ports, machine.slots, machine.clock, machine.disk, machine.limits, machine.alike),
+    *(
+        network.hostname,
+        network.same_name,
+        network.peers,
+        network.loopback,
+        network.network,
+        network.shared_address,
+    ),
+    *(
+        network.ports,
+        machine.slots,
+        machine.clock,
+        machine.disk,
+        machine.limits,
+        machine.memory,
+        machine.alike,
+    ),
 )
 
 

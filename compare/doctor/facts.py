@@ -16,7 +16,9 @@ Level = Literal["problem", "warning", "note"]
 A warning may do so, or slows them down.
 """
 _Software = Literal["reach", "python", "ringside", "torch", "numpy", "horovod", "mpi"]
-_Machine = Literal["hostname", "network", "ports", "slots", "clock", "disk", "limits", "alike", "workload"]
+_Machine = Literal[
+    "hostname", "network", "ports", "slots", "clock", "disk", "limits", "alike", "memory", "workload"
+]
 Topic = _Software | _Machine
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
 STOPPING: frozenset[Topic] = frozenset({"reach", "python", "ringside", "torch"})
@@ -99,6 +101,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The limit; None for no limit."""
     locked_memory_bytes: int | None = None
     infiniband: bool = False
+    memory_reads_refused: str = ""
+    """Why ranks may not read each other's memory; empty if they may."""
 
     def library(self, name: str) -> dict[str, Any]:
         """Return the facts of a library; none if it was not loaded."""

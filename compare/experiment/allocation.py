@@ -1,8 +1,8 @@
 """Choose the hosts of a run, and the engine that reaches them.
 
-The first source that there is counts. The user's own hosts come first, then the job of Slurm. The hostfiles
-of Kubernetes' MPIJob, of PBS and of LSF follow, and this machine is last. Within an allocation a run takes
-this machine alone only if told so.
+The first source that there is counts. The user's own hosts come first, then the job of Slurm, then those of
+``schedulers``, and this machine is last. Within a job that may have several hosts, a run takes this machine
+alone only if told so.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from pathlib import Path
 from compare.errors import AllocationError, BudgetError, HostError, LaunchError, UsageError
 from compare.experiment.settle import choose_all_hosts, choose_hosts
 from compare.launch.engines import Allocation, ScheduledJob
+from compare.launch.engines.detect import find_job, name_job, require_started_once
 from compare.launch.engines.local import Local
 from compare.launch.engines.slurm import carrier_of
-from compare.launch.engines.slurm_job import read_job, require_one_task
+from compare.launch.engines.slurm_job import is_named, read_job
 from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
-from compare.schema.hostfile import read_hostfile
-from compare.schema.hosts import Host, is_local, listed, local_host
+from compare.schema.hosts import Host, is_local, listed, local_host, shown
 from compare.text import duration
 
 ENGINES = ("auto", "local", "ssh", "slurm")
-_MPIJOB_HOSTFILE = Path("/etc/mpi/hostfile")
+_ALONE = (local_host(1),)
+_NO_JOB = "this machine, as none are named and no scheduler's job was found"
 
 
 def choose_allocation(
@@ -47,10 +48,10 @@ def choose_allocation(
         UnavailableError: Slurm does not answer.
     """
     found = find_allocation(engine, hostfile, named, ssh=ssh, environ=environ)
-    given = () if found.hosts == (local_host(1),) else found.hosts
-    hosts = choose_hosts(None, ranks, include=include, exclude=exclude, given=given)
-    source = found.source and f"{len(hosts)} of {found.source}"
-    return found._replace(hosts=hosts, source=source)
+    if found.hosts == _ALONE:
+        return found._replace(hosts=choose_hosts(None, ranks, include=include, exclude=exclude))
+    hosts = choose_hosts(None, ranks, include=include, exclude=exclude, given=found.hosts)
+    return found._replace(hosts=hosts, source=f"{len(hosts)} of {found.source}")
 
 
 def find_allocation(
@@ -68,42 +69,55 @@ def find_allocation(
     """
     if engine not in ENGINES:
         raise UsageError(f"--engine cannot be {engine!r}.", remedy=f"Use one of: {', '.join(ENGINES)}.")
-    require_one_task(environ)
+    require_started_once(environ)
     asked = choose_all_hosts(hostfile, named) if hostfile or named is not None else ()
-    whose = str(hostfile or "-H") if asked else ""
+    whose = shown(str(hostfile or "-H"))
+    in_slurm = is_named(environ)
     if engine == "local":
-        return _of_this_machine(asked, environ)
-    if engine == "slurm" or (engine == "auto" and not asked and "SLURM_JOB_ID" in environ):
-        return _of_slurm(asked, environ)
-    if not asked and engine == "ssh" and "SLURM_JOB_ID" in environ:
-        job = read_job(environ)
-        return Allocation(job.hosts, ssh, job.name, job)
-    if not asked and (found := _hostfile_of(environ)):
-        path, whose = found
-        asked = read_hostfile(path)
+        return _of_this_machine(asked, whose, environ)
+    if engine == "slurm" or (engine == "auto" and not asked and in_slurm):
+        return _of_slurm(asked, whose, environ)
     if asked:
         return Allocation(asked, ssh, whose)
+    if in_slurm:
+        job = read_job(environ)
+        return Allocation(job.hosts, ssh, job.name, job)
+    return _of_a_job(engine, ssh, environ)
+
+
+def _of_a_job(engine: str, ssh: Ssh, environ: Mapping[str, str]) -> Allocation:
+    """Find the hosts of a job; without one, take this machine.
+
+    Raises:
+        UsageError: the job's hosts are not known, or ssh is to reach none.
+    """
+    found = find_job(environ)
+    if found and found.hosts:
+        return Allocation(found.hosts, ssh, f"{found.name}, from {found.source}")
+    if found and not found.alone:
+        raise found.refusal()
     if engine == "ssh":
         raise UsageError("--engine ssh needs hosts.", remedy="Name them with --hostfile or -H.")
-    number = environ.get("PBS_JOBID") or environ.get("LSB_JOBID") or ""
-    alone = number and f"job {number}, which names no hostfile: this machine alone"
-    return Allocation((local_host(1),), Local(), alone)
+    source = f"this machine, the only host of {found.name} ({found.signs})" if found else _NO_JOB
+    return Allocation(_ALONE, Local(), source)
 
 
-def _of_this_machine(asked: Sequence[Host], environ: Mapping[str, str]) -> Allocation:
+def _of_this_machine(asked: Sequence[Host], whose: str, environ: Mapping[str, str]) -> Allocation:
     if others := [host for host in asked if not is_local(host)]:
         raise UsageError(
             f"--engine local and {others[0].source} contradict each other.",
             found=f"{others[0].name} is another machine.",
             remedy="Leave out one of them.",
         )
-    within = "SLURM_JOB_ID" in environ or _hostfile_of(environ)
-    source = "a larger allocation, this machine alone (--engine local)" if within else ""
-    return Allocation(tuple(asked) or (local_host(1),), Local(), source)
+    if asked:
+        return Allocation(tuple(asked), Local(), whose)
+    name = "a job of Slurm" if is_named(environ) else name_job(environ)
+    source = "this machine alone (--engine local)"
+    return Allocation(_ALONE, Local(), f"{source}, within {name}" if name else source)
 
 
-def _of_slurm(asked: Sequence[Host], environ: Mapping[str, str]) -> Allocation:
-    if "SLURM_JOB_ID" not in environ:
+def _of_slurm(asked: Sequence[Host], whose: str, environ: Mapping[str, str]) -> Allocation:
+    if not is_named(environ):
         raise UsageError(
             "--engine slurm needs a job of Slurm.",
             found="SLURM_JOB_ID is not set.",
@@ -116,21 +130,8 @@ def _of_slurm(asked: Sequence[Host], environ: Mapping[str, str]) -> Allocation:
             found=listed(job.hosts),
             remedy="Name nodes of the job, or leave the hosts out.",
         )
-    return Allocation(tuple(asked) or job.hosts, carrier_of(job.number, environ), job.name, job)
-
-
-def _hostfile_of(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the hostfile that a scheduler wrote, and whose it is."""
-    named = environ.get("OMPI_MCA_orte_default_hostfile", "")
-    if named and environ.get("K_MPI_JOB_ROLE") == "launcher":
-        return named, "the MPIJob"
-    if _MPIJOB_HOSTFILE.exists():
-        return str(_MPIJOB_HOSTFILE), "the MPIJob"
-    if path := environ.get("PBS_NODEFILE"):
-        return path, f"PBS job {environ.get('PBS_JOBID', '')}".strip()
-    if path := environ.get("LSB_DJOB_HOSTFILE"):
-        return path, f"LSF job {environ.get('LSB_JOBID', '')}".strip()
-    return None
+    source = f"{job.name}, from {whose}" if asked else job.name
+    return Allocation(tuple(asked) or job.hosts, carrier_of(job.number, environ), source, job)
 
 
 @contextmanager

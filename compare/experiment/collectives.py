@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from backends import BACKENDS, GROUPS
 from compare import __version__
 from compare.doctor import availability
 from compare.doctor.availability import Survey
-from compare.errors import BudgetError, LaunchError, UnavailableError
+from compare.errors import BudgetError, LaunchError, UnavailableError, UsageError
 from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
 from compare.experiment.run import Watch, kept, open_hosts
 from compare.experiment.schedule import START_SECONDS
@@ -24,9 +24,11 @@ from compare.launch.cluster import Cluster
 from compare.schema.clock import unix_time
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepLaunch
 from compare.schema.files import read_json, write_json
+from compare.schema.hosts import Host
 from compare.schema.job import Planned
 from compare.schema.results import Failure
 from compare.schema.store import create_output, write_request
+from compare.text import binary_size, counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
 
     Raises:
         UnavailableError: a group that was named cannot run here, or none can.
-        UsageError: a value is wrong.
+        UsageError: a value is wrong, or a size is larger than memory.
     """
     draft = SweepConfig(
         groups=request.groups or tuple(GROUPS),
@@ -100,6 +102,8 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
     )
     found = availability.survey(GROUPS[name].backend for name in draft.groups)
     device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, found))
+    if device == "cpu":
+        require_memory(draft, cluster.hosts, cluster.memory_left())
     one_host = len(cluster.hosts) == 1
     troubles = {name: refusal_of(name, device, found, one_host=one_host) for name in draft.groups}
     refused = {name: trouble for name, trouble in troubles.items() if trouble}
@@ -116,6 +120,28 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
     entries = [GROUPS[name] for name in groups]
     cluster.require_launchers({BACKENDS[e.backend].runtime(e.options).launcher for e in entries})
     return msgspec.structs.replace(draft, groups=groups, device=device), left_out
+
+
+def require_memory(config: SweepConfig, hosts: Sequence[Host], left_bytes: Sequence[int]) -> None:
+    """Require that every size fits into the memory of each host.
+
+    Raises:
+        UsageError: they do not, with the size that does.
+    """
+    exchange, size = max(config.measurements, key=lambda each: each[0].traits.memory * each[1])
+    each = exchange.traits.memory * size
+    for host, left in zip(hosts, left_bytes, strict=True):
+        if each * host.slots <= left:
+            continue
+        fitting = left // (exchange.traits.memory * host.slots)
+        fits = binary_size(1 << max(fitting.bit_length() - 1, 0))
+        raise UsageError(
+            f"{exchange} of {binary_size(size)} does not fit into the memory of host {host.name}.",
+            found=f"Each rank needs {binary_size(each)}, for its buffers and the check of the result: "
+            f"{binary_size(each * host.slots)} for {counted(host.slots, 'rank')}. "
+            f"{binary_size(left)} is free.",
+            remedy=f"Sizes up to {fits} fit: -e {fits.rstrip('iB').replace(' ', '')}. Or take fewer ranks.",
+        )
 
 
 def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> UnavailableError | None:
@@ -138,7 +164,7 @@ def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> Unav
     try:
         found.require(entry.backend, dict(entry.options))
     except UnavailableError as error:
-        return UnavailableError(what, found=error.found or error.what, remedy=f"Install: {error.remedy}")
+        return UnavailableError(what, found=error.found or error.what, remedy=f"Run: {error.remedy}")
     return None
 
 

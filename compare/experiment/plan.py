@@ -69,7 +69,7 @@ def plan(request: UserRequest) -> Plan:
 
 
 def _notes(request: UserRequest, hosts: Unreached, source: data.DatasetSource) -> list[str]:
-    notes = []
+    notes = [f"Hosts: {request.allocation.source}"]
     if source.note:
         notes.append(source.note)
     if not hosts.is_this_machine:

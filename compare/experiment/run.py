@@ -14,20 +14,21 @@ import msgspec
 from compare import __version__, data
 from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
-from compare.doctor import quick_check
+from compare.doctor import check_beforehand
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.allocation import endings_named, require_time, too_little_time
 from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
 from compare.experiment.schedule import discard_unfinished, least_round_seconds
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch import Observer, open_cluster
+from compare.launch.circumstances import Defect
 from compare.launch.cluster import Cluster
 from compare.launch.engines.arrival import wait_for_hosts
 from compare.launch.signals import uninterrupted
 from compare.schema.clock import unix_time
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.files import write_json
-from compare.schema.hosts import THIS_MACHINE, is_local
+from compare.schema.hosts import THIS_MACHINE
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
 from compare.schema.store import RESULTS_FILE, create_output, read_run, write_request
@@ -101,15 +102,18 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         say(f"Hosts: {source}")
     if request.wait_seconds:
         wait_for_hosts(hosts, carrier=carrier, seconds=request.wait_seconds, say=say)
-    if not all(map(is_local, hosts)):
-        _, findings = quick_check(hosts, carrier=carrier)
-        for finding in findings:
-            say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
+    findings = check_beforehand(hosts, carrier=carrier)
     with ExitStack() as opened:
         with endings_named(job):
             cluster = opened.enter_context(
                 open_cluster(request.allocation, interface=request.interface, exported=request.exported)
             )
+        for finding in findings(failed=False):
+            say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
+        cluster.defects = lambda: [
+            Defect(each.topic, each.host, f"{each.what} {each.found}", each.fix)
+            for each in findings(failed=True)
+        ]
         # A single machine needs no lines, unless the user named it.
         named = any(host.source != THIS_MACHINE for host in hosts)
         for line in cluster.topology() if named else ():

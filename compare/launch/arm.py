@@ -17,6 +17,7 @@ from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from backends.launchers.request import Command, Request
 from compare import PACKAGE_ROOT
 from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
+from compare.launch.circumstances import Circumstances
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
 from compare.launch.place import LaunchPlace
@@ -209,6 +210,13 @@ def commands_for(
     return LAUNCHERS[name].commands(request)
 
 
+def shell_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the user's shell sets for a launch, and nothing overrides."""
+    read = inherited(os.environ)
+    from_shell = library_settings(read) | {name: read[name] for name in ("LD_LIBRARY_PATH",) if name in read}
+    return {name: value for name, value in from_shell.items() if environment.get(name, value) == value}
+
+
 def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
     """Return the files of a launch in a run's folder."""
     name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.label)
@@ -255,7 +263,14 @@ class PreparedLaunch:
         )
         ranks, stall_seconds = self.job.config.ranks, self.job.config.stall_seconds
         crowded = any(host.slots > cores for host, cores in zip(cluster.hosts, cluster.cores(), strict=True))
-        self.monitor = Monitor(self.place, ranks, stall_seconds, oversubscribed=crowded and ranks > 1)
+        self._inherited = {
+            name: value
+            for name, value in library_settings(inherited(os.environ)).items()
+            if name not in self.commands[0].environment
+        }
+        known = Circumstances(arm, shell_settings(self.commands[0].environment), cluster.defects)
+        crowded = crowded and ranks > 1
+        self.monitor = Monitor(self.place, ranks, stall_seconds, oversubscribed=crowded, circumstances=known)
         write_json(files.commands, [list(command.argv) for command in self.commands])
 
     def conclude(self, ending: Ending) -> Launch:
@@ -285,11 +300,7 @@ class PreparedLaunch:
             "launcher": self.planned.arm.runtime.launcher,
             "argv": [list(command.argv) for command in self.commands],
             "environment": dict(command.environment),
-            "inherited": {
-                name: value
-                for name, value in library_settings(inherited(os.environ)).items()
-                if name not in command.environment
-            },
+            "inherited": self._inherited,
             "started_at": self.began,
             "seconds": unix_time() - self.began,
             "restarted_because": self._restarted_because,

@@ -25,10 +25,11 @@ from backends.launchers import request
 from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError, UnavailableError
 from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
+from compare.launch.circumstances import Defect
 from compare.launch.engines import Allocation, Carrier, ScheduledJob
 from compare.launch.engines.commands import enough_files, join_errors
 from compare.launch.lookup import addresses_of
-from compare.launch.network import choose_network, in_network, network_of_one
+from compare.launch.network import choose_network, in_network, network_of_one, require_distinct
 from compare.launch.place import ANSWER_SECONDS, LaunchPlace
 from compare.launch.staging import stage
 from compare.schema.arms import Arm
@@ -125,6 +126,8 @@ class Cluster:
         self._datasets: list[str] = []
         self._name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._launches = itertools.count(1)
+        self.defects: Callable[[], Sequence[Defect]] = tuple
+        """What the check at the start found on these hosts."""
         self.attended = list(dict.fromkeys([*self.agents, self.here]))
         """The agents of this cluster and of all ``another`` ones."""
 
@@ -150,6 +153,14 @@ class Cluster:
         job = self.job
         counts = [max(1, int(min(len(r.cpus), r.core_quota or math.inf))) for r in self._ready]
         return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
+
+    def memory_left(self) -> list[int]:
+        """Return how many bytes ranks may take, host by host.
+
+        That was as each agent started. Hosts of a rehearsal share one machine.
+        """
+        sharing = len(self.hosts) if self.network.rehearsed else 1
+        return [ready.memory_left_bytes // sharing for ready in self._ready]
 
     def gpus(self) -> list[int]:
         """Return the number of GPUs that the driver shows, host by host."""
@@ -281,6 +292,7 @@ def _network(agents: Sequence[Connection], interface: str | None, rehearsed: Lin
     addresses = {agent.host.name: agent.ready.addresses for agent in agents if agent.ready}
     if all(map(is_local, hosts)):
         return network_of_one(addresses[hosts[0].name], asked=interface)
+    require_distinct([(agent.host, agent.ready) for agent in agents if agent.ready])
     # No name server knows the hosts of a rehearsal.
     reached_at = [""] * len(hosts) if rehearsed else addresses_of([host.name for host in hosts])
     network = choose_network(addresses, asked=interface, reached_at=reached_at)

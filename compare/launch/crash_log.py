@@ -1,4 +1,4 @@
-"""Read the log of a rank that died: pure.
+"""Read the log of a dead rank, or of its launcher: pure.
 
 Python prints its stacks at a crash, and a library prints an error before it aborts. Lines around these
 explain nothing: rules, numbered stacks, the line of code shown with a warning.
@@ -7,6 +7,7 @@ explain nothing: rules, numbered stacks, the line of code shown with a warning.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _DUMP_LINES = 200
@@ -38,8 +39,27 @@ _EXPLAINS_NOTHING = (
     r"\[[^]]*\] \[ *\d+\] .*\[0x[0-9a-f]+\]",  # Open MPI
     r".*\*\*\* (Process received signal|End of error message) \*\*\*",
     r".*\*\*\* +(MPI_ERRORS_ARE_FATAL|and potentially your MPI job)\b.*",
+    r"\[[^]]*\] \*\*\* +(reported by process|on a \w+ communicator|Unknown error).*",
+    r"\[[^]]*\] (\d+ more process(es)? ha(s|ve) sent help|Set MCA parameter \"orte_base_help).*",
     r".*\bNCCL INFO\b.*",
 )
+
+
+_AFTERMATH = (
+    r"^.*failed \(exitcode: ",  # torchrun
+    r"^.*Sending process \d+ closing signal",
+    r"^.*Received \d+ death signal",
+    r"^Process \d+ exit with status code",  # horovodrun
+    r"^Primary job +terminated normally",  # Open MPI
+    r"^mpirun (detected|noticed) that",
+    r"^mpirun: (abort is already in progress|Forwarding signal)",
+    r"^.*BAD TERMINATION OF",  # Hydra
+    r"^YOUR APPLICATION TERMINATED",
+    r"^(\[\d+\]<std\w+>:)?Terminated$",
+)
+"""How launchers begin to report that a rank is gone."""
+_FIRST_LINES, _LAST_LINES = 8, 3
+"""Open MPI begins with the reason; a traceback ends with it."""
 
 
 class CrashLog(NamedTuple):
@@ -65,11 +85,23 @@ def read_crash_log(log: str) -> CrashLog:
     )
 
 
+def read_launcher_log(log: str) -> list[str]:
+    """Return a launcher's lines that may explain a silent rank's end."""
+    gone = re.search("|".join(_AFTERMATH), log, re.MULTILINE)
+    lines = list(_explaining(log[: gone.start()] if gone else log))
+    if len(lines) <= _FIRST_LINES + _LAST_LINES:
+        return lines
+    return [*lines[:_FIRST_LINES], "…", *lines[-_LAST_LINES:]]
+
+
 def _last_line(printed: str) -> str:
-    lines = map(_one_line, _SHOWN_WITH_WARNING.sub(r"\1", printed).splitlines())
-    explaining = (line for line in lines if not any(re.fullmatch(p, line) for p in _EXPLAINS_NOTHING))
-    *_, last = ["", *explaining]
+    *_, last = ["", *_explaining(printed)]
     return last
+
+
+def _explaining(printed: str) -> Iterator[str]:
+    lines = map(_one_line, _SHOWN_WITH_WARNING.sub(r"\1", printed).splitlines())
+    return (line for line in lines if not any(re.fullmatch(p, line) for p in _EXPLAINS_NOTHING))
 
 
 def _one_line(line: str) -> str:

@@ -11,6 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
+from compare.launch.circumstances import Circumstances
+from compare.launch.crash_log import read_launcher_log
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
@@ -32,17 +34,24 @@ class Monitor:
     """The monitor of one launch.
 
     Call ``tick`` while the launch runs, then ``conclude``. Ranks of an ``oversubscribed`` host may look
-    stalled, and only be slow.
+    stalled, and only be slow. What the ``circumstances`` explain stands beside the failure.
     """
 
     def __init__(
-        self, place: LaunchPlace, ranks: int, stall_seconds: float, *, oversubscribed: bool = False
+        self,
+        place: LaunchPlace,
+        ranks: int,
+        stall_seconds: float,
+        *,
+        oversubscribed: bool = False,
+        circumstances: Circumstances | None = None,
     ) -> None:
         self._files = place.files
         self._ranks = range(ranks)
         self._place = place
         self._stall_seconds = stall_seconds
         self._oversubscribed = oversubscribed
+        self._circumstances = circumstances or Circumstances()
         self._received: dict[int, tuple[float, float]] = {}
         self._checked_at = 0.0
         self._done_at: float | None = None
@@ -79,8 +88,9 @@ class Monitor:
         # A failure while a launch is ended for its length, or for a suspended parent, is not its cause.
         too_late = ending.abandoned or (ending.timed_out and cause and cause.at > self._checked_at)
         if cause is not None and missing and not too_late:
-            raise self._root_cause(where, cause)
-        raise self._without_cause(where, ending, missing)
+            raise self._explained(self._root_cause(where, cause))
+        error = self._without_cause(where, ending, missing)
+        raise error if ending.abandoned or ending.timed_out else self._explained(error)
 
     def _has_failed(self, rank: int) -> bool:
         """Return whether a rank exited by itself and left no result."""
@@ -159,7 +169,8 @@ class Monitor:
 
     def _root_cause(self, where: str, cause: Cause) -> LaunchError:
         place = f"\n({cause.where})" if cause.where else ""
-        remedy = self._where_to_read(cause)
+        printed, remedy = self._where_to_read(cause)
+        cause = cause._replace(found="\n".join([cause.found, *printed]))
         if cause.kind in {"stalled", "deadlocked"}:
             limit = self._least_limit()
             sets = "this limit" if limit == self._stall_seconds else "the least limit"
@@ -183,15 +194,29 @@ class Monitor:
             remedy=remedy,
         )
 
-    def _where_to_read(self, cause: Cause) -> str:
-        """Name the file that explains the cause, or else the folder."""
+    def _explained(self, error: LaunchError) -> LaunchError:
+        seen = [read_progress(self._files, rank) for rank in self._ranks]
+        return self._circumstances.beside(error, trained=any(p.step for p in seen if p))
+
+    def _where_to_read(self, cause: Cause) -> tuple[list[str], str]:
+        """Name the file that explains the cause, or else the folder.
+
+        Where a rank printed nothing, lines of its launcher may explain it.
+        """
         log, stacks = self._files.log(cause.rank), self._files.stacks(cause.rank)
         # The watchdog prints stacks into the log. A rank that was ended before that has them in a file.
         if cause.kind == "stalled" and tail(stacks):
-            return f"Its stacks are in {stacks}."
-        if log.exists():
-            return f"Its traceback and output are in {log}."
-        return f"It has no log; the launcher's output is in {self._files.directory}."
+            return [], f"Its stacks are in {stacks}."
+        if tail(log):
+            return [], f"Its traceback and output are in {log}."
+        for launchers in self._files.launcher_logs():
+            if printed := read_launcher_log(tail(launchers, lines=_LOG_LINES)):
+                lines = ["It printed nothing. Its launcher printed:", *printed]
+                return lines, f"All of the launcher's output is in {launchers}."
+        return (
+            [],
+            f"Neither it nor its launcher printed a reason; their files are in {self._files.directory}.",
+        )
 
     def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
         remedy = f"The output of the launcher and the ranks is in {self._files.directory}."

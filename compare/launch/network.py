@@ -6,7 +6,29 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 
 from compare.errors import UsageError
-from compare.schema.hosts import LOOPBACK, Network
+from compare.launch.agent.protocol import Ready
+from compare.schema.hosts import LOOPBACK, Host, Network
+
+
+def require_distinct(machines: Sequence[tuple[Host, Ready]]) -> None:
+    """Require that no two hosts are one machine.
+
+    The hostname counts as well, because containers of two machines may have the same address.
+
+    Raises:
+        UsageError: two are.
+    """
+    first: dict[str, Host] = {}
+    for host, ready in machines:
+        addresses = [address for each in ready.addresses.values() for address in each if not _looped(address)]
+        known = first.setdefault(f"{ready.hostname.lower()} with {', '.join(sorted(addresses))}", host)
+        if addresses and known is not host:
+            slots = known.slots + host.slots
+            raise UsageError(
+                f"{host.source}: {host.name} is the same machine as {known.name}.".removeprefix(": "),
+                found=f"Both are {ready.hostname} with {', '.join(sorted(addresses))}.",
+                remedy=f"Name it once, with all its slots: '{known.destination} slots={slots}'.",
+            )
 
 
 def choose_network(
@@ -74,6 +96,10 @@ def in_network(address: str, network: Network) -> bool:
     if network.network == network.interface:
         return True
     return ipaddress.ip_interface(address).ip in ipaddress.ip_network(network.network)
+
+
+def _looped(address: str) -> bool:
+    return ipaddress.ip_interface(address).is_loopback
 
 
 def _on(name: str, hosts: Sequence[Mapping[str, Sequence[str]]]) -> list[Network]:

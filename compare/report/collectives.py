@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from compare.analysis.collectives import GroupAtSize, bus_factor, why_no_forms
+from compare.report.copies import refused_copies
 from compare.report.rows import csv_text, markdown_rows, markdown_text, printable_line
 from compare.report.table import plain
 from compare.schema.collectives import CollectivesRun, Exchange
@@ -165,6 +166,9 @@ def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
             for reason, such in groupby(refused, lambda row: row.problem):
                 yield f"REFUSED: {group}, {exchange}{_at_sizes(list(such), of_group)}: {reason}"
     yield from (f"FAILED: {failure.message}" for failure in run.failures)
+    yield from refused_copies(
+        {la.group: [rank.attestation for rank in la.ranks] for la in run.launches},
+    )
     ranks, threads = run.config.ranks, run.config.threads_per_rank
     cores = max(run.cores_by_host) if run.network.rehearsed else sum(run.cores_by_host)
     if ranks * threads > cores:

@@ -6,7 +6,8 @@ import msgspec
 
 from compare.analysis import Analysis
 from compare.analysis.estimate import Estimate
-from compare.analysis.summary import ArmSummary, Detail, Parity
+from compare.analysis.proven import Parity
+from compare.analysis.summary import ArmSummary, Detail
 from compare.report.rows import csv_text
 from compare.schema.results import Run
 

@@ -6,14 +6,25 @@ from collections.abc import Iterator
 
 from compare.analysis.budget import fullest_host
 from compare.analysis.summary import Summary
+from compare.report.copies import refused_copies
 from compare.report.told import told
 from compare.schema.results import Run
 from compare.text import counted
 
 
 def limits(run: Run, summary: Summary) -> list[str]:
-    """Name what holds back all arms alike: priority, quota, cores, and what ranks tell."""
-    return [*_nice(run), *_quota(run), *_oversubscribed(run, summary), *told(run)]
+    """Name what holds back the arms: priority, quota, cores, refused copies, and what ranks state."""
+    attested = {
+        arm.label: [rank.attestation for launch in run.of(arm) for rank in launch.ranks]
+        for arm in run.config.arms
+    }
+    return [
+        *_nice(run),
+        *_quota(run),
+        *_oversubscribed(run, summary),
+        *refused_copies(attested),
+        *told(run),
+    ]
 
 
 def _nice(run: Run) -> list[str]:

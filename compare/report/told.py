@@ -1,4 +1,4 @@
-"""Write the lines about what the user's file sets, and what libraries warn of in the ranks."""
+"""Write what the user's file sets, and what libraries warn of."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def _warnings(run: Run) -> Iterator[str]:
         for text in texts if isinstance(texts, list) else ():
             arms.setdefault(str(text), {})[arm] = None
     for text, its in list(arms.items())[:_MOST]:
-        yield f"A library warns in {listed(its)}: {text}"
+        yield f"A library warns in {listed(its)}: {text}."
     if len(arms) > _MOST:
         yield f"{counted(len(arms) - _MOST, 'more warning')} of libraries: read the logs of the ranks."

@@ -54,6 +54,26 @@ _DECIDED_BY_ARM = {
 }
 
 
+# Libraries that read a setting, by its start; all read the others. Names are parts of those that ranks
+# attest. In Gloo and NCCL alone do the logs and checks of torch.distributed cost time.
+_READ_BY = (
+    (r"HOROVOD_", ("horovod",)),
+    (r"NCCL_", ("nccl",)),
+    (r"GLOO_", ("gloo",)),
+    (r"OMPI_MCA_", (" mpi ",)),
+    (r"MPIR_CVAR_", ("mpich",)),
+    (r"(UCX|FI)_", ("mpi",)),
+    (r"TORCH_(DISTRIBUTED|NCCL|GLOO|FR|CPP_LOG_LEVEL)", ("torch.distributed",)),
+    (r"TORCH_LOGS=.*(dist|ddp|fsdp|c10d)", ("torch.distributed",)),
+)
+
+
+def readers_of(name: str, value: str) -> tuple[str, ...]:
+    """Return which libraries read a setting; none if all do."""
+    setting = f"{name}={value}"
+    return next((readers for start, readers in _READ_BY if re.match(start, setting)), ())
+
+
 # The variables that an arm may set. Only Open MPI's parameters have small letters.
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*|OMPI_MCA_[a-z0-9_]+")
 # Set by launchers for every rank, or by Ringside for every launch. An arm with another value would not be

@@ -8,9 +8,12 @@ A host is written in any form that the field uses::
     node1                       # PBS: one slot for every line that names the host
     node[1-4] slots=8           # a range, as in Slurm and ClusterShell
     alice@node1 slots=4         # log in as another user
+    node1,node[3-4]             # several, with commas, all in the same form
+    node1 4 all.q@node1 <NULL>  # Grid Engine's $PE_HOSTFILE
 
-Nothing here looks a name up or starts a process, and only ``read_hostfile`` reads a file. Every mistake
-in a text is a ``UsageError``, which names file:line, shows the line and gives the right form.
+Other forms that are known are refused by their names: see ``hostfile_forms``. Nothing here looks a name
+up or starts a process, and only ``read_hostfile`` reads a file. Every mistake in a text is a ``UsageError``,
+which names file:line, shows the line and gives the right form.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +31,7 @@ import msgspec
 
 from compare.errors import UsageError, system_reason
 from compare.schema.files import read_bytes
+from compare.schema.hostfile_forms import may_be_a_port, plain, recognised, which_of_both
 from compare.schema.hosts import MAX_SLOTS, NAME, Host, HostFaultError, listed, shown
 
 MAX_HOSTS = 16_384
@@ -39,9 +44,13 @@ MAX_FILE_BYTES = 16 * 2**20
 _FILE_FORM = "Write one host a line as 'host slots=N', for example 'node1 slots=4'."
 _LIST_FORM = "Write the hosts as 'host:N,host:N', for example 'node1:4,node2:4'."
 _NAME_FORM = "Name hosts as the hostfile does, for example 'node1' or 'node[1-4]'."
+_AT_FORM = "'@' follows a user; between hosts stands a comma."
+_CHOICE_FORM = "Name whole hosts, with commas, as in 'node1,node[3-4]'. -np gives the number of ranks."
 _REPEAT_FORM = "Name a host once with slots=N, or repeat its bare name, one slot a line."
 _RANGE_FORM = "is not a range of host names such as node[1-4] or node[01-08,12]"
 
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a text of UTF-16 begins, as Windows writes it."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _BLANKS = " \t\v\f"
 _GAP = re.compile(r"[ \t\v\f]+")
@@ -65,13 +74,16 @@ def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
         if len(content) > MAX_FILE_BYTES:
             found = f"more than {MAX_FILE_BYTES:,} bytes"
             raise UsageError(f"{path}: this is not a hostfile", found=found, remedy=remedy)
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-16" if content.startswith(_UTF_16) else "utf-8-sig")
     except OSError as error:
         found = system_reason(error)
         raise UsageError(f"{path}: the hostfile cannot be read", found=found, remedy=remedy) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}:{line}: this is not UTF-8 text", found=str(error), remedy=remedy) from None
+    if "\0" in text:
+        found = "It has bytes of zero, as in UTF-16 or a binary file."
+        raise UsageError(f"{path}:1: this is not UTF-8 text", found=found, remedy=remedy)
     return parse_hostfile(text, str(path))
 
 
@@ -99,7 +111,11 @@ def parse_hosts(spec: str) -> tuple[Host, ...]:
     Raises:
         UsageError: as ``parse_hostfile``.
     """
-    items = _split_list(spec)
+    items = list(_split_list(spec))
+    try:
+        _require_one_form(items, spec)
+    except HostFaultError as fault:
+        raise _Line("-H", 1, spec, _LIST_FORM).named(fault) from None
     return _collect(_Line("-H", number, item, _LIST_FORM) for number, item in enumerate(items, 1))
 
 
@@ -133,6 +149,17 @@ def format_hostfile(hosts: Sequence[Host]) -> str:
     return "".join(f"{h.destination} slots={h.slots}{limit}\n" for h, limit in zip(hosts, most, strict=True))
 
 
+def format_hosts(hosts: Sequence[Host]) -> str:
+    """Return hosts as ``-H`` takes them, quoted for a shell."""
+    return shlex.quote(",".join(map(_written, hosts)))
+
+
+def _written(host: Host) -> str:
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    login = f"{host.user}@" if host.user else ""
+    return f"{login}{name}{' slots=' if may_be_a_port(str(host.slots)) else ':'}{host.slots}"
+
+
 class _Line(msgspec.Struct, frozen=True):
     """A line of a hostfile, or a host of a list."""
 
@@ -148,26 +175,57 @@ class _Line(msgspec.Struct, frozen=True):
     def error(self, fault: HostFaultError) -> UsageError:
         return UsageError(f"{self.where}: {fault}", found=shown(self.text), remedy=fault.remedy or self.form)
 
+    def named(self, fault: HostFaultError) -> UsageError:
+        """Return the error of a fault, or of its form."""
+        form = None if fault.remedy else recognised(self.text)
+        if form is None:
+            return self.error(fault)
+        what, write = form
+        return UsageError(
+            f"{self.where}: {what}", found=shown(self.text), remedy=f"{write} {self.form}".strip()
+        )
+
 
 def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
     hosts: dict[str, Host] = {}
     counted: set[str] = set()  # hosts whose slots are written out, and must not be repeated
     for line in lines:
         try:
-            _enter(hosts, counted, line)
+            text, adds = plain(line.text)
+            for entry in _split_line(text):
+                _enter(hosts, counted, line, entry, adds=adds)
         except HostFaultError as fault:
-            raise line.error(fault) from None
+            raise line.named(fault) from None
     return tuple(hosts.values())
 
 
-def _enter(hosts: dict[str, Host], counted: set[str], line: _Line) -> None:
-    pattern, user, slots, max_slots = _parse_entry(line.text)
+def _split_line(text: str) -> list[str]:
+    """Split a line at its commas."""
+    entries = list(_split_list(text))
+    _require_one_form(entries, text)
+    return entries
+
+
+def _require_one_form(entries: Sequence[str], text: str) -> None:
+    """Require that hosts of a list all have slots, or none has.
+
+    In ``a,b slots=4``, it is not clear whose slots they are.
+    """
+    worded = [len(_GAP.split(entry)) > 1 for entry in entries]
+    bare = [not words and ":" not in entry for words, entry in zip(worded, entries, strict=True)]
+    if any(worded) and any(bare):
+        raise HostFaultError(text, "gives one number of slots to several hosts, or to the last")
+
+
+def _enter(hosts: dict[str, Host], counted: set[str], line: _Line, entry: str, *, adds: bool) -> None:
+    """Enter the hosts of an entry; with ``adds``, slots may add up."""
+    pattern, user, slots, max_slots = _parse_entry(entry)
     for name in _expand(pattern):
         host = Host(name, 1 if slots is None else slots, user, max_slots, line.where)
         key = host.key
-        bare = slots is None and key not in counted
-        hosts[key] = _repeated(hosts[key], host, bare=bare) if key in hosts else host
-        if slots is not None:
+        more = (slots is None or adds) and key not in counted
+        hosts[key] = _repeated(hosts[key], host, bare=more) if key in hosts else host
+        if slots is not None and not adds:
             counted.add(key)
     if len(hosts) > MAX_HOSTS:
         raise HostFaultError(line.text, f"is one host too many: the limit is {MAX_HOSTS:,}")
@@ -180,7 +238,7 @@ def _repeated(first: Host, again: Host, *, bare: bool) -> Host:
     if first.user != again.user:
         problem = f"was {first.destination} before, at {first.source}"
         raise HostFaultError(again.destination, problem, _REPEAT_FORM)
-    return msgspec.structs.replace(first, slots=first.slots + 1)
+    return msgspec.structs.replace(first, slots=first.slots + again.slots)
 
 
 def _parse_entry(text: str) -> tuple[str, str, int | None, int | None]:
@@ -191,6 +249,9 @@ def _parse_entry(text: str) -> tuple[str, str, int | None, int | None]:
     if at and not user:
         raise HostFaultError(head, "has no user before the '@'")
     pattern, count = _split_count(address)
+    if count is not None and may_be_a_port(count):
+        remedy = which_of_both(shown(f"{user}{at}{pattern}"), count)
+        raise HostFaultError(head, f"may mean {count} slots or a port", remedy)
     numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
     for word in words:
         written, equals, value = word.rpartition("=")
@@ -277,19 +338,33 @@ def _split_list(spec: str) -> Iterator[str]:
 
 def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[str]:
     """Return the keys of the hosts that patterns name."""
-    known = {host.key for host in hosts}
+    known = {host.key: host for host in hosts}
     named: set[str] = set()
     for number, pattern in enumerate((item for text in patterns for item in _split_list(text)), 1):
         line = _Line(option, number, pattern, _NAME_FORM)
-        written, count = _split_count(pattern)
-        if count is not None:
-            raise line.error(HostFaultError(pattern, "selects hosts, not slots"))
         try:
-            keys = [Host(name, 1).key for name in _expand(written)]
+            user, keys = _parse_pattern(pattern, known)
         except HostFaultError as fault:
             raise line.error(fault) from None
-        if unknown := [key for key in keys if key not in known]:
-            what = f"{line.where}: no such host: {shown(', '.join(unknown))}"
-            raise UsageError(what, found=listed(hosts), remedy=_NAME_FORM)
+        if unknown := [key for key in keys if key not in known or (user and known[key].user != user)]:
+            login = f"{user}@" if user else ""
+            what = f"{line.where}: no such host: {shown(', '.join(login + key for key in unknown))}"
+            remedy = f"{_NAME_FORM} {_AT_FORM}" if user else _NAME_FORM
+            raise UsageError(what, found=listed(hosts), remedy=remedy)
         named.update(keys)
     return named
+
+
+def _parse_pattern(pattern: str, known: Mapping[str, Host]) -> tuple[str, list[str]]:
+    """Return the user of a pattern, and the keys of its hosts."""
+    user, _, address = plain(pattern).text.rpartition("@")
+    if user.partition(":")[0].partition("@")[0].lower() in known:
+        raise HostFaultError(pattern, "joins hosts with '@', as DeepSpeed does", _CHOICE_FORM)
+    written, count = _split_count(address)
+    keys = [Host(name, 1, user).key for name in _expand(written)]
+    # A hostfile's own 'host:N' is no choice of DeepSpeed's, which counts slots from 0.
+    if count is not None and not all(key in known and count == str(known[key].slots) for key in keys):
+        raise HostFaultError(
+            pattern, "chooses slots, as DeepSpeed does: here whole hosts are chosen", _CHOICE_FORM
+        )
+    return user, keys

@@ -1,4 +1,4 @@
-"""Run code of the user's where no other rank answers, and refuse what asks for one.
+"""Run the user's code alone, and refuse what asks other ranks.
 
 One process must be able to compute the loss, because the proof compares every arm with it. So torch gets a
 group that only pretends, and a call to other ranks stops at its line. Code that communicates only where a
@@ -7,10 +7,11 @@ group exists shows itself, before a real group does.
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch.distributed as dist
@@ -27,7 +28,7 @@ _FILES = {
     "/horovod/torch/functions.py": "horovod.torch",
     "/horovod/common/basics.py": "horovod.torch",
 }
-"""Files with the functions that are watched, and the names of their modules for people."""
+"""Files with functions that are watched, and how people call their modules."""
 _MOVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "alltoall", "barrier", "send", "recv")
 _MAKES = ("init_process_group", "new_group", "new_subgroups", "init", "join")
 _ASKS = ("is_initialized", "get_world_size", "get_rank", "size", "rank", "local_rank", "local_size")
@@ -46,28 +47,30 @@ def alone(what: str, folder: str, ranks: int, remedy: str) -> Iterator[None]:
     """
     refused: list[WorkloadError] = []
 
-    def refuse(call: str, frame: FrameType) -> None:
+    def refuse(call: str, frame: FrameType, number: int = 0) -> None:
         asker: FrameType | None = frame
         while asker and not belongs(asker.f_code.co_filename, folder):
             asker = asker.f_back
-        line = f"{asker.f_code.co_filename}:{asker.f_lineno}" if asker else ""
+        line = f"{asker.f_code.co_filename}:{number or asker.f_lineno}" if asker else ""
         refused.append(
             WorkloadError(f"one process cannot compute {what}: it calls {call}.\n{remedy}", where=line)
         )
         raise refused[0]
 
     def watch(frame: FrameType, event: str, argument: Any) -> None:
-        if refused:
+        del argument
+        if refused or event != "call":
             return
-        if event == "c_call":
-            if type(getattr(argument, "__self__", None)).__module__ == _MPI:
-                refuse(f"{_MPI}: {argument.__name__}", frame)
-        elif event == "call" and (call := _watched(frame, folder)):
+        if call := _watched(frame, folder):
             refuse(call, frame)
+        if has_mpi and belongs(frame.f_code.co_filename, folder) and (number := _line_with_mpi(frame)):
+            refuse(_MPI, frame, number)
+
+    has_mpi = _MPI in sys.modules
 
     with ExitStack() as ending:
         if dist.is_available() and not dist.is_initialized():
-            ending.enter_context(_pretended_group(ranks))
+            ending.enter_context(pretended_group(ranks))
         ending.callback(sys.setprofile, sys.getprofile())
         sys.setprofile(watch)
         yield
@@ -76,21 +79,40 @@ def alone(what: str, folder: str, ranks: int, remedy: str) -> Iterator[None]:
 
 
 def _watched(frame: FrameType, folder: str) -> str:
-    """Return the name of a call that one process cannot answer, or nothing."""
+    """Name a call that one process cannot answer; else return nothing."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     module = next((module for end, module in _FILES.items() if file.endswith(end)), None)
     if module is None:
         return ""
     asker = frame.f_back
-    while asker and any(part in asker.f_code.co_filename for part in _LIBRARIES):
+    while asker and _is_library(asker.f_code.co_filename, folder):
         asker = asker.f_back
     by_user = asker is not None and belongs(asker.f_code.co_filename, folder)
     moves = name in _MAKES or any(part in name for part in _MOVES)
     return f"{module}.{name}" if moves or (by_user and name in _ASKS) else ""
 
 
+def _is_library(file: str, folder: str) -> bool:
+    return any(part in file for part in _LIBRARIES) and not belongs(file, folder)
+
+
+def _line_with_mpi(frame: FrameType) -> int:
+    """Return the line where a function takes something of mpi4py, or 0.
+
+    Its calls are compiled code, which no profiler sees.
+    """
+    held = {**frame.f_globals, **frame.f_locals}
+    for instruction in dis.get_instructions(frame.f_code):
+        value = held.get(instruction.argval) if isinstance(instruction.argval, str) else None
+        is_module = isinstance(value, ModuleType) and value.__name__ == _MPI
+        is_mpi = is_module or type(value).__module__ == _MPI
+        if is_mpi or (instruction.opname == "IMPORT_NAME" and instruction.argval.startswith("mpi4py")):
+            return (instruction.positions and instruction.positions.lineno) or frame.f_lineno
+    return 0
+
+
 @contextmanager
-def _pretended_group(ranks: int) -> Iterator[None]:
+def pretended_group(ranks: int) -> Iterator[None]:
     """Give torch a group whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -223,7 +223,8 @@ class _EndStep:
     def _remembers(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> bool:
         """Return whether the training's model or loss computes something else than new ones.
 
-        Both take one shard of the same parameters and buffers. If the model cannot be copied, nobody knows.
+        Both take one shard of the same parameters and buffers. Where the model cannot be copied, that stays
+        unknown.
         """
         index, count = self._replica.shard
         try:

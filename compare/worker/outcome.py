@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from backends.base import BackendError, Placement
-from compare.data.own import belongs
 from compare.errors import OutputError
 from compare.schema.environment import EXPORTED
 from compare.schema.files import read_json, write_json
 from compare.schema.job import Job, RankFailure, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
-from compare.text import cut
+from compare.worker.users_error import place_of, text_of
 from compare.worker.warned import note_warnings
 from compare.worker.watchdog import Watchdog
 from compare.workload import WorkloadError
@@ -73,16 +72,16 @@ def _exit(status: int) -> NoReturn:
 
 def _describe(error: BaseException, placement: Placement, own: str | None) -> RankFailure:
     """Describe an error by its last frame, in an own workload's folder."""
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if own and belongs(frame.filename, own)]
+    where = getattr(error, "where", "") or (place_of(error, own) if own else "")
     ours = isinstance(error, (BackendError, WorkloadError))
-    places = users if isinstance(error, WorkloadError) else users or frames
-    where = f"{places[-1].filename}:{places[-1].lineno}" if places else ""
+    if not where and not isinstance(error, WorkloadError):
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
     return RankFailure(
         rank=placement.rank,
         host=placement.host,
         at=time.time(),
-        message=str(error) if ours else f"{type(error).__name__}: {cut(str(error))}",
-        where=getattr(error, "where", "") or where,
+        message=str(error) if ours else text_of(error),
+        where=where,
         traceback=traceback.format_exc(),
     )

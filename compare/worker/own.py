@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager, suppress
-from functools import partial
-from itertools import chain, count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 
-from compare.data.own import code_digest
 from compare.schema.results import Evaluation
-from compare.worker.batches import ShardOrder
-from compare.worker.randomness import same_randomness, seed_generators
+from compare.worker.factory import Factory, MakeWorkload, load_workload
+from compare.worker.own_batches import LoaderBatches, SampleBatches, sized
 from compare.worker.task import PROOF_DTYPES, PROOF_RATE, PROOF_SETTINGS, Task, proof_samples
-from compare.worker.trees import in_dtype, move, place_of_samples, shapes_of, tensors_of
-from compare.worker.user_file import call_factory
+from compare.worker.trees import in_dtype, move
 from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
-    from backends.base import Batch, Facts, Loss, MakeStep, Replica
+    from backends.base import Batch, Loss, MakeStep, Replica
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
     from compare.schema.job import Job
@@ -38,76 +30,6 @@ if TYPE_CHECKING:
 
 _TESTED = 1000
 """Training samples that are tested where there is no test set."""
-_CALLS = 12
-"""Calls of the factory in a launch, apart from three for each rank's shard."""
-_MOST_SECONDS = 5.0
-"""Most time that all these calls may take."""
-
-
-MakeWorkload: TypeAlias = "Callable[[], Workload]"
-"""The user's factory."""
-
-
-def load_workload(source: DatasetSource) -> MakeWorkload:
-    """Return the factory of a file.
-
-    Raises:
-        WorkloadError: the folder differs from the parent's.
-    """
-    folder = Path(source.directory)
-    if code_digest(folder) != source.sha256:
-        raise WorkloadError(
-            f"{folder} is not the folder that the run began with: was a file changed meanwhile? Run again."
-        )
-    return partial(make_workload, source)
-
-
-def make_workload(source: DatasetSource) -> Workload:
-    """Call the factory of a file anew; the file itself is imported once.
-
-    Raises:
-        WorkloadError: the factory returns no workload.
-        Exception: any error of the user's own code.
-    """
-    made = call_factory(source)
-    if not isinstance(made, Workload):
-        raise WorkloadError(
-            f"{Path(source.directory, source.workload)} returned {type(made).__name__}: return a "
-            "compare.workload.Workload."
-        )
-    return made
-
-
-class _Factory:
-    """Makes a workload anew, as often as a proof needs one.
-
-    Everything is new but the data and the loader, so state in a model or in a closure is that of one use.
-    A factory that takes long is not called again: its model is copied, and its closures are shared.
-    """
-
-    def __init__(self, make: MakeWorkload, config: RunConfig, device: torch.device) -> None:
-        self._make, self._seed, self._device = make, config.seed, device
-        begun = time.monotonic()
-        self.first = self._call()
-        calls = _CALLS + 3 * config.ranks
-        self._copied = None
-        if (time.monotonic() - begun) * calls > _MOST_SECONDS:
-            with suppress(RuntimeError, TypeError, NotImplementedError):  # some models cannot be copied
-                self._copied = copy.deepcopy(self.first.model)
-
-    def __call__(self) -> Workload:
-        """Return a new workload with the data of the first."""
-        if self._copied is not None:
-            return dataclasses.replace(self.first, model=copy.deepcopy(self._copied))
-        first = self.first
-        return dataclasses.replace(
-            self._call(), data=first.data, test_data=first.test_data, loader=first.loader
-        )
-
-    def _call(self) -> Workload:
-        with same_randomness(self._device):
-            seed_generators(self._seed)
-            return self._make()
 
 
 class OwnTask(Task):
@@ -117,9 +39,9 @@ class OwnTask(Task):
     """
 
     test_needs_gradients: bool = False
-    """Whether the loss takes gradients of its own, as a gradient penalty does."""
+    """Whether the loss takes gradients itself, as a gradient penalty does."""
 
-    def __init__(self, config: RunConfig, make: _Factory, device: torch.device) -> None:
+    def __init__(self, config: RunConfig, make: Factory, device: torch.device) -> None:
         super().__init__(config, device)
         self._make = make
         self._workload = make.first
@@ -144,8 +66,8 @@ class OwnTask(Task):
         Raises:
             WorkloadError: what it returns cannot be trained.
         """
-        factory = _Factory(make, config, device)
-        samples, needed = len(_sized(factory.first.data)), config.global_batch_size
+        factory = Factory(make, config, device)
+        samples, needed = len(sized(factory.first.data)), config.global_batch_size
         if samples < needed:
             raise WorkloadError(
                 f"the workload has {samples} training samples, but a step of all ranks takes {needed}: "
@@ -262,7 +184,7 @@ class OwnTask(Task):
         """Yield the batches of a shard's test, and the samples of each."""
         workload, (index, count) = self._workload, shard
         held = workload.data if workload.test_data is None else workload.test_data
-        total = len(_sized(held))
+        total = len(sized(held))
         chosen = range(index, total if workload.test_data is not None else min(_TESTED, total), count)
         size = self.config.batch_size_per_rank
         loader = DataLoader(Subset(held, chosen), size, collate_fn=workload.collate or default_collate)  # type: ignore[arg-type]
@@ -332,148 +254,14 @@ def _require_own(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter
     """
     given = set(map(id, parameters))
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = [parameter for parameter in held if id(parameter) not in given]
-    if foreign:
-        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in foreign[:3])
+    others = [parameter for parameter in held if id(parameter) not in given]
+    if others:
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in others[:3])
         raise WorkloadError(
-            f"the optimizer holds {len(foreign)} of {len(held)} parameters that are not the model's (shapes "
+            f"the optimizer holds {len(others)} of {len(held)} parameters that are not the model's (shapes "
             f"{shapes}), so these never train. Make it of the parameters that your function is given."
         )
 
 
-class SampleBatches:
-    """Endless batches of one shard of a data set, sample by sample."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        shard: tuple[int, int],
-        config: RunConfig,
-        device: torch.device,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self._data = workload.data
-        self._collate = workload.collate or default_collate
-        self._order = ShardOrder(shard, config, len(_sized(workload.data)))
-        self._device, self._dtype = device, dtype
-
-    def attest(self) -> Facts:
-        """Return samples, dtype and shard of a batch, and the training samples."""
-        with same_randomness(torch.device("cpu")):
-            batch = self._collate([self._data[0]])
-        return {
-            "samples": self._order.size,
-            "dtype": ", ".join(sorted({str(t.dtype) for t in tensors_of(batch)})),
-            "shard": list(self._order.shard),
-            "training_samples": len(_sized(self._data)),
-        }
-
-    def __iter__(self) -> Iterator[Batch]:
-        loader = DataLoader(
-            self._data,  # type: ignore[arg-type]  # it needs len() and an index alone
-            batch_sampler=self._indices(),
-            collate_fn=self._collate,
-            generator=torch.Generator(),
-        )  # type: ignore[arg-type]
-        for batch in loader:
-            yield move(batch, self._device, self._dtype)
-
-    def _indices(self) -> Iterator[list[int]]:
-        """Yield the indices of each batch, without end."""
-        for epoch in count():
-            yield from self._order.of_epoch(epoch).tolist()
-
-
-class LoaderBatches:
-    """Endless batches of one shard, from the user's own loader."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        shard: tuple[int, int],
-        config: RunConfig,
-        device: torch.device,
-        dtype: torch.dtype | None,
-    ) -> None:
-        assert workload.loader  # noqa: S101 -- the task chose this class by it
-        self._size = config.ranks * config.batch_size_per_rank // shard[1]
-        with _seeded(config.seed):
-            self._loader = workload.loader(*shard, self._size)
-        self._place: tuple[int, int] | None = None
-        self._samples = len(_sized(workload.data))
-        self._shard, self._seed = shard, config.seed
-        self._device, self._dtype = device, dtype
-
-    def attest(self) -> Facts:
-        """Return the facts of a batch, and the samples of an epoch."""
-        batch = self._first(0)[0]
-        try:
-            whole = len(self._loader) * self._size  # type: ignore[arg-type]
-        except TypeError:  # a stream has no length, and its DataLoader raises
-            whole = None
-        return {
-            "samples": self._size,
-            "dtype": ", ".join(sorted({str(t.dtype) for t in tensors_of(batch)})),
-            "shard": list(self._shard),
-            "training_samples": self._samples,
-            "samples_of_an_epoch": whole,
-            "loader_workers": getattr(self._loader, "num_workers", 0),
-        }
-
-    def __iter__(self) -> Iterator[Batch]:
-        for epoch in count():
-            first, rest = self._first(epoch)
-            for batch in chain([first], rest):
-                if self._is_whole(batch):
-                    yield move(batch, self._device, self._dtype)
-
-    def _first(self, epoch: int) -> tuple[Batch, Iterator[Batch]]:
-        """Seed and begin an epoch, and fetch its first batch.
-
-        Raises:
-            WorkloadError: the loader yields no batch of the size that it was asked for.
-        """
-        sampler = getattr(self._loader, "sampler", None)
-        if sampler is not None and hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        with _seeded(self._seed * 1_000_003 + epoch):
-            batches = iter(self._loader)
-            first = next(batches, None)
-        if first is None or not self._is_whole(first):
-            raise WorkloadError(
-                f"the loader of shard {self._shard} does not begin with {self._size} samples. "
-                "Yield batches of that size, its third argument, and begin each epoch anew."
-            )
-        return first, batches
-
-    def _is_whole(self, batch: Batch) -> bool:
-        """Return whether a batch has the size of the run."""
-        shapes = shapes_of(batch)
-        self._place = self._place or place_of_samples(shapes, self._size)
-        if not shapes or self._place is None:
-            return not shapes
-        index, dimension = self._place
-        return index < len(shapes) and shapes[index][dimension : dimension + 1] == (self._size,)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the generators that order the samples, and restore them."""
-    with same_randomness(torch.device("cpu")):
-        seed_generators(seed)
-        yield
-
-
 def _number(figure: float | torch.Tensor) -> float:
     return float(figure.detach() if isinstance(figure, torch.Tensor) else figure)
-
-
-def _sized(data: Any) -> Sized:
-    if isinstance(data, IterableDataset):  # it inherits an index, and may have a length
-        raise WorkloadError(
-            f"the workload's data is a stream ({type(data).__name__}), which no rank can take its shard of.\n"
-            "Hand over a map-style data set. A stream may come from loader, beside it."
-        )
-    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise WorkloadError("the workload's data has no len() or no index: hand over a map-style data set")
-    return data  # type: ignore[no-any-return]

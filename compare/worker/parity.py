@@ -14,7 +14,8 @@ gradient that is zero except for rounding then moves its parameter as far as any
 not the run's either. With a tiny one every strategy would pass, with a huge one none.
 
 A step that clips may never do so in these steps, or always. So a workload that changes gradients takes four
-more steps, each from where the twentieth ended, with gradients that are scaled down and up.
+more steps, each from where the twentieth ended. Gradients are scaled down in two of them, and those of the
+first shard up in the others.
 
 ``prove`` restores the random generators and the memory, so the training after it is not changed.
 """
@@ -37,11 +38,12 @@ from backends.base import BackendError, Batch, Loss, MakeOptimizer, Replica
 from compare.schema.job import STEPS
 from compare.schema.parity import ParityPass, PassKind, WrongStep, rounding_limit
 from compare.worker.blocks import make_side
+from compare.worker.difference import Update
 from compare.worker.pace import Pace
 from compare.worker.randomness import same_randomness
-from compare.worker.reference import Reference, Update
+from compare.worker.reference import Reference
 from compare.worker.reference_step import StepReference
-from compare.worker.shards import bytes_of, hash_batch, seed_layers, seed_step
+from compare.worker.shards import bytes_of, hash_batch, scale_of, seed_layers, seed_step
 from compare.worker.step_record import StepRecord, recorded_step
 from compare.worker.task import Task
 from compare.workload import WorkloadError
@@ -218,6 +220,7 @@ class _Proof:
     def _train(self, step: int, scale: float) -> StepRecord:
         """Take the arm's own step, and record one that is the user's."""
         own_step = self._replica.takes_whole_step
+        scale = scale_of(self._replica.shard[0], scale)
         side = (
             self._side
             if own_step or scale == 1

@@ -1,33 +1,33 @@
 """Try a workload in one process, before its ranks form a group.
 
-It is made anew, and takes one batch of training and one of the test. What goes wrong there is told in the
-words of the user: the line, what was found, and what to do. So no library says it later, in a stall.
+It is made anew, and takes one batch of training and one of the test. Errors there have the user's line, what
+was found, and what to do. So no library reports them later, or by a stall.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
-import pickle
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.weight_norm import WeightNorm
 
-from backends.base import REPEATED, SPARSE, STRIDED, UNREACHED
-from compare.data.own import belongs
-from compare.text import cut, listed
-from compare.worker.alone import alone
+from backends.base import REPEATED, SPARSE, STRIDED, UNCOPIED, UNREACHED
+from compare.text import listed
+from compare.worker.alone import alone, pretended_group
 from compare.worker.memory import reset_peak_memory
 from compare.worker.own import OwnTask
 from compare.worker.randomness import same_randomness, seed_generators
 from compare.worker.trees import KNOWN, tensors_of
 from compare.worker.user_file import require_threads
+from compare.worker.users_error import place_of, text_of
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _REFUSED: dict[Trait, tuple[str, str]] = {
             "gradients arrive more than once in a backward, as re-entrant checkpoints make them: {names}. "
             "This arm counts one."
         ),
-        "Use checkpoint(…, use_reentrant=False), or leave this arm out: manual averages them.",
+        "Use checkpoint(…, use_reentrant=False), or an arm that does not: manual, ddp:static_graph=true.",
     ),
     UNREACHED: (
         (
@@ -72,7 +72,7 @@ _TRY = "Try one batch without Ringside: call make(), its loss, and backward."
 
 
 def preflight(job: Job, task: OwnTask, strategy: type[Replica], shard: tuple[int, int]) -> None:
-    """Try a new workload of the job's, and leave no trace of it.
+    """Try the job's workload in a new copy, and leave no trace.
 
     The ``task`` of the run learns how to test.
 
@@ -99,8 +99,8 @@ class _Trial:
         self._folder = job.dataset.directory
         self._seed = job.config.seed
         self._ranks = job.config.ranks
-        # The user's own step may say by itself what one process computes.
-        self._is_own = task.has_reference_step
+        # Where the user says what one process does, the loss may be of several.
+        self._is_own = bool(job.arm.own_step) and task.has_reference_step
         self._model: nn.Module = nn.Module()
         self._arrived: Counter[str] = Counter()
         self._outputs: list[torch.Tensor] = []
@@ -108,26 +108,28 @@ class _Trial:
     # ---- what any arm needs ----
 
     def require_trainable(self) -> None:
-        """Require parameters, an optimizer's plain step, and a batch's gradients."""
+        """Require parameters, a plain step, and a batch's gradients."""
         _require_parameters(self._task.workload.model)
         with self._told("the optimizer cannot be made of the model's parameters", _TRY):
             optimizer = self._task.make_optimizer(self._task.build_model().parameters())
         _require_plain_step(optimizer)
         if self._is_own:
             return
+        proof = self._task.for_proof("float64")
+        batch = self._first_batch(proof)
         try:
-            self._learn(self._task.for_proof("float64"), "")
+            self._learn(proof, batch, "")
         except WorkloadError as error:
-            self._learn(self._task.anew(), _TRY)
+            again = self._task.anew()
+            self._learn(again, self._first_batch(again), _TRY)
             raise WorkloadError(
                 f"{error}In its own dtype the model passes, but the proof computes in float64. Take dtypes "
                 "from the parameters or the inputs.",
                 where=error.where,
             ) from None
 
-    def _learn(self, task: Any, remedy: str) -> None:
+    def _learn(self, task: Any, batch: Batch, remedy: str) -> None:
         """Take forward, loss and backward of one batch."""
-        batch = self._first_batch(task)
         self._model = model = task.build_model()
         self._arrived.clear()
         seed_generators(self._seed)
@@ -152,7 +154,7 @@ class _Trial:
     @staticmethod
     def _of_loader(error: Exception) -> str:
         text = str(error)
-        if isinstance(error, pickle.PicklingError) or "pickle" in text:
+        if "pickle" in f"{type(error).__name__} {text}".lower():
             return _PICKLED
         return _OWN_ARGUMENTS if "been initialized" in text else _TRY
 
@@ -180,7 +182,8 @@ class _Trial:
             self._test(model, batch)
         except WorkloadError:
             self._task.test_needs_gradients = True
-            self._test(model, batch)
+            with suppress(*[WorkloadError] * self._is_own):  # the groups of other libraries come later
+                self._test(model, batch)
         return self._task.test_needs_gradients
 
     def _test(self, model: nn.Module, batch: Batch) -> None:
@@ -191,30 +194,31 @@ class _Trial:
             self._task.test_batch(model, batch)
 
     def _alone(self, what: str) -> Any:
-        return nullcontext() if self._is_own else alone(what, self._folder, self._ranks, _TO_GO_ON)
+        if self._is_own:
+            return pretended_group(self._ranks)
+        return alone(what, self._folder, self._ranks, _TO_GO_ON)
 
     @contextmanager
     def _told(self, what: str, remedy: str | Callable[[Exception], str]) -> Iterator[None]:
-        """Tell an error of the user's code, or of a library that it called, in three parts."""
+        """Tell an error of the user's code in three parts."""
         try:
             yield
         except WorkloadError:
             raise
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            users = [frame for frame in frames if belongs(frame.filename, self._folder)]
             raise WorkloadError(
-                f"{what}.\n{type(error).__name__}: {cut(str(error))}\n"
-                f"{remedy if isinstance(remedy, str) else remedy(error)}",
-                where=f"{users[-1].filename}:{users[-1].lineno}" if users else "",
+                f"{what}.\n{text_of(error)}\n{remedy if isinstance(remedy, str) else remedy(error)}",
+                where=place_of(error, self._folder),
             ) from error
 
     # ---- what some arms cannot do ----
 
     def require_averaged_by(self, strategy: type[Replica], options: Options) -> None:
         """Require that a strategy can average every gradient."""
-        found = self._traits()
-        for trait in sorted(strategy.cannot(options)):
+        cannot, found = strategy.cannot(options), self._traits()
+        if UNCOPIED in cannot:
+            _require_copied(self._task.anew().workload.model)
+        for trait in sorted(cannot & found.keys()):
             if names := found[trait]:
                 what, remedy = _REFUSED[trait]
                 raise WorkloadError(f"{what.format(names=listed(names))}\n{remedy}")
@@ -249,6 +253,30 @@ def _require_parameters(model: nn.Module) -> None:
         raise WorkloadError(
             "no parameter of the model requires a gradient.\nSet requires_grad for some of them."
         )
+
+
+def _require_copied(model: nn.Module) -> None:
+    """Require a model that can be copied, or name what cannot."""
+    try:
+        copy.deepcopy(model)
+    except Exception as error:
+        raise WorkloadError(
+            f"this arm copies the model, which cannot be copied.\n{text_of(error)}\n{_why_not_copied(model)}"
+        ) from error
+
+
+def _why_not_copied(model: nn.Module) -> str:
+    for name, module in model.named_modules():
+        if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):  # noqa: SLF001
+            return (
+                f"Layer {name or 'of the model'} has torch's old weight_norm. Use "
+                "torch.nn.utils.parametrizations.weight_norm, or leave this arm out."
+            )
+    for name, module in model.named_modules():
+        for attribute, held in vars(module).items():
+            if isinstance(held, torch.Tensor) and held.grad_fn is not None:
+                return f"Its {'.'.join(filter(None, [name, attribute]))} belongs to a graph: detach() it."
+    return "Keep locks, files and the like out of the model, or leave this arm out."
 
 
 def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 import backends
-from backends.base import Group, MakeOptimizer, Placement, Replica
+from backends.base import Group, Placement, Replica
 from compare.schema.arms import CONTROL
 from compare.schema.collectives import RankSweep
-from compare.schema.job import PASSES, Job, Stage, SweepJob
-from compare.schema.parity import EndStep, ParityPass
+from compare.schema.job import Job, Stage, SweepJob
+from compare.schema.parity import EndStep
 from compare.schema.results import Block, GradientTimes, MachineUse, Moments, RankResult, Sweep
 from compare.schema.turns import FINISH, Memory
 from compare.worker.attest import attest, attest_group
@@ -36,9 +36,8 @@ from compare.worker.blocks import (
 )
 from compare.worker.clock import read_clock
 from compare.worker.collectives import sweep, time_collectives
-from compare.worker.compilation import compiled_for_proof, load_compiler
+from compare.worker.compilation import load_compiler
 from compare.worker.conditions import prepare_rank
-from compare.worker.end_step import take_end_step
 from compare.worker.evaluation import Trained, test_model
 from compare.worker.first_step import take_first_step
 from compare.worker.gradients import time_gradients
@@ -51,8 +50,8 @@ from compare.worker.memory import (
 )
 from compare.worker.meters import CPUMeter
 from compare.worker.mnist import MnistTask
-from compare.worker.pace import WatchedPace
-from compare.worker.parity import hash_parameters, prove
+from compare.worker.parity import hash_parameters
+from compare.worker.proving import prove_end, prove_start
 from compare.worker.randomness import seed_generators
 from compare.worker.sweep import time_sizes
 from compare.worker.task import Task
@@ -75,7 +74,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     group, device = joined.group, joined.group.device
     with start_up.left_out():
         earlier_peak = max(joined.peak_bytes, peak_memory_bytes())
-        parity = _prove(job, joined, watchdog)
+        parity = prove_start(job, joined.make_replica, joined.task, group, watchdog)
         proof = read_memory(device)
         was_reset = reset_peak_memory(device)
 
@@ -90,8 +89,9 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     first = take_first_step(own, job.config, device)
     start_up.mark("first_step_done")
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier=proof)
-    end = _take_end_step(job, own, joined, timed.steps, watchdog)
-    measured = _measure(job, replica, group, watchdog, step_seconds=timed.step_seconds)
+    measured = _measure(job, own, joined, watchdog, timed)
+    trained = timed.trained._asdict()
+    sizes = trained.pop("gradient_bytes")
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -99,13 +99,10 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         pid=os.getpid(),
         blocks=timed.blocks,
         initial_hash=initial_hash,
-        final_hash=timed.trained.final_hash,
-        buffer_hash=timed.trained.buffer_hash,
-        evaluation=timed.trained.evaluation,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=timed.peak_device_memory_bytes,
-        gradient_bytes=sum(timed.trained.gradient_bytes),
-        gradient_tensors=len(timed.trained.gradient_bytes),
+        gradient_bytes=sum(sizes),
+        gradient_tensors=len(sizes),
         **measured._asdict(),
         gradients=timed.gradients,
         cpu_ns=timed.cpu_ns,
@@ -115,9 +112,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
-        end=end,
-        unmoved=timed.trained.unmoved,
-        sketch=timed.trained.sketch,
+        **trained,
         whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
         attestation=attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
         | first.attested,
@@ -158,26 +153,27 @@ def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> Rank
 class _Measured(NamedTuple):
     """Measurements after the training."""
 
+    end: EndStep | None
     message_bytes: list[int]
     collective_ns: list[int]
     sweep: list[Sweep]
 
 
-def _measure(
-    job: Job, replica: Replica, group: Group, watchdog: Watchdog, *, step_seconds: float
-) -> _Measured:
-    """Time the collectives alone."""
+def _measure(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, timed: _Timed) -> _Measured:
+    """Take one more step beside a single process, and time the collectives alone."""
+    replica, group = own.replica, joined.group
 
     def note(stage: Stage, steps: float) -> None:
-        watchdog.note(stage, job.config.total_steps, expected_seconds=steps * step_seconds)
+        watchdog.note(stage, job.config.total_steps, expected_seconds=steps * timed.step_seconds)
 
+    end = prove_end(job, own, joined.task, group, watchdog, steps=timed.steps)
     # A step's collectives take no longer than the step.
     note_collectives = partial(note, "collectives")
     message_bytes, collective_ns = time_collectives(replica.collectives(), group, note_collectives)
     swept = sweep(message_bytes, replica, group, note_collectives)
     # Other ranks may still measure, and some libraries attest by a collective.
     note("end", 1)
-    return _Measured(message_bytes, collective_ns, swept)
+    return _Measured(end, message_bytes, collective_ns, swept)
 
 
 def _test(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, step_seconds: float) -> Trained:
@@ -260,36 +256,6 @@ def _load_task(job: Job, device: torch.device) -> Task:
 
         return OwnTask.load(job.config, job.dataset, device)
     return MnistTask.load(job.config, job.dataset, device)
-
-
-def _prove(job: Job, joined: _Joined, watchdog: Watchdog) -> list[ParityPass]:
-    """Compare the arm with a single process before the training.
-
-    The control has no proof. A pass is short, so options that act late are set as in the registry
-    (``while_proven``).
-    """
-    if not job.arm.synchronises:
-        return []
-    group, options = joined.group, job.arm.options_while_proven
-
-    def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
-        return joined.make_replica(model, make_optimizer, group, options)
-
-    pace = WatchedPace(watchdog, group, job.config.compile_limit_seconds)
-    leads, brief, scaled = group.rank == 0, job.proof == "brief", job.arm.exact
-    with compiled_for_proof(job.config):
-        return [
-            prove(make, joined.task, kind, pace, leads=leads, brief=brief, scaled=scaled)
-            for kind in PASSES[job.proof]
-        ]
-
-
-def _take_end_step(job: Job, own: Side, joined: _Joined, steps: int, watchdog: Watchdog) -> EndStep | None:
-    """Take one more step, beside a single process; the control has none."""
-    if not job.arm.synchronises:
-        return None
-    pace = WatchedPace(watchdog, joined.group, 0.0)
-    return take_end_step(job.arm, own, joined.task, steps, pace, group=joined.group)
 
 
 def _make_replica(job: Job, joined: _Joined) -> Replica:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import combinations
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -13,60 +12,20 @@ from torch import nn
 
 from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind, WrongStep
+from compare.worker.difference import Difference, Update, largest_difference, relative_difference
 from compare.worker.explanation import MOST_EXPLAINED, Taken, explain, joined
-from compare.worker.shards import Gradients, Shard, combine, hash_batch, hash_samples, mean_of, seed_step
+from compare.worker.shards import (
+    Gradients,
+    Shard,
+    combine,
+    hash_batch,
+    hash_samples,
+    mean_of,
+    scale_of,
+    seed_step,
+)
 from compare.worker.task import Task
 from compare.worker.told_apart import ToldApart, distance, relative
-
-
-class Difference(NamedTuple):
-    """The largest difference between two models."""
-
-    size: float
-    """Relative to the largest number in the parameter.
-
-    It is NaN if either model holds a NaN.
-    """
-    parameter: str
-
-
-def largest_difference(found: nn.Module, expected: nn.Module, least: float = 0.0) -> Difference:
-    """Return the largest relative difference within a parameter, over all parameters.
-
-    ``least`` is the least size of a parameter that a difference is divided by. A bias before BatchNorm, with
-    a gradient of rounding alone, is compared with the largest update of the model.
-    """
-    worst = Difference(0.0, "")
-    pairs = zip(found.named_parameters(), expected.parameters(), strict=True)
-    with torch.no_grad():
-        for (name, f), e in pairs:
-            size = _relative(f - e, f, e, least)
-            if math.isnan(size) or size > worst.size or not worst.parameter:
-                worst = Difference(size, name)
-            if math.isnan(size):
-                break
-    return worst
-
-
-def _relative(difference: torch.Tensor, one: torch.Tensor, other: torch.Tensor, least: float) -> float:
-    """Return the size of a difference, relative to the larger tensor."""
-    if not difference.numel():
-        return 0.0
-    # A parameter of zeros is compared with the other's size, so nothing is divided by zero.
-    size = max(float(one.abs().max()), float(other.abs().max()), least) or 1.0
-    return float(difference.abs().max()) / size
-
-
-class Update(NamedTuple):
-    """An update of all parameters, compared with the right one."""
-
-    share: float
-    """Component along the right update.
-
-    1 is right, 0 is none, the number of ranks is a sum.
-    """
-    error: float
-    """Distance from the right update, over its size."""
 
 
 class Reference:
@@ -194,7 +153,7 @@ class Reference:
             shard.fetch(self._task.config.accumulate, self._parts)
             if self._task.has_own_loader:
                 self._note_samples(index, shard.taken)
-            gradients.append(shard.gradients(scale, dense=not self._drifts))
+            gradients.append(shard.gradients(scale_of(index, scale), dense=not self._drifts))
         if step == 0:
             self._note_use(gradients)
         mean = mean_of(gradients)
@@ -281,7 +240,7 @@ class Reference:
     def update(self) -> float:
         """Return the size of this step's update, relative to its parameter."""
         pairs = zip(self.model.parameters(), self._anchor, strict=True)
-        return max((_relative(p - a, p, a, self._largest_change) for p, a in pairs), default=0.0)
+        return max((relative_difference(p - a, p, a, self._largest_change) for p, a in pairs), default=0.0)
 
     def difference(self, found: nn.Module) -> Difference:
         """Return the largest relative difference of another model's step."""

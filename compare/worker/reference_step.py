@@ -10,7 +10,8 @@ from torch import nn
 
 from backends.base import Replica
 from compare.schema.parity import WrongKind, WrongStep
-from compare.worker.reference import Difference, Reference
+from compare.worker.difference import Difference
+from compare.worker.reference import Reference
 from compare.worker.shards import Shard, seed_step
 from compare.worker.task import Task
 from compare.worker.told_apart import ToldApart, distance, relative

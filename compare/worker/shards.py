@@ -23,7 +23,7 @@ Gradients: TypeAlias = "list[torch.Tensor | None]"
 
 
 class Shard:
-    """A shard's model, batches and loss, with whatever state they keep.
+    """A shard's model, batches and loss, with any state that they keep.
 
     Each comes from the task anew, as on a rank. So state in an attribute of the model, or in a closure of the
     user's, goes on from step to step as it does there. The parameters that train are those of ``shared``.
@@ -96,6 +96,14 @@ def combine(batches: list[list[Batch]], size: int) -> Batch | None:
     ):
         return None
     return tree_unflatten([torch.cat(column) for column in columns], forms[0])
+
+
+def scale_of(shard: int, scale: float) -> float:
+    """Return the scale of a shard's gradients in a step with a scale.
+
+    The first shard alone is scaled up. So a clip before the average acts on one rank, and not on the others.
+    """
+    return scale if scale < 1 or shard == 0 else 1.0
 
 
 def seed_step(config: RunConfig, step: int, shard: int) -> None:

@@ -78,7 +78,7 @@ class Task(ABC):
         """
 
     def anew(self) -> Task:
-        """Return the same task with a model, and with whatever the user's code remembers, of its own."""
+        """Return the same task with a new model, and with a new state of the user's code."""
         return self
 
     def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:  # noqa: B027 -- a user's own task does

@@ -1,4 +1,4 @@
-"""Walk through the tensors of a batch, whatever holds them."""
+"""Walk through the tensors of a batch of any kind."""
 
 from __future__ import annotations
 
@@ -29,14 +29,20 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def in_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a tensor in a precision, a complex one in both parts; whole numbers stay as they are."""
+    """Return a tensor in a precision; whole numbers stay as they are.
+
+    A complex number has that precision in both parts.
+    """
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor
     return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
 
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Move a batch to a device; its floats become ``dtype``, complex ones in both parts."""
+    """Move a batch to a device; its floats become ``dtype``.
+
+    So do both parts of complex numbers.
+    """
 
     def moved(leaf: _Leaf) -> Any:
         if isinstance(leaf, PackedSequence):  # its batch sizes stay on the CPU
@@ -44,7 +50,7 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
             return there._replace(data=moved(leaf.data))
         return in_dtype(leaf.to(device), dtype)
 
-    return _changed(batch, moved, ())
+    return _changed(batch, moved, {})
 
 
 def shapes_of(batch: Batch) -> list[tuple[int, ...]]:
@@ -78,32 +84,38 @@ def _leaves(batch: Batch) -> Iterator[_Leaf]:
         found.append(leaf)
         return leaf
 
-    _changed(batch, take, ())
+    _changed(batch, take, {})
     return iter(found)
 
 
-def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: tuple[int, ...]) -> Any:
+def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, Any]) -> Any:
     """Return a batch with its leaves changed.
 
-    ``holders`` are the objects around it, by identity. An object that holds itself stays there as it is.
+    ``holders`` are the copies of the objects around it, because an object may hold itself.
     """
-    if isinstance(batch, (torch.Tensor, PackedSequence)) or id(batch) in holders:
-        return batch if id(batch) in holders else change(batch)
-    inner = (*holders, id(batch))
-    if isinstance(batch, MutableMapping):  # a default dictionary keeps its factory
-        copied = copy.copy(batch)
-        for name, part in batch.items():
-            copied[name] = _changed(part, change, inner)
-        return copied
-    if isinstance(batch, Mapping):
-        return type(batch)({name: _changed(part, change, inner) for name, part in batch.items()})  # type: ignore[call-arg]
+    if id(batch) in holders:
+        return holders[id(batch)]
+    if isinstance(batch, (torch.Tensor, PackedSequence)):
+        return change(batch)
     if isinstance(batch, (tuple, list)):
-        parts = [_changed(part, change, inner) for part in batch]
+        parts = [_changed(part, change, {**holders, id(batch): batch}) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    names = dict.fromkeys([*getattr(batch, "__dataclass_fields__", ()), *getattr(batch, "__dict__", ())])
-    is_object = names and not isinstance(batch, type) and not callable(batch)
-    copied = copy.copy(batch) if is_object else batch
-    for name in names if is_object else ():
-        if hasattr(batch, name):
+    if isinstance(batch, Mapping) and not isinstance(batch, MutableMapping):
+        return type(batch)({name: _changed(part, change, holders) for name, part in batch.items()})  # type: ignore[call-arg]
+    return _copied(batch, change, holders)
+
+
+def _copied(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, Any]) -> Any:
+    """Copy a dictionary or an object, and change what it holds."""
+    attributes = [*getattr(batch, "__dataclass_fields__", ()), *getattr(batch, "__dict__", ())]
+    is_mapping = isinstance(batch, MutableMapping)
+    if not is_mapping and (not attributes or isinstance(batch, type) or callable(batch)):
+        return batch
+    copied = copy.copy(batch)  # a default dictionary keeps its factory
+    inner = {**holders, id(batch): copied}
+    for name in list(batch) if is_mapping else dict.fromkeys(attributes):
+        if is_mapping:
+            copied[name] = _changed(batch[name], change, inner)
+        elif hasattr(batch, name):
             object.__setattr__(copied, name, _changed(getattr(batch, name), change, inner))
     return copied

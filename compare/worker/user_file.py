@@ -1,4 +1,4 @@
-"""Import a file of the user's, and see what it does to the process.
+"""Import the user's file, and see what it does to the process.
 
 Scripts read the command line, join a group, end the process or set its threads when they are imported. What
 would spoil the run is refused, with its line.
@@ -21,6 +21,8 @@ import torch
 
 from compare.data.own import belongs
 from compare.text import counted
+from compare.worker.randomness import same_randomness
+from compare.worker.users_error import place_of, text_of
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 _READERS = ("/argparse.py", "/optparse.py", "/getopt.py", "/click/", "/absl/", "/fire/", "/typer/")
 """Files of libraries that read a command line."""
-_GUARDED = "Put what a script does under `if __name__ == '__main__':`."
+_AS_SCRIPT = "Put what a script does under `if __name__ == '__main__':`."
 _set_at: dict[str, str] = {}
-"""Where the user's code called a setter of torch last: its name, and file:line."""
+"""The last calls of torch's setters: name, and the user's file:line."""
 
 
 def call_factory(source: DatasetSource) -> Any:
@@ -45,7 +47,9 @@ def call_factory(source: DatasetSource) -> Any:
         source.workload.partition(":")[2],
     )
     with _watched(source.directory, file):
-        make = getattr(_imported(file), factory, None)
+        with same_randomness(torch.device("cpu")):  # so that the factory draws the same at every call
+            module = _imported(file, source.sha256)
+        make = getattr(module, factory, None)
         if not callable(make):
             raise WorkloadError(f"{file} has no function {factory}: name one that is there.")
         return make()
@@ -67,13 +71,15 @@ def require_threads(threads: int) -> None:
 
 
 def set_dtype() -> str:
-    """Return the default dtype that the user's code has set, and where; else nothing."""
+    """Return a default dtype that the user has set, and where."""
     where = _set_at.get("set_default_dtype")
     return f"{torch.get_default_dtype()} ({where})" if where else ""
 
 
 @cache
-def _imported(file: Path) -> ModuleType:
+def _imported(file: Path, sha256: str) -> ModuleType:
+    """Import a file of one content, once."""
+    del sha256
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None  # noqa: S101 -- the name ends with .py
@@ -86,14 +92,14 @@ def _imported(file: Path) -> ModuleType:
 
 @contextmanager
 def _watched(folder: str, file: Path) -> Iterator[None]:
-    """Refuse code that joins a group or ends the process; note what it sets.
+    """Refuse code that joins a group or ends the process.
 
     The command line that it sees is empty, because ours has nothing for it.
     """
     line, process = partial(_users_line, folder), os.getpid()
 
     def refuse(why: str, *_: Any, **__: Any) -> NoReturn:
-        raise WorkloadError(f"{why}\n{_GUARDED}", where=line())
+        raise WorkloadError(f"{why}\n{_AS_SCRIPT}", where=line())
 
     def noting(name: str, setter: Callable[..., Any], *arguments: Any) -> Any:
         _set_at[name] = line()
@@ -118,15 +124,21 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
             yield
         except SystemExit as exit_:
             frames = traceback.extract_tb(exit_.__traceback__)
-            users = [frame for frame in frames if belongs(frame.filename, folder)]
-            where = f"{users[-1].filename}:{users[-1].lineno}" if users else ""
             reads = any(part in frame.filename for frame in frames for part in _READERS)
             why = (
                 "your file reads the command line, which is not its own here."
                 if reads
                 else f"your file ends the process: sys.exit({exit_.code!r})."
             )
-            raise WorkloadError(f"{why}\n{_GUARDED}", where=where) from None
+            raise WorkloadError(f"{why}\n{_AS_SCRIPT}", where=place_of(exit_, folder)) from None
+        except (RuntimeError, ValueError) as error:
+            if "has not been initialized" not in str(error):
+                raise
+            raise WorkloadError(
+                f"your file asks for a group, and none exists yet.\n{text_of(error)}\n"
+                "Hand over the plain model and data. The loader is given rank and ranks, and own_step wraps.",
+                where=place_of(error, folder),
+            ) from error
     _require_no_group(horovod=sys.modules.get("horovod.torch"), before=bool(horovod))
 
 
@@ -134,7 +146,7 @@ def _require_no_group(*, horovod: Any, before: bool) -> None:
     """Refuse a file that imported Horovod itself, and joined it."""
     if horovod and not before and horovod.is_initialized():
         raise WorkloadError(
-            "your file calls hvd.init() itself, but each arm joins its own group.\n" + _GUARDED
+            "your file calls hvd.init() itself, but each arm joins its own group.\n" + _AS_SCRIPT
         )
 
 

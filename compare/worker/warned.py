@@ -1,20 +1,19 @@
-"""Note what libraries warn of, because nobody reads the log of a rank that succeeds."""
+"""Note what libraries warn of in a rank that succeeds."""
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from compare.text import cut
-
 _MOST = 5
-_FOR_DEVELOPERS = (
-    DeprecationWarning,
-    PendingDeprecationWarning,
-    FutureWarning,
-    ImportWarning,
-    ResourceWarning,
-)
+_MOST_CHARACTERS, _LOG_BYTES = 300, 1 << 16
+_FOR_DEVELOPERS = (DeprecationWarning, FutureWarning, ImportWarning, PendingDeprecationWarning)
+_OF_TORCH = re.compile(r"^(?:\[rank\d+\]:)?\[W[^\]]*\] Warning: (.+)", re.MULTILINE)
+"""A warning of torch's C++ parts, which goes past Python."""
 _noted: dict[str, None] = {}
 
 
@@ -24,12 +23,21 @@ def note_warnings() -> None:
 
     def note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
         if not issubclass(category, _FOR_DEVELOPERS) and len(_noted) < _MOST:
-            _noted[f"{category.__name__}: {cut(str(message)).partition(chr(10))[0]}"] = None
+            _noted[_first_sentence(str(message))] = None
         show(message, category, *rest, **more)
 
     warnings.showwarning = note
 
 
 def noted_warnings() -> list[str]:
-    """Return the first lines of the first warnings, each once."""
-    return list(_noted)
+    """Return the first sentences of the first warnings, each once."""
+    log = ""
+    with suppress(OSError), Path(f"/proc/self/fd/{sys.stderr.fileno()}").open("rb") as printed:
+        log = printed.read(_LOG_BYTES).decode(errors="replace")
+    of_torch = map(_first_sentence, _OF_TORCH.findall(log))
+    return list(dict.fromkeys([*_noted, *of_torch]))[:_MOST]
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence, in one line and not too long."""
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")[:_MOST_CHARACTERS]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
+import pytest
+
+from tests import refusing
 from tests.comparing import compare
 
 
@@ -14,6 +18,7 @@ def test_collectives_two_groups_are_timed_and_right(tmp_path, requires_backend):
         *("-n", 2, "--repeats", 1, "--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Hosts: this machine" in done.stderr
     content = json.loads((tmp_path / "out.json").read_text())
     figures = {(row["group"], row["message_bytes"]): row for row in content["figures"]}
     assert set(figures) == {(group, size) for group in ("shared_memory", "mpi") for size in (8, 512, 32768)}
@@ -30,6 +35,44 @@ def test_collectives_two_groups_are_timed_and_right(tmp_path, requires_backend):
     assert len(rows) == 1, "groups stand side by side"
     assert rows[0][-1] == "0", "no element is wrong"
     assert json.loads((tmp_path / "run" / "collectives.json").read_text()) == content["run"]
+
+
+def test_collectives_where_mpi_may_not_read_memory_warn_beside_the_figure(tmp_path, requires_backend):
+    requires_backend("mpi")
+    done = compare(
+        *("collectives", "--group", "mpi", "-np", 2, "-b", "1M", "-e", "1M", "-n", 1, "--repeats", 1),
+        *("--output", tmp_path / "run", "--export-markdown", tmp_path / "out.md"),
+        environment={"COLUMNS": "400"},
+        below=[sys.executable, refusing.__file__],
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    warning = "mpi: large messages fail at first, and are then copied in parts, because this host refuses"
+    for shown in (done.stdout, (tmp_path / "out.md").read_text()):
+        assert warning in shown
+        assert "EPERM; a seccomp filter is active" in shown
+    log = next((tmp_path / "run" / "launches").glob("*/rank-0.log")).read_text()
+    assert "Read -1, expected" in log, "the refusal is real"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("arm", "variable", "printed"),
+    [
+        ("mpi:library=mpich", {}, "The check of localhost found: Ranks may not read each other's memory"),
+        ("mpi", {"OMPI_MCA_btl": "nonsense"}, "From your shell it has: OMPI_MCA_btl=nonsense."),
+        ("ddp", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "it has: TORCH_DISTRIBUTED_DEBUG=DETAIL."),
+    ],
+)
+def test_run_that_a_known_cause_ends_names_it(tmp_path, requires_backend, arm, variable, printed):
+    requires_backend(arm.partition(":")[0])
+    done = compare(
+        *("run", "--backend", arm, "--dataset", "digits", "--steps", 40, "--repeats", 1, "--no-control"),
+        *("-np", 2, "--output", tmp_path / "run"),
+        environment=variable,
+        below=[sys.executable, refusing.__file__],
+    )
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert printed in done.stderr
 
 
 def test_collectives_every_group_is_right_or_says_why(tmp_path, every_backend):

@@ -14,6 +14,7 @@ def test_scale_with_one_and_two_ranks(tmp_path, mnist_dir, requires_backend):
         *("--max-reruns", "0", "--output", folder, "--export-json", tmp_path / "scale.json"),
     )
     assert done.returncode == 0, done.stderr
+    assert "Hosts: this machine" in done.stderr
     assert "strong scaling · mlp on MNIST · 1, 2 ranks × 1 thread · cpu · batch 64 in all" in done.stdout
     content = json.loads((tmp_path / "scale.json").read_text())
     assert [run["config"]["batch_size_per_rank"] for run in content["runs"]] == [64, 32]

@@ -94,6 +94,7 @@ def test_verify_right_strategies_pass_at_any_world_size(tmp_path, mnist_dir, req
         *("--output", tmp_path / "run"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Hosts: this machine" in done.stderr
     for gates in gates_of(tmp_path / "run" / "verification.json").values():
         assert {name: gate["outcome"] for name, gate in gates.items()} == {
             "ranks": "passed",

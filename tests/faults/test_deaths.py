@@ -35,7 +35,7 @@ DEATHS = {
     "abort": ["It was killed by SIGABRT (Aborted).", "sitecustomize.py:"],
     "out of memory": ["memory", "sitecustomize.py:"],
     f"kill {EARLY}": [KILLED, NO_RECORD],
-    f"exit 0 {EARLY}": ["It exited with status 0 and left no result.", NO_RECORD, "It has no log"],
+    f"exit 0 {EARLY}": ["It exited with status 0 and left no result.", NO_RECORD, "printed a reason"],
 }
 FAILED = {"raise", "out of memory"}
 """The rank itself reports these."""

@@ -38,6 +38,7 @@ from compare.launch.agent.protocol import (
 )
 from compare.launch.crash_log import read_crash_log
 from compare.launch.engines import Answer, slurm_job
+from compare.launch.engines.schedulers import SCHEDULERS, STARTERS
 from compare.launch.engines.ssh import Ssh
 from compare.report import RENDERERS, render
 from compare.schema.arms import parse_arms
@@ -309,20 +310,34 @@ def test_agent_of_a_host_writes_in_its_folder_or_is_refused(shared_file, message
 
 VALUES = st.text(
     st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=12
-) | st.sampled_from(["0", "1", "-1", "2(x2),1", "99999999999", "٣", "n[1-4]", "n1,n2", ""])
+) | st.sampled_from(["0", "1", "-1", "2(x2),1", "99999999999", "٣", "n[1-4]", "n1,n2", "n1 2 n2 2", ""])
 SLURM = [
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
     *("SLURM_TASKS_PER_NODE", "SLURM_HET_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_NODELIST"),
-    *("PBS_NODEFILE", "PBS_JOBID", "LSB_DJOB_HOSTFILE", "K_MPI_JOB_ROLE", "OMPI_MCA_orte_default_hostfile"),
+    *(variable for scheduler in SCHEDULERS for variable, _ in scheduler.hosts),
+    *(sign.partition("=")[0] for scheduler in (*SCHEDULERS, *STARTERS) for sign in scheduler.signs),
 ]
 SHOWN = pieces(
-    *("JobState=", "RUNNING", " NodeList=", "n[1-2]", " NumTasks=", "2", " CPUs/Task=", "0", " TimeLimit="),
+    *(
+        "UserId=",
+        "a(0)",
+        " JobState=",
+        "RUNNING",
+        " NodeList=",
+        "n[1-2]",
+        " NumTasks=",
+        "2",
+        " CPUs/Task=",
+        "0",
+        " TimeLimit=",
+    ),
     *("1-00:00:00", " RunTime=", "UNLIMITED", " Nodes=", "n1", " CPU_IDs=", "0-3", " Mem=1 GRES=gpu:2"),
 )
 
 
 @fuzz
 @given(st.dictionaries(st.sampled_from(SLURM), VALUES), SHOWN)
+@example({"SLURM_JOB_ID": "1"}, "UserId=a(99999999999999999999) NumTasks=²")
 @example({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "NodeList=n1")
 @example({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "two"}, "")
 @example({"SLURM_JOB_ID": "1"}, "NodeList=n1 Nodes=n1 CPU_IDs=0- Mem=1 GRES=")

@@ -221,3 +221,14 @@ def test_quick_check_names_a_host_whose_key_is_unknown(make_lab, known):
 def test_doctor_answers_are_in_the_order_of_hosts_and_here_without_ssh(lab):
     done, report, _ = doctor(lab, "-H", "n2,login,n1", "--quick")
     assert [host["facts"]["hostname"] for host in report["hosts"]] == ["n2", "login", "n1"], done.stdout
+
+
+def test_one_machine_under_two_names_is_named_by_doctor_and_run(lab):
+    names = f"n1,{lab.hosts[0].address}"
+    done, report, _ = doctor(lab, "-H", names, "--quick")
+    assert "Two names lead to the same machine." in [finding["what"] for finding in report["findings"]]
+    words = ["run", "-H", names, "--backend", "ddp", "--steps", "40"]
+    done = lab.login.run([sys.executable, "-m", "compare", *words])
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"{lab.hosts[0].address} is the same machine as n1." in done.stderr
+    assert "Name it once, with all its slots: 'n1 slots=2'." in done.stderr

@@ -142,6 +142,35 @@ def test_run_that_cannot_work_is_refused_before_its_start(make_slurm, mnist_dir)
     assert "Examining 2 hosts of Slurm job" in done.stderr
 
 
+WRONG_NUMBERS = {
+    "": "SLURM_JOB_ID is '', which is no number of a job",
+    "0": "SLURM_JOB_ID is '0', which is no number of a job",
+    "4711": "Slurm knows no job 4711",
+    "1": "Its state is COMPLETED",
+    "2": "Slurm job 2 is not yours",
+}
+
+
+def test_number_of_a_job_is_asked_for_at_the_controller(make_slurm):
+    lab = make_slurm(2)
+    assert lab.login.run([*salloc("-N2"), "true"]).returncode == 0
+    another = ["setpriv", "--reuid=65534", "--clear-groups"]
+    assert lab.login.run([*another, *salloc("-N1", "--no-shell")]).returncode == 0
+    planned = [*COMPARE, "run", "--backend", "ddp", "--steps", "40", "--dry-run"]
+    for number, says in WRONG_NUMBERS.items():
+        done = lab.login.run(planned, environment={"SLURM_JOB_ID": number})
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert says in done.stderr
+        assert "--engine local" in done.stderr
+    assert lab.login.run(["scancel", "2"]).returncode == 0
+    alone = 'exec env -i PATH="$PATH" HOME="$HOME" SLURM_JOB_ID="$SLURM_JOB_ID" "$@"'
+    two_each = salloc("-N2", "--ntasks-per-node=2")
+    done = lab.login.run([*two_each, "sh", "-c", alone, "sh", *planned])
+    assert done.returncode == 0, done.stderr
+    assert "# Hosts: 2 of Slurm job" in done.stdout
+    assert '"ranks":4' in done.stdout
+
+
 def scancel(run):
     run.lab.login.run(["scancel", "1"])
 

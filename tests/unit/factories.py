@@ -82,7 +82,7 @@ class AnAgent:
         self, slots: int = 2, cpus: Sequence[int] = (0,), status: int | None = 1, host: Host | None = None
     ) -> None:
         self.host = host or local_host(slots)
-        self.ready = Ready(hostname="here", python="", version="", cpus=list(cpus))
+        self.ready = Ready(hostname="here", python="", version="", cpus=list(cpus), memory_left_bytes=1 << 40)
         self.launches: list[Any] = []
         self.port: int | None = None
         self.started = False

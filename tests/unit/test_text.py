@@ -2,7 +2,7 @@
 
 import pytest
 
-from compare.text import counted, duration, numbered, printable
+from compare.text import binary_size, counted, duration, numbered, printable
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,18 @@ def test_duration_is_written_in_its_two_largest_units(seconds, text):
 
 def test_printable_escapes_what_could_steer_a_terminal():
     assert printable("a\x1b[2J\x07b\u202ec\ré\n×") == r"a\x1b[2J\x07b\u202ec\ré" + "\n×"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (1 << 10, "1 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (64 << 30, "64 GiB"),
+        (1 << 60, "1.05e+06 TiB"),
+    ],
+)
+def test_binary_size_has_its_largest_unit(size, text):
+    assert binary_size(size) == text

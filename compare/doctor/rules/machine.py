@@ -107,6 +107,19 @@ def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             yield each.warning("limits", what, f"{_size(locked)}, with InfiniBand.", fix)
 
 
+def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts where ranks may not read each other's memory."""
+    for each, facts in with_facts(hosts):
+        if reason := facts.memory_reads_refused:
+            # Open MPI looks at Yama's setting, and copies twice. It does not foresee another refusal.
+            level: Level = "note" if "yama" in reason else "warning"
+            what = "Ranks may not read each other's memory, which MPI does for large messages."
+            fix = "Allow it: --cap-add=SYS_PTRACE for a container, kernel.yama.ptrace_scope=0 for a host. "
+            fix += "Or ask for copies: OMPI_MCA_btl_vader_single_copy_mechanism=none, and for MPICH, which "
+            fix += "fails there, MPIR_CVAR_CH4_CMA_ENABLE=0."
+            yield each.finding(level, "memory", what, f"process_vm_readv: {reason}.", fix)
+
+
 def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts with other hardware; the slowest sets the pace."""
     questions: tuple[tuple[Level, str, Callable[[Facts], str]], ...] = (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from compare.doctor.facts import ExaminedHost, Facts, Finding, Interface, Level, different, with_facts
+from compare.schema.hosts import LOOPBACK
 from compare.text import listed
 
 _SLOW_LOOKUP_SECONDS = 1.0
@@ -87,6 +88,16 @@ def peers(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         ):
             if names:
                 yield each.warning("hostname", what, f"{listed(names)}.", fix)
+
+
+def loopback(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
+    """Find hosts without the interface that processes of one host share."""
+    for each, facts in with_facts(hosts):
+        own = [interface for interface in facts.interfaces if any(map(_of_loopback, interface.addresses))]
+        if not any(interface.up for interface in own):
+            found = "Ranks of one host, and the launchers there, connect over it."
+            fix = f"ip link set {LOOPBACK} up"
+            yield each.problem("network", "The loopback interface is not up.", found, fix)
 
 
 def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -196,6 +207,10 @@ def _main_address(facts: Facts) -> str:
     """Return the address that the host's name should resolve to."""
     found = sorted(_networks(facts).values(), key=lambda pair: pair[0].name != facts.default_interface)
     return found[0][1] if found else "its address"
+
+
+def _of_loopback(written: str) -> bool:
+    return ipaddress.ip_interface(written).is_loopback
 
 
 def _is_loopback(address: str) -> bool:

@@ -28,6 +28,9 @@ _FLAVOURS = (
 )
 
 
+_OF_THE_LOADER = re.compile(r"\.so\b|undefined symbol|GLIBC")
+
+
 class _Package(NamedTuple):
     topic: Topic
     if_different: Level
@@ -117,6 +120,8 @@ def libraries(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             # Other rules report a missing package, and a missing Ringside, which is needed to load it.
             if library.problem and facts.ringside and name in facts.packages:
                 fix = f"`{_PACKAGES[name].reinstall}`, on {each.host.name}."
+                if _OF_THE_LOADER.search(library.problem):
+                    fix = f"If LD_LIBRARY_PATH or LD_PRELOAD is set there, try without it. Otherwise {fix}"
                 yield each.problem(_PACKAGES[name].topic, f"{name} does not load.", library.problem, fix)
 
 

@@ -18,7 +18,7 @@ from compare import __version__
 from compare.errors import OutputError
 from compare.launch.agent.protocol import Ready
 from compare.schema.files import temporary_root
-from compare.schema.limits import core_quota
+from compare.schema.limits import core_quota, memory_left_bytes
 
 
 def describe() -> Ready:
@@ -31,6 +31,7 @@ def describe() -> Ready:
         cpus=sorted(os.sched_getaffinity(0)),
         core_quota=core_quota(),
         gpus=count_gpus(),
+        memory_left_bytes=memory_left_bytes(),
         cannot_compile=missing_for_compile(),
     )
 

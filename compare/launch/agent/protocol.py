@@ -48,6 +48,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Cores that its control groups allow; None without a limit."""
     gpus: int = 0
     """Number of NVIDIA GPUs that its driver and CUDA_VISIBLE_DEVICES show."""
+    memory_left_bytes: int
+    """Memory that processes may still take there."""
     cannot_compile: str = ""
     """What torch.compile lacks there; empty if it can compile."""
 

@@ -2,8 +2,8 @@
 
 A rank waits on a named pipe that only the agent holds for writing. When the agent is killed, the rank reads
 the end of the file and exits. Where a library's threads run on meanwhile, the agent stops the whole process.
-So it does where a rank has started processes, because a loader's workers would fetch on in the turns of
-others. It wakes all of them before it writes, so the pipe alone decides, and no wake-up is lost.
+It also stops ranks with processes of their own, because a loader's workers would fetch on meanwhile. It
+wakes all of them before it writes, so the pipe alone decides, and no wake-up is lost.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TurnGate:
                 ) from None
 
     def _running_on(self) -> Iterator[int]:
-        """Find the ranks of which something runs on, and all that they have started."""
+        """Find ranks that would run on, and what they have started."""
         children: dict[int, list[int]] = {}
         for process in psutil.process_iter(["ppid"]):  # once for all ranks: it takes milliseconds
             children.setdefault(process.info["ppid"], []).append(process.pid)

@@ -116,7 +116,7 @@ class Allocation(NamedTuple):
     """Each with as many slots as it has ranks."""
     carrier: Carrier
     source: str = ""
-    """Where the hosts come from; empty for this machine without a scheduler."""
+    """Where the hosts come from, for the user."""
     job: ScheduledJob | None = None
     """The job that they belong to, where the engine knows it."""
     rehearsed: Link | None = None

@@ -137,7 +137,9 @@ def open_rehearsal(hosts: int, slots: int, link: Link) -> Iterator[Allocation]:
         (first,) = psutil.Process(room.pid).children()
         names = [f"rehearsal-{number}" for number in range(1, hosts + 1)]
         allocated = tuple(Host(name, slots, source="rehearsed") for name in names)
-        yield Allocation(allocated, Rehearsal(first.pid, _as_user()), rehearsed=link)
+        yield Allocation(
+            allocated, Rehearsal(first.pid, _as_user()), "a rehearsal on this machine", rehearsed=link
+        )
     finally:
         room.communicate()  # closes the pipe
 

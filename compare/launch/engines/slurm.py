@@ -140,7 +140,8 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
             raise UnavailableError(
                 "srun is not installed, and the nodes of a Slurm job are reached with it.",
                 found=f"This process belongs to Slurm job {self.job}.",
-                remedy="Add Slurm's programs to PATH, or name hosts that ssh reaches: -H node1,node2.",
+                remedy="Add Slurm's programs to PATH, name hosts with -H, or take this machine alone: "
+                "--engine local",
             )
         dropped = (f"-u{name}" for name in sorted(os.environ) if name.startswith(("SLURM_", "SRUN_")))
         config = (f"SLURM_CONF={self.config}",) if self.config else ()

@@ -17,10 +17,11 @@ from pathlib import Path
 import msgspec
 
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError, system_reason
+from compare.launch.engines.detect import ELSEWHERE, LOCAL
 from compare.launch.engines.slurm import ENDED, ENDINGS, job_ended
 from compare.schema.clock import unix_time
 from compare.schema.hostfile import parse_hosts
-from compare.schema.hosts import Host
+from compare.schema.hosts import Host, shown
 from compare.text import counted
 
 KEPT_BACK_SECONDS = 60.0
@@ -39,6 +40,8 @@ _STATES = {
 _REASONS = {"TimeLimit": "reached its time limit", "Preempted": "was preempted"}
 """Of a job that is still completing."""
 _TAIL_BYTES = 1 << 16
+_NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID")
+_USER = re.compile(r"(.*)\((\d+)\)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _NODES = re.compile(r"Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
@@ -102,19 +105,33 @@ class SlurmJob(msgspec.Struct, frozen=True):
         return job_ended(self.name, what) if what else None
 
 
+def is_named(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment names a job, also a wrong one."""
+    return any(name in environ for name in _NUMBERS)
+
+
 def read_job(environ: Mapping[str, str]) -> SlurmJob:
     """Read the job that this process runs in.
 
     Raises:
         UnavailableError: Slurm's controller does not answer.
-        UsageError: it is a part of an array, or has several components.
+        UsageError: it is not a running job of this user. Or it is a part of an array, or has several
+            components.
     """
-    number = environ["SLURM_JOB_ID"]
+    name = next(name for name in _NUMBERS if name in environ)
+    number = environ[name]
+    if not re.fullmatch(r"[1-9][0-9]*", number):
+        raise UsageError(
+            f"{name} is '{shown(number)}', which is no number of a job.",
+            found="Slurm sets it within a job.",
+            remedy=f"Unset it. {ELSEWHERE}",
+        )
     _require_simple(number, environ)
-    shown = _scontrol(number)
-    fields = dict(_FIELD.findall(shown))
+    described = _scontrol(number)
+    fields = dict(_FIELD.findall(described))
+    _require_own(number, fields)
     cpus, gpus = {}, {}
-    for nodes, ids, gres in _NODES.findall(shown):
+    for nodes, ids, gres in _NODES.findall(described):
         for host in parse_hosts(nodes):
             cpus[host.name] = len(parse_hosts(f"n[{ids}]"))
             gpus[host.name] = sum(map(int, _GPUS.findall(gres)))
@@ -125,7 +142,7 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob:
         raise UnavailableError(
             f"The tasks of Slurm job {number} cannot be read.",
             found=f"{type(error).__name__}: {error}",
-            remedy="Unset SLURM_ variables that your shell sets itself, or name hosts with -H.",
+            remedy=f"Unset SLURM_ variables that your shell sets itself. {ELSEWHERE}",
         ) from None
     source = f"Slurm job {number}"
     return SlurmJob(
@@ -137,19 +154,38 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob:
     )
 
 
-def require_one_task(environ: Mapping[str, str]) -> None:
-    """Require that srun started this program once.
+def _require_own(number: str, fields: Mapping[str, str]) -> None:
+    """Require that a job is this user's, and runs.
 
     Raises:
-        UsageError: it started several, and each would start all ranks.
+        UsageError: it is another user's, or does not run now.
     """
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1") if "SLURM_STEP_ID" in environ else "1"
-    if tasks != "1":
+    owner = _USER.fullmatch(fields.get("UserId", ""))
+    if owner and int(owner[2]) not in _own_numbers():
         raise UsageError(
-            f"srun starts compare {tasks} times, and each would start all ranks.",
-            found=f"Step {environ['SLURM_STEP_ID']} of this job has {tasks} tasks.",
-            remedy="Call compare without srun in the job, or with one task: srun -n1 compare run",
+            f"Slurm job {number} is not yours.",
+            found=f"It belongs to {shown(owner[1])}, and SLURM_JOB_ID names it.",
+            remedy=f"Unset SLURM_JOB_ID. {ELSEWHERE}",
         )
+    if (state := fields.get("JobState", "RUNNING")) != "RUNNING":
+        raise UsageError(
+            f"Slurm job {number} does not run.",
+            found=f"Its state is {shown(state)}, and SLURM_JOB_ID names it.",
+            remedy=f"Start another job, or unset SLURM_JOB_ID. {ELSEWHERE}",
+        )
+
+
+def _own_numbers() -> set[int]:
+    """Return the numbers of this user, here and outside a container."""
+    numbers = {os.getuid()}
+    try:
+        for line in Path("/proc/self/uid_map").read_text().splitlines():
+            inside, outside, count = map(int, line.split())
+            if 0 <= os.getuid() - inside < count:
+                numbers.add(outside + os.getuid() - inside)
+    except (OSError, ValueError):
+        pass
+    return numbers
 
 
 def _require_simple(number: str, environ: Mapping[str, str]) -> None:
@@ -157,14 +193,14 @@ def _require_simple(number: str, environ: Mapping[str, str]) -> None:
         raise UsageError(
             f"Slurm job {number} is a part of a job array.",
             found="Every part would measure beside the others.",
-            remedy="Submit it without --array.",
+            remedy=f"Submit it without --array, or {LOCAL}",
         )
     components = environ.get("SLURM_HET_SIZE", "1")
     if components != "1":
         raise UsageError(
             f"Slurm job {number} is heterogeneous.",
             found=f"It has {components} components, and srun reaches one of them.",
-            remedy="Ask for all nodes in one component, or name hosts with -H.",
+            remedy=f"Ask for all nodes in one component. {ELSEWHERE}",
         )
 
 
@@ -181,9 +217,9 @@ def _slots(
         counts = _expand(environ["SLURM_TASKS_PER_NODE"], len(nodes) + 1)
         if len(counts) == len(nodes):
             return counts
-    tasks = int(fields.get("NumTasks", "0")) if in_a_step else len(nodes)
+    tasks = int(fields.get("NumTasks", "0"))
     if tasks > len(nodes):
-        # The variables of a step hide those of its job: the CPUs show where the tasks are.
+        # The variables of a step hide those of its job, or none are there: the CPUs show where tasks are.
         each = max(1, int(fields.get("CPUs/Task", "1")))
         by_cpus = [cpus.get(name, 0) // each for name in nodes]
         if sum(by_cpus) == tasks and min(by_cpus):
@@ -192,8 +228,8 @@ def _slots(
             return [tasks // len(nodes)] * len(nodes)
         raise UsageError(
             "It is not known which node has how many tasks of the job.",
-            found=f"A step does not see it: {tasks} tasks on {len(nodes)} nodes.",
-            remedy="Name them: --engine slurm -H " + ",".join(f"{name}:N" for name in nodes),
+            found=f"Its variables do not say it: {tasks} tasks on {len(nodes)} nodes.",
+            remedy=f"Name them: --engine slurm -H {','.join(f'{name}:N' for name in nodes)}; or {LOCAL}",
         )
     return [gpus.get(name, 0) or 1 for name in nodes]
 
@@ -258,8 +294,14 @@ def _scontrol(number: str) -> str:
         problem = f"No answer within {_ANSWER_SECONDS:g} s."
     except OSError as error:
         problem = f"scontrol: {system_reason(error)}."
+    if "Invalid job id" in problem:
+        raise UsageError(
+            f"Slurm knows no job {number}.",
+            found="SLURM_JOB_ID names it, so it ended some time ago.",
+            remedy=f"Start another job, or unset SLURM_JOB_ID. {ELSEWHERE}",
+        )
     raise UnavailableError(
         f"Slurm does not say what job {number} has.",
         found=problem,
-        remedy="Does `scontrol show job` work here? Otherwise name the hosts: -H node1:4,node2:4",
+        remedy=f"Does `scontrol show job {number}` work here? {ELSEWHERE}",
     )

@@ -388,6 +388,23 @@ def test_conditions_shell_variable_differs_if_some_arms_read_it():
     assert found(ring)["NCCL_ALGO"].why == "no arm of this run reads it"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "apart"),
+    [
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", True),
+        ("TORCH_NCCL_BLOCKING_WAIT", "1", True),
+        ("TORCH_CPP_LOG_LEVEL", "INFO", True),
+        ("TORCH_LOGS", "+distributed", True),
+        ("TORCH_LOGS", "+dynamo", False),
+        ("TORCH_SHOW_CPP_STACKTRACES", "1", False),
+        ("HOROVOD_TIMELINE", "t.json", True),
+    ],
+)
+def test_conditions_setting_for_which_one_library_pays_differs(name, value, apart):
+    run = a_run_of("none", "ddp", "horovod", "mpi", **shell(**{name: value}))
+    assert different(run) == ([name] if apart else [])
+
+
 def test_conditions_shell_variable_lost_by_a_launcher_differs():
     kept = attests("environment/MALLOC_ARENA_MAX", "2", "none", "ddp", "horovod")
     run = a_run_of(*EVERY_ARM, change=kept, inherited={"MALLOC_ARENA_MAX": "2"})

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from backends.base import BackendError
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import AveragingReplica, Bucket, FlatReducer, OverlapReducer, by_dtype
-from backends.strategies.local import start_of
+from backends.strategies.local import contiguous, start_of
 
 
 def parameters(*dtypes):
@@ -23,6 +24,69 @@ def test_parameters_of_several_dtypes_have_a_bucket_for_each():
     assert [len(group) for group in by_dtype(mixed)] == [2, 1]
     assert FlatReducer(mixed, None, {}).message_bytes() == [24, 24]
     assert OverlapReducer(mixed, None, {"bucket_mb": 1.0}).message_bytes() == [12, 24, 12]
+
+
+class SumOfOne:
+    """A group of one rank, which notes what it sends."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self):
+        self.sent = []
+
+    def all_reduce_start_(self, tensor):
+        self.sent.append(tensor)
+        return SimpleNamespace(wait=lambda: None)
+
+
+def in_segments(layer, inputs, times):
+    """Call a layer through so many re-entrant checkpoints."""
+    for _ in range(times):
+        inputs = checkpoint(layer, inputs, use_reentrant=True)
+    return inputs.sum()
+
+
+def test_overlap_sums_gradients_that_arrive_several_times():
+    first, layer, group = nn.Linear(3, 3), nn.Linear(3, 3), SumOfOne()
+    parameters = [*first.parameters(), *layer.parameters()]
+    reducer = OverlapReducer(parameters, group, {"bucket_mb": 1e-5})
+    for _ in range(3):
+        in_segments(layer, first(torch.ones(2, 3)), times=2).backward()
+        in_backward = len(group.sent)
+        reducer.reduce()
+        assert len(group.sent) == len(reducer.buckets)
+        summed = [p.grad.clone() for p in parameters]
+        group.sent.clear()
+        for parameter in parameters:
+            parameter.grad = None
+    assert in_backward == len(reducer.buckets), "the first step alone sends at its end"
+    layer(layer(first(torch.ones(2, 3)))).sum().backward()
+    plain = [p.grad for p in parameters]
+    assert all(torch.allclose(one, other) for one, other in zip(summed, plain, strict=True))
+
+
+def test_overlap_refuses_a_gradient_that_arrives_after_its_bucket_was_sent():
+    layer, group = nn.Linear(3, 3), SumOfOne()
+    reducer = OverlapReducer(list(layer.parameters()), group, {"bucket_mb": 1.0})
+    start = torch.ones(2, 3, requires_grad=True)
+    in_segments(layer, start, times=1).backward()
+    reducer.reduce()
+    with pytest.raises(BackendError, match="arrived after its bucket had been sent"):
+        in_segments(layer, start, times=2).backward()
+
+
+@pytest.mark.parametrize(
+    "held", [torch.ones(4, 6).t(), torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+)
+def test_tensors_of_other_strides_travel_as_copies(held):
+    with contiguous([held]) as (sent,):
+        assert sent.is_contiguous()
+        sent.mul_(3)
+    assert held.unique().tolist() == [3.0]
+    plain, sparse = torch.ones(2), torch.ones(2).to_sparse()
+    with contiguous([plain, sparse]) as sent:
+        assert sent[0] is plain
+        assert sent[1] is sparse
 
 
 def test_bucket_is_padded_to_a_multiple():
@@ -40,6 +104,14 @@ def test_dtype_that_a_library_cannot_add_up_is_named():
     with pytest.raises(BackendError, match=r"mpi cannot add up torch\.bfloat16, the dtype of 1\.weight"):
         AveragingReplica(model, None, group, {"mode": "flat"})
     assert "torch.bfloat16" not in TorchGroup.refuses
+
+
+def test_complex_parameters_are_refused_by_name():
+    group = SimpleNamespace(name="horovod", refuses={"torch.complex64"}, rank=0, world_size=1)
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(BackendError, match=r"complex parameters: weight is torch\.complex64"):
+        AveragingReplica(model, None, group, {"mode": "flat"})
 
 
 def test_start_of_a_model_is_shared_and_holds_no_bool():

@@ -63,6 +63,9 @@ RESOLVE = data.resolve
 SURVEY = a_survey(missing=["mpi"], controllers=["gloo"])
 
 
+HERE = "Hosts: this machine, as none are named and no scheduler's job was found\n"
+
+
 class Outcome:
     """Exit code and output of a call of the program."""
 
@@ -71,8 +74,8 @@ class Outcome:
 
     @property
     def parts(self):
-        """Return the three parts of an error."""
-        first, *rest = self.err.splitlines()
+        """Return the three parts of an error; the hosts may stand before."""
+        first, *rest = self.err.removeprefix(HERE).splitlines()
         assert first.startswith("error: "), self.err
         assert rest, self.err
         assert all(line.startswith("  ") for line in rest), self.err
@@ -703,6 +706,7 @@ def dry_run(compare, *arguments):
     assert list(Path.cwd().iterdir()) == []
     length, *blocks = ended.out.split("\n\n# ")
     assert length.startswith("# 5 rounds of ")
+    assert "\n# Hosts: " in length
     assert subprocess.run(["bash", "-n"], input=ended.out, text=True, check=False).returncode == 0
     commands = {}
     for block in blocks:
@@ -735,6 +739,21 @@ def test_dry_run_prints_blocks_that_a_shell_accepts(compare, monkeypatch, tmp_pa
     assert pasted.stdout.endswith(f"{job}\n")
     assert read_job(LaunchFiles(job.parent)).config.ranks == 2
     assert json.loads((job.parent / "exported.json").read_text()) == {"KEY": "***"}
+
+
+def test_dry_run_prints_the_source_of_its_hosts(compare, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("LSB_JOBID", "8")
+    monkeypatch.setenv("LSB_HOSTS", "nosuchhost-a nosuchhost-a nosuchhost-b")
+    shown = compare("run", "--dry-run", "--backend", "ddp").out
+    assert "\n# Hosts: 2 of LSF job 8, from LSB_HOSTS\n" in shown
+    monkeypatch.delenv("LSB_HOSTS")
+    refused = compare("run", "--dry-run", "--backend", "ddp")
+    assert refused.code == USAGE
+    assert refused.parts[0] == "This is LSF job 8, and Ringside does not know its hosts."
+    hostfile = tmp_path_factory.mktemp("hosts") / "two\nlines"
+    hostfile.write_text("nosuchhost-a\n")
+    shown = compare("run", "--dry-run", "--backend", "ddp", "--hostfile", hostfile).out
+    assert f"\n# Hosts: 1 of {hostfile.parent}/two\\nlines\n" in shown
 
 
 def test_dry_run_asks_no_host(compare, tmp_path_factory):
@@ -835,7 +854,7 @@ def test_doctor_that_finds_a_problem_exits_with_9(compare):
     ended = compare("doctor", "--quick", "--python", "/no/such/python")
     assert ended.code == HOST
     assert "/no/such/python does not exist." in ended.out
-    assert ended.err == "Examining 1 host\n"
+    assert ended.err == HERE.replace("Hosts", "Examining 1 host")
 
 
 def interrupt(*_, **__):

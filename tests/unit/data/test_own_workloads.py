@@ -28,6 +28,21 @@ def test_own_source_refuses_what_names_no_function_of_a_file(file, monkeypatch, 
         data.own_source(written)
 
 
+@pytest.mark.parametrize("name", ["random.py", "queue.py", "torch/__init__.py", "compare.py"])
+def test_own_source_refuses_a_folder_that_hides_a_module(file, name):
+    (file.parent / name).parent.mkdir(exist_ok=True)
+    (file.parent / name).write_text("")
+    with pytest.raises(UsageError, match=f"hides the module {name.partition('/')[0].removesuffix('.py')}"):
+        data.own_source(f"{file}:make")
+
+
+def test_own_source_accepts_names_that_hide_nothing(file):
+    (file.parent / "torch").mkdir()  # without code, it is no package
+    (file.parent / "random.txt").write_text("")
+    (file.parent / "nets.py").write_text("")
+    assert data.own_source(f"{file}:make").workload.endswith(":make")
+
+
 def test_contents_are_the_users_files_and_the_hash_is_over_code(file):
     folder, before = file.parent, data.code_digest(file.parent)
     for name in (

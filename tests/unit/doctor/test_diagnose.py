@@ -176,6 +176,11 @@ DEFECTS = {
         {"peers": {"n1": ["10.0.0.1"], "n2": ["127.0.0.1"]}},
         *("warning hostname", "resolve to its loopback. n2.", "/etc/hosts"),
     ),
+    "loopback down": (
+        {"interfaces": [Interface(name="lo", up=False, addresses=["127.0.0.1/8"]), eth0(3)]},
+        *("problem network", "connect over it", "ip link set lo up"),
+    ),
+    "no loopback": ({"interfaces": [eth0(3)]}, "problem network", "connect over it", "ip link set lo up"),
     "loopback alone": ({"interfaces": [LO]}, "problem network", "no address", "ip link"),
     "cable out": ({"interfaces": [LO, eth0(3, up=False)]}, "problem network", "no address", "ip link"),
     "interface of another name": (
@@ -201,6 +206,14 @@ DEFECTS = {
     "little locked memory": (
         {"infiniband": True, "locked_memory_bytes": 65536},
         *("warning limits", "InfiniBand", "memlock"),
+    ),
+    "refused reads": (
+        {"memory_reads_refused": "Operation not permitted, EPERM"},
+        *("warning memory", "process_vm_readv: Operation not permitted, EPERM.", "--cap-add=SYS_PTRACE"),
+    ),
+    "reads refused by Yama, which Open MPI asks": (
+        {"memory_reads_refused": "Operation not permitted, EPERM; kernel.yama.ptrace_scope is 1"},
+        *("note memory", "ptrace_scope is 1", "ptrace_scope=0"),
     ),
     "other processor": ({"machine": "aarch64"}, "warning alike", "aarch64, usually x86_64", "equal hosts"),
     "more cores": ({"cores": 8}, "note alike", "8, usually 4", "equal hosts"),

@@ -23,9 +23,8 @@ OF_SLURM = {"SLURM_JOB_ID": "17"}
 
 
 @pytest.fixture(autouse=True)
-def job(monkeypatch, tmp_path):
+def job(monkeypatch):
     monkeypatch.setattr(allocation, "read_job", lambda _environ: JOB)
-    monkeypatch.setattr(allocation, "_MPIJOB_HOSTFILE", tmp_path / "none")
 
 
 def choose(environ, engine="auto", named=None, hostfile=None, ranks=None):
@@ -49,19 +48,20 @@ def test_hosts_come_from_the_first_source_that_there_is(tmp_path):
         "LSB_DJOB_HOSTFILE": str(lsf),
     }
     found = []
-    for source in [None, "SLURM_JOB_ID", "K_MPI_JOB_ROLE", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE"]:
+    for source in [None, "SLURM_JOB_ID", "K_MPI_JOB_ROLE", "PBS_NODEFILE"]:
         environ.pop(source, None)
         chosen = choose(environ)
         found.append((chosen.source, names(chosen), type(chosen.carrier)))
+    chosen = choose({})
+    found.append((chosen.source, names(chosen), type(chosen.carrier)))
     assert found == [
         ("2 of Slurm job 17", ["n1", "n2"], Slurm),
-        ("2 of the MPIJob", ["pod1", "pod2"], Ssh),
-        ("2 of PBS job 9", ["p1", "p2"], Ssh),
-        ("1 of LSF job", ["l1"], Ssh),
-        ("1 of job 9, which names no hostfile: this machine alone", ["localhost"], Local),
+        ("2 of the MPIJob, from OMPI_MCA_orte_default_hostfile", ["pod1", "pod2"], Ssh),
+        ("2 of PBS job 9, from PBS_NODEFILE", ["p1", "p2"], Ssh),
+        ("1 of a job of LSF, from LSB_DJOB_HOSTFILE", ["l1"], Ssh),
+        ("this machine, as none are named and no scheduler's job was found", ["localhost"], Local),
     ]
     assert choose(OF_SLURM, named="mine:2").source == "1 of -H"
-    assert choose({}).source == ""
 
 
 def test_engine_may_be_named():
@@ -69,7 +69,8 @@ def test_engine_may_be_named():
     assert choose(OF_SLURM, "ssh").hosts == HOSTS
     alone = choose(OF_SLURM, "local")
     assert names(alone) == ["localhost"]
-    assert "--engine local" in alone.source
+    assert alone.source == "this machine alone (--engine local), within a job of Slurm"
+    assert choose({"PBS_JOBID": "9"}, "local").source.endswith("within PBS job 9")
     assert names(choose(OF_SLURM, "slurm", named="n2:4")) == ["n2"]
     assert [host.slots for host in choose(OF_SLURM, ranks=1).hosts] == [1]
 
@@ -82,7 +83,11 @@ def test_engine_may_be_named():
         ({}, {"engine": "ray"}, "cannot be 'ray'"),
         ({}, {"engine": "local", "named": "n1"}, "contradict each other"),
         (OF_SLURM, {"engine": "slurm", "named": "n9"}, "n9 is no node of Slurm job 17"),
+        ({"PBS_JOBID": "9"}, {}, "This is PBS job 9, and Ringside does not know its hosts"),
+        ({"PBS_JOBID": "9"}, {"engine": "ssh"}, "This is PBS job 9"),
         (OF_SLURM | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, "srun starts compare 2 times"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {"named": "n1:2"}, "mpirun starts compare 2 times"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {"engine": "local"}, "mpirun starts compare 2 times"),
     ],
 )
 def test_engine_that_cannot_reach_the_hosts_is_refused(environ, options, says):

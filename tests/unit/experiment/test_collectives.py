@@ -9,11 +9,18 @@ from types import SimpleNamespace
 import pytest
 
 from backends import GROUPS
-from compare.errors import BudgetError, LaunchError, UnavailableError
+from compare.errors import BudgetError, LaunchError, UnavailableError, UsageError
 from compare.experiment import collectives
-from compare.experiment.collectives import plan_sweeps, refusal_of, settle_sweep, sweep_groups
+from compare.experiment.collectives import (
+    plan_sweeps,
+    refusal_of,
+    require_memory,
+    settle_sweep,
+    sweep_groups,
+)
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.files import read_json
+from compare.schema.hosts import Host
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import a_cluster, a_survey
 
@@ -69,6 +76,42 @@ def test_settle_named_group_that_cannot_run_is_refused(monkeypatch):
     monkeypatch.setattr(collectives.availability, "survey", lambda _: a_survey())
     with pytest.raises(UnavailableError, match="nccl cannot run here"):
         settle_sweep(a_request("gloo", "nccl"), a_cluster())
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("collective", "end", "left", "words"),
+    [
+        ("all_reduce", 64 * GIB, 24 * GIB, ["all_reduce float32 sum of 64 GiB", "640 GiB for 2", "-e 2G."]),
+        (
+            "all_to_all",
+            2 * GIB,
+            23 * GIB,
+            ["2 GiB", "12 GiB", "24 GiB for 2 ranks. 23 GiB is free", "-e 1G."],
+        ),
+        ("reduce_scatter", 1 << 20, 1 << 20, ["3 MiB", "-e 128K."]),
+    ],
+)
+def test_size_beyond_memory_is_refused_with_the_need_and_what_fits(collective, end, left, words):
+    config = a_sweep_config("gloo", collectives=(collective,), begin_bytes=8, end_bytes=end)
+    with pytest.raises(UsageError, match="does not fit into the memory of host n1") as caught:
+        require_memory(config, [Host("n1", 2)], [left])
+    for text in words:
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(("collective", "end", "left"), [("all_reduce", GIB, 10 * GIB), ("barrier", 8, 0)])
+def test_size_that_fits_is_not_refused(collective, end, left):
+    config = a_sweep_config("gloo", collectives=(collective,), begin_bytes=8, end_bytes=end)
+    require_memory(config, [Host("n1", 2)], [left])
+
+
+def test_host_with_less_memory_is_the_one_that_is_named():
+    config = a_sweep_config("gloo", begin_bytes=8, end_bytes=GIB)
+    with pytest.raises(UsageError, match="host n2"):
+        require_memory(config, [Host("n1", 1), Host("n2", 1)], [64 * GIB, 4 * GIB])
 
 
 HERE = SimpleNamespace(job=None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compare.launch.crash_log import CrashLog, read_crash_log
+from compare.launch.crash_log import CrashLog, read_crash_log, read_launcher_log
 
 STACKS = (
     '\n\nThread 0x02 (most recent call first):\n  File "/x/other.py", line 1 in watch\n\n'
@@ -102,3 +102,33 @@ def test_crash_log_is_safe_for_a_terminal():
 
 def test_last_line_may_follow_a_warning():
     assert printed("/x/y.py:3: UserWarning: w\n  what():  no such device\n") == "what():  no such device"
+
+
+REASON = "ModuleNotFoundError: No module named 'msgspec'"
+
+
+@pytest.mark.parametrize(
+    "aftermath",
+    [
+        "E1126 21:46:06 21274 torch/…/api.py:1002] failed (exitcode: 3) local_rank: 1 (pid: 21280)",
+        "W1126 21:46:06 21274 torch/…/api.py:1028] Sending process 21279 closing signal SIGTERM",
+        "Primary job  terminated normally, but 1 process returned\na non-zero exit code.",
+        "mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).",
+        "Process 1 exit with status code 3.\nTerminating remaining workers after failure of Process 1.",
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
+        "[0]<stderr>:Terminated",
+        "Terminated",
+        "mpirun: abort is already in progress...hit ctrl-c again to forcibly terminate",
+        "W1126 21:51:03 27623 torch/…/api.py:753] Received 15 death signal, shutting down workers",
+    ],
+)
+@pytest.mark.parametrize("before", [[], [REASON]])
+def test_launcher_log_is_read_up_to_what_follows_the_end_of_a_rank(before, aftermath):
+    after = f"{aftermath}\nTraceback (most recent call last):\nRuntimeError: a launcher's own"
+    assert read_launcher_log("\n".join([*before, after])) == before
+
+
+def test_launcher_log_is_shown_with_its_first_and_its_last_lines():
+    shown = read_launcher_log("\n".join(["-----", *map(str, range(100)), "\x1b[31m" + REASON]))
+    assert shown == [*"01234567", "…", "98", "99", REASON]

@@ -30,6 +30,17 @@ Thread 0x0000000000000001 (most recent call first):
 """
 IN_COLLECTIVE = STACK.format(place="/x/torch/distributed/distributed_c10d.py")
 LOADING = STACK.format(place="/x/horovod_to_be/loader.py")
+OPEN_MPI_HELP = """\
+--------------------------------------------------------------------------
+A requested component was not found, or was unable to be opened.
+
+Framework: btl
+Component: nonsense
+--------------------------------------------------------------------------
+[vm:7] *** An error occurred in MPI_Init_thread
+[vm:7] *** on a NULL communicator
+[vm:7] 1 more process has sent help message help-mca-base.txt / find-available:not-valid
+"""
 ENDED = {"status": None, "signal": 15, "ended_by": "signal"}
 
 
@@ -149,7 +160,7 @@ def test_stall_on_too_few_cores_may_be_slowness(files, waiting):
 @pytest.mark.parametrize(
     ("begun", "stacks", "says"),
     [
-        (True, "", ["It wrote no progress record.", "It has no log; the launcher's output is in {folder}."]),
+        (True, "", ["It wrote no progress record.", "their files are in {folder}."]),
         # The watchdog of the rank that waits for it fires first.
         (False, LOADING, ["loader.py:7"]),
     ],
@@ -223,6 +234,29 @@ def test_rank_that_never_started_is_named_with_the_launchers_output(monitor, fil
     with pytest.raises(LaunchError, match=r"rank 1 on .* never started") as caught:
         monitor.conclude("ddp, round 1", Ending(1, 1.0), RankResult)
     assert "No module named 'msgspec'" in caught.value.found
+
+
+def of_silent_rank(monitor, files, launcher_printed):
+    """Return the error of a rank that died and printed nothing."""
+    files.log(1).write_text(" \n")
+    files.launcher_log.write_text(launcher_printed)
+    exits(files, 1, 1)
+    with pytest.raises(LaunchError, match="rank 1 on here died") as caught:
+        monitor.conclude("mpi, round 1", Ending(1, 1.0), RankResult)
+    return caught.value
+
+
+def test_death_of_a_silent_rank_quotes_the_log_that_holds_something(monitor, files):
+    files.directory.joinpath("launcher-n2.log").touch()
+    error = of_silent_rank(monitor, files, OPEN_MPI_HELP)
+    assert "Component: nonsense" in error.found
+    assert error.remedy == f"All of the launcher's output is in {files.launcher_log}."
+
+
+def test_death_without_any_output_names_the_folder(monitor, files):
+    error = of_silent_rank(monitor, files, "Process 1 exit with status code 3.\nTraceback (most recent …")
+    assert "launcher printed" not in error.found
+    assert error.remedy.startswith("Neither it nor its launcher printed a reason")
 
 
 def test_no_rank_is_named_where_the_parent_was_suspended(monitor, files):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from compare.errors import UsageError
-from compare.launch.network import choose_network, in_network, network_of_one
-from compare.schema.hosts import Network
+from compare.launch.agent.protocol import Ready
+from compare.launch.network import choose_network, in_network, network_of_one, require_distinct
+from compare.schema.hosts import Host, Network
 
 N1 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "docker0": ["172.17.0.1/16"]}
 N2 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.2/24"], "docker0": ["172.17.0.1/16"]}
@@ -78,3 +79,24 @@ def test_network_of_one_machine_without_the_interface_is_refused():
         network_of_one(N1, asked="nope")
     assert "lo" in caught.value.found
     assert caught.value.remedy
+
+
+def ready(hostname="node", **addresses):
+    written = {"lo": ["127.0.0.1/8"]} | {name: [address] for name, address in addresses.items()}
+    return Ready(hostname=hostname, python="3.11", version="1", addresses=written)
+
+
+def test_one_machine_under_two_names_is_refused_by_both():
+    named = [Host("n1", 2, source="hosts:1"), Host("10.0.0.1", 1, source="hosts:2")]
+    with pytest.raises(UsageError, match=r"hosts:2: 10\.0\.0\.1 is the same machine as n1") as caught:
+        require_distinct([(host, ready(eth0="10.0.0.1/24")) for host in named])
+    assert caught.value.remedy == "Name it once, with all its slots: 'n1 slots=3'."
+
+
+def test_machines_with_some_address_in_common_are_two():
+    first, second = Host("n1", 1), Host("n2", 1)
+    require_distinct([(first, ready(docker0="172.17.0.1/16", eth0="10.0.0.1/24")),
+                      (second, ready(docker0="172.17.0.1/16", eth0="10.0.0.2/24"))])  # fmt: skip
+    containers = [(host, ready(host.name, eth0="172.17.0.2/16")) for host in (first, second)]
+    require_distinct(containers)
+    require_distinct([(first, ready()), (second, ready())])

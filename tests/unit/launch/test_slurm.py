@@ -4,6 +4,7 @@ A real Slurm is in tests/lab.
 """
 
 import math
+import os
 import subprocess
 import time
 
@@ -13,13 +14,14 @@ from compare.errors import AllocationError, HostError, UnavailableError, UsageEr
 from compare.launch.engines import Answer, slurm_job
 from compare.launch.engines.commands import host_error, join_errors
 from compare.launch.engines.slurm import Slurm, carrier_of
-from compare.launch.engines.slurm_job import read_job, require_one_task
+from compare.launch.engines.slurm_job import read_job
 from compare.schema.hosts import Host, local_host
 
 THERE = Host("n2", 1, source="Slurm job 17")
 SHOWN = (
-    "JobId=17 JobName=x JobState={state} Reason={reason} RunTime=00:01:00 TimeLimit={limit} NodeList=n[1-2] "
-    "NumNodes=2 NumCPUs=3 NumTasks={tasks} CPUs/Task=1 Nodes=n1 CPU_IDs=0-1 Mem=0 GRES={gres} "
+    "JobId=17 JobName=x UserId={user} JobState={state} Reason={reason} RunTime=00:01:00 TimeLimit={limit} "
+    "NodeList=n[1-2] NumNodes=2 NumCPUs=3 NumTasks={tasks} CPUs/Task=1 "
+    "Nodes=n1 CPU_IDs=0-1 Mem=0 GRES={gres} "
     "Nodes=n2 CPU_IDs=0 Mem=0 GRES={gres} StdErr={output}\n"
 )
 STOPPED = "slurmstepd: error: *** STEP 1.0 ON n2 CANCELLED AT 2026"
@@ -30,8 +32,11 @@ JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NO
 def controller(programs):
     """Let a stand-in for ``scontrol`` describe the job."""
 
-    def write(*, state="RUNNING", reason="None", limit="01:00:00", tasks=2, gres="", output=""):
-        shown = SHOWN.format(state=state, reason=reason, limit=limit, tasks=tasks, gres=gres, output=output)
+    def write(*, state="RUNNING", reason="None", limit="01:00:00", tasks=2, gres="", output="", user=None):
+        user = user or f"me({os.getuid()})"
+        shown = SHOWN.format(
+            state=state, reason=reason, limit=limit, tasks=tasks, gres=gres, output=output, user=user
+        )
         programs("scontrol", f"cat <<'END'\n{shown}END")
 
     return write
@@ -128,6 +133,46 @@ def test_job_of_a_step_has_its_own_tasks(controller, tasks, expected):
     assert list(slots(read_job(JOB | step)).values()) == expected
 
 
+def test_job_whose_number_alone_is_known_has_its_tasks(controller):
+    controller(tasks=4)
+    assert slots(read_job({"SLURM_JOB_ID": "17"})) == {"n1": 2, "n2": 2}
+    assert slots(read_job({"SLURM_JOBID": "17"})) == {"n1": 2, "n2": 2}
+
+
+@pytest.mark.parametrize("number", ["", "0", "-1", "17_3", "seventeen", "017"])
+def test_job_whose_number_is_none_is_refused(controller, number):
+    controller()
+    with pytest.raises(
+        UsageError, match=f"SLURM_JOB_ID is '{number}', which is no number of a job"
+    ) as caught:
+        read_job({"SLURM_JOB_ID": number})
+    assert "--engine local" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("described", "says"),
+    [
+        ({"user": f"alice({os.getuid() + 1})"}, "Slurm job 17 is not yours.\nIt belongs to alice"),
+        ({"state": "COMPLETED"}, "Slurm job 17 does not run.\nIts state is COMPLETED"),
+        ({"state": "TIMEOUT"}, "Its state is TIMEOUT"),
+        ({"state": "PENDING"}, "Its state is PENDING"),
+    ],
+)
+def test_job_that_is_no_running_one_of_this_user_is_refused(controller, described, says):
+    controller(**described)
+    with pytest.raises(UsageError) as caught:
+        read_job(JOB)
+    assert says in str(caught.value)
+    assert "--engine local" in caught.value.remedy
+
+
+def test_job_that_slurm_has_forgotten_is_refused(programs):
+    programs("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    with pytest.raises(UsageError, match="Slurm knows no job 17") as caught:
+        read_job(JOB)
+    assert "--engine local" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
@@ -145,12 +190,6 @@ def test_job_whose_controller_is_silent_is_unavailable(programs):
     with pytest.raises(UnavailableError, match="what job 17 has") as caught:
         read_job(JOB)
     assert caught.value.found == "no controller"
-
-
-def test_srun_with_several_tasks_is_refused():
-    with pytest.raises(UsageError, match="srun starts compare 2 times"):
-        require_one_task({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
-    require_one_task({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"})
 
 
 @pytest.mark.parametrize(

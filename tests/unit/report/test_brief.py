@@ -276,7 +276,7 @@ def test_proof_that_failed_or_is_missing_is_shown():
     assert "✗ PROOF FAILED: mpi did not train what one process trains." in printed(reached("failed"), 200)
     text = printed(reached("none"), 200)
     assert "NOT PROVEN: a launch of mpi has no proof of its training." in text
-    assert "✓ ddp trained what one process trains: proven step by step." in text
+    assert "✓ ddp trained what one process trains: proven for 20 steps." in text
 
 
 def test_why_leaves_out_an_arm_that_costs_little():
@@ -304,7 +304,7 @@ def test_why_names_the_main_cause_of_the_baseline():
 def test_proof_claims_equal_bits_of_whole_parameters_alone():
     run = measured({"ddp": 4.0, "manual": 5.0, "fsdp": 6.0})
     text = render(run, analyse(run), "table")
-    assert "proven step by step; ddp, manual equal bit for bit." in " ".join(text.split())
+    assert "proven for 20 steps; ddp, manual equal bit for bit." in " ".join(text.split())
 
 
 def test_proof_names_its_arms_where_one_has_not_finished():

@@ -44,3 +44,20 @@ def test_quota_is_held_against_the_cores_of_its_own_host():
 )
 def test_run_without_such_limits_has_no_line(attested):
     assert shown(**attested) == []
+
+
+def test_what_ranks_tell_is_named_once_and_bounded():
+    told = shown(
+        batch={"loader_workers": 2},
+        default_dtype="torch.float64 (train.py:3)",
+        warnings=["first", "second", "third", "fourth", "fifth"],
+    )
+    assert told[:2] == [
+        "Each rank's loader has 2 workers, which are processes beside its threads.",
+        "Your file sets the default dtype: torch.float64 (train.py:3).",
+    ]
+    assert told[2:] == [
+        *(f"A library warns in ddp: {text}." for text in ("first", "second", "third")),
+        "2 more warnings of libraries: read the logs of the ranks.",
+    ]
+    assert shown(batch={"loader_workers": 0}, default_dtype="", warnings=[]) == []

@@ -17,11 +17,12 @@ from compare.analysis.parity import check_gates
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
 from compare.schema.job import STEPS
-from compare.worker import mnist, rank, reference
+from compare.worker import mnist, reference
 from compare.worker import parity as proving
+from compare.worker.difference import largest_difference
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import hash_parameters, prove
-from compare.worker.reference import largest_difference
+from compare.worker.proving import prove_start
 from tests.unit.factories import a_rank
 
 FAR = 1e-6
@@ -353,7 +354,7 @@ def test_prove_ends_where_the_single_process_diverges(data):
     taken = proof(huge)
     assert 3 <= taken.steps == len(taken.differences) < STEPS
     assert taken.diverged
-    (gate, _) = check_gates(parse_arm("ddp"), [a_rank(0, parity=[taken])])
+    (gate, _) = check_gates(parse_arm("single"), [a_rank(0, parity=[taken])])
     assert f"Proven by {taken.steps} steps: the single process diverges" in gate.what
     assert max(taken.differences[:2]) <= min(taken.limits[:2])
 
@@ -396,7 +397,7 @@ def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
     job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
     watchdog = SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0)
-    (taken,) = rank._prove(job, rank._Joined(DDPReplica, alone, MnistTask(job.config, None, *data)), watchdog)
+    (taken,) = prove_start(job, DDPReplica, MnistTask(job.config, None, *data), alone, watchdog)
     assert taken.steps == 5
     assert max(taken.differences[:2]) <= min(taken.limits[:2])
     assert min(taken.differences[2:]) > 1e-3
@@ -410,7 +411,7 @@ def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, alone,
     watchdog = SimpleNamespace(
         stall_seconds=30.0, note=lambda *_, limit_seconds, **__: noted.append(limit_seconds)
     )
-    rank._prove(job, rank._Joined(LocalReplica, alone, MnistTask(job.config, None, *data)), watchdog)
+    prove_start(job, LocalReplica, MnistTask(job.config, None, *data), alone, watchdog)
     assert noted[0] == limit
     assert all(30 < later < 40 for later in noted[1:])
 

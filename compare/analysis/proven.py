@@ -1,0 +1,75 @@
+"""Sum up what is proven of an arm, over all its launches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from compare.analysis.parity import AT_THE_END, check_training
+from compare.analysis.passes import pass_of
+from compare.analysis.proof_gaps import left_open, shortened
+from compare.schema.arms import Arm
+from compare.schema.parity import ParityPass
+from compare.schema.results import Gate, Launch, Outcome
+
+
+class Parity(msgspec.Struct, frozen=True, kw_only=True):
+    """Difference between an arm and a single process, before its launches."""
+
+    outcome: Outcome | Literal["none"]
+    """The worst outcome of the gates beside a single process.
+
+    ``exempt``: the arm rounds or compresses by design. ``none``: a launch has no pass. The control never has
+    a pass. A run that Ringside wrote holds no failed pass.
+    """
+    why: str = ""
+    """Why nothing is proven, with the remedy; empty if something is."""
+    open: list[str] = []
+    """What a proof leaves open: parameters, a clip, the loss."""
+    at_end: bool = False
+    """Whether one more step after the training was proven as well."""
+    steps: int | None = None
+    """The fewest of any launch."""
+    difference: float | None = None
+    """Largest relative difference at an end; None if not a number."""
+
+
+_WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing")
+
+
+def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
+    """Sum up the gates of all launches of an arm."""
+    passes = [taken for launch in launches if (taken := pass_of(launch.ranks[0], "float64"))]
+    if len(passes) < len(launches):
+        return Parity(outcome="none")
+    ends = [taken.differences[-1] if taken.differences else None for taken in passes]
+    numbers = [end for end in ends if end is not None]
+    gates = [gate for launch in launches for gate in check_training(arm, launch.ranks)]
+    beside = [gate for gate in gates if gate.name == "float64"]
+    after = [gate for gate in gates if gate.name == "end"]
+    judged = [*beside, *(gate for gate in after if gate.outcome == "failed")]
+    found = {gate.outcome: gate for gate in reversed(judged)}
+    worst = next((found[outcome] for outcome in _WORST_FIRST if outcome in found), None)
+    # An arm that rounds by design was judged before its result was kept.
+    exempt = not arm.exact or arm.another_training
+    outcome: Outcome = "exempt" if exempt else worst.outcome if worst else "passed"
+    return Parity(
+        outcome=outcome,
+        steps=min(taken.steps for taken in passes),
+        difference=max(numbers) if len(numbers) == len(ends) else None,
+        why=f"{worst.what}. {worst.remedy}" if worst and outcome in {"incomparable", "nothing"} else "",
+        open=_left_open(launches, passes, beside) if outcome == "passed" else [],
+        at_end=len(after) == len(launches) and all(gate.outcome == "passed" for gate in after),
+    )
+
+
+def _left_open(launches: list[Launch], passes: list[ParityPass], gates: list[Gate]) -> list[str]:
+    """Name what the proofs of all launches leave open, each once."""
+    late = [gate.what for gate in gates if gate.what.startswith(AT_THE_END)]
+    unmoved = [
+        f"they end as they started: {shortened(la.ranks[0].unmoved)}"
+        for la in launches
+        if la.ranks[0].unmoved
+    ]
+    return list(dict.fromkeys([*late, *(what for taken in passes for what in left_open(taken)), *unmoved]))

@@ -1,0 +1,51 @@
+"""Prove the training of one launch: before it, and once more after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from backends.base import Group, MakeOptimizer, Replica
+from compare.schema.job import PASSES, Job
+from compare.schema.parity import EndStep, ParityPass
+from compare.worker.blocks import Side
+from compare.worker.compilation import compiled_for_proof
+from compare.worker.end_step import take_end_step
+from compare.worker.pace import WatchedPace
+from compare.worker.parity import prove
+from compare.worker.task import Task
+from compare.worker.watchdog import Watchdog
+
+
+def prove_start(
+    job: Job, make_replica: Callable[..., Replica], task: Task, group: Group, watchdog: Watchdog
+) -> list[ParityPass]:
+    """Compare the arm with a single process before the training.
+
+    The control has no proof. A pass is short, so options that act late are set as in the registry
+    (``while_proven``).
+    """
+    if not job.arm.synchronises:
+        return []
+    options = job.arm.options_while_proven
+
+    def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
+        return make_replica(model, make_optimizer, group, options)
+
+    pace = WatchedPace(watchdog, group, job.config.compile_limit_seconds)
+    leads, brief, scaled = group.rank == 0, job.proof == "brief", job.arm.exact
+    with compiled_for_proof(job.config):
+        return [
+            prove(make, task, kind, pace, leads=leads, brief=brief, scaled=scaled)
+            for kind in PASSES[job.proof]
+        ]
+
+
+def prove_end(
+    job: Job, own: Side, task: Task, group: Group, watchdog: Watchdog, *, steps: int
+) -> EndStep | None:
+    """Take one more step after the training, beside a single process; the control has none."""
+    if not job.arm.synchronises:
+        return None
+    return take_end_step(job.arm, own, task, steps, WatchedPace(watchdog, group, 0.0), group=group)

@@ -1,0 +1,304 @@
+"""Jobs of schedulers are taken with their hosts, or refused by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from compare.errors import UsageError
+from compare.experiment.allocation import choose_allocation
+from compare.launch.engines.detect import find_job, require_started_once
+from compare.launch.engines.ssh import Ssh
+
+NODES = "a\na\nb\n"
+PE_HOSTFILE = "a.example 4 all.q@a.example UNDEFINED\nb.example 2 all.q@b.example <NULL>\n"
+
+
+def allocated(environ, engine="auto", ranks=None):
+    return choose_allocation(engine, None, ranks, ssh=Ssh(), environ=environ)
+
+
+def hosts(allocation):
+    return {host.name: host.slots for host in allocation.hosts}
+
+
+# Variables of a job, with FILE for a file; the contents of that file; the hosts; the source.
+TAKEN = {
+    "PBS": (
+        {"PBS_JOBID": "9.pbs", "PBS_NODEFILE": "FILE", "PBS_O_WORKDIR": "/home"},
+        *(NODES, {"a": 2, "b": 1}, "2 of PBS job 9.pbs, from PBS_NODEFILE"),
+    ),
+    "LSF, a file": (
+        {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "FILE", "LSB_MCPU_HOSTS": "x 1", "LSB_HOSTS": "x"},
+        *(NODES, {"a": 2, "b": 1}, "2 of LSF job 8, from LSB_DJOB_HOSTFILE"),
+    ),
+    "LSF, counts": (
+        {"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "a 4 b 4 ", "LSB_HOSTS": "x"},
+        *("", {"a": 4, "b": 4}, "2 of LSF job 8, from LSB_MCPU_HOSTS"),
+    ),
+    "LSF, names": (
+        {"LSB_JOBID": "8", "LSB_HOSTS": "a a b b"},
+        *("", {"a": 2, "b": 2}, "2 of LSF job 8, from LSB_HOSTS"),
+    ),
+    "Grid Engine": (
+        {"JOB_ID": "7", "PE_HOSTFILE": "FILE", "NSLOTS": "6", "NHOSTS": "2", "SGE_ROOT": "/opt/sge"},
+        *(PE_HOSTFILE, {"a.example": 4, "b.example": 2}, "2 of Grid Engine job 7, from PE_HOSTFILE"),
+    ),
+    "Grid Engine, two queues": (
+        {"PE_HOSTFILE": "FILE"},
+        "a 4 all.q@a UNDEFINED\nb 2 all.q@b 0,0\na 1 big.q@a UNDEFINED\n",
+        *({"a": 5, "b": 2}, "2 of a job of Grid Engine, from PE_HOSTFILE"),
+    ),
+    "OAR": (
+        {"OAR_JOB_ID": "5", "OAR_NODEFILE": "FILE", "OAR_NODE_FILE": "FILE"},
+        *(NODES, {"a": 2, "b": 1}, "2 of OAR job 5, from OAR_NODEFILE"),
+    ),
+    "Cobalt": (
+        {"COBALT_JOBID": "4", "COBALT_NODEFILE": "FILE", "COBALT_JOBSIZE": "2"},
+        *("a\nb\n", {"a": 1, "b": 1}, "2 of Cobalt job 4, from COBALT_NODEFILE"),
+    ),
+    "Azure Batch": (
+        {"AZ_BATCH_JOB_ID": "j", "AZ_BATCH_HOST_LIST": "10.0.0.4,10.0.0.5"},
+        *("", {"10.0.0.4": 1, "10.0.0.5": 1}, "2 of Azure Batch job j, from AZ_BATCH_HOST_LIST"),
+    ),
+    "Azure Batch, nodes": (
+        {"AZ_BATCH_NODE_LIST": "10.0.0.4;10.0.0.5"},
+        *("", {"10.0.0.4": 1, "10.0.0.5": 1}, "2 of a job of Azure Batch, from AZ_BATCH_NODE_LIST"),
+    ),
+    "Google Batch": (
+        {"BATCH_JOB_UID": "u", "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": "FILE"},
+        *("a\nb\n", {"a": 1, "b": 1}, "2 of Google Batch job u, from BATCH_HOSTS_FILE"),
+    ),
+    "HPC Pack": (
+        {"CCP_JOBID": "3", "CCP_NODES": "2 a 4 b 4"},
+        *("", {"a": 4, "b": 4}, "2 of Microsoft HPC Pack job 3, from CCP_NODES"),
+    ),
+    "LoadLeveler": (
+        {"LOADL_STEP_ID": "s.1", "LOADL_HOSTFILE": "FILE"},
+        *(NODES, {"a": 2, "b": 1}, "2 of LoadLeveler job s.1, from LOADL_HOSTFILE"),
+    ),
+    "PJM": (
+        {"PJM_JOBID": "2", "PJM_O_NODEINF": "FILE"},
+        *("a\nb\n", {"a": 1, "b": 1}, "2 of Fujitsu's scheduler (PJM) job 2, from PJM_O_NODEINF"),
+    ),
+    "TACC": (
+        {"LAUNCHER_HOSTFILE": "FILE", "TACC_SYSTEM": "frontera"},
+        *("a\nb\n", {"a": 1, "b": 1}, "2 of a job of TACC's launcher, from LAUNCHER_HOSTFILE"),
+    ),
+    "MPIJob": (
+        {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": "FILE"},
+        "a slots=2\nb slots=2\n",
+        *({"a": 2, "b": 2}, "2 of the MPIJob, from OMPI_MCA_orte_default_hostfile"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("environ", "written", "expected", "source"), TAKEN.values(), ids=TAKEN)
+def test_job_that_names_its_hosts_is_taken_with_them(tmp_path, environ, written, expected, source):
+    (tmp_path / "hosts").write_text(written)
+    environ = {name: value.replace("FILE", str(tmp_path / "hosts")) for name, value in environ.items()}
+    found = allocated(environ)
+    assert (hosts(found), found.source, type(found.carrier)) == (expected, source, Ssh)
+    alone = allocated(environ, "local")
+    assert hosts(alone) == {"localhost": 2}
+    assert "(--engine local), within " in alone.source
+
+
+TORCH = {"MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
+REFUSED = {
+    "PBS": ({"PBS_JOBID": "9"}, "This is PBS job 9"),
+    "LSF": ({"LSB_JOBID": "8"}, "This is LSF job 8"),
+    "Grid Engine": ({"JOB_ID": "7", "SGE_O_HOST": "login", "NHOSTS": "2"}, "Grid Engine job 7"),
+    "Grid Engine, slots": ({"JOB_ID": "7", "NSLOTS": "6", "QUEUE": "all.q"}, "Grid Engine job 7"),
+    "OAR": ({"OAR_JOBID": "5"}, "a job of OAR"),
+    "Cobalt": ({"COBALT_PARTNAME": "0-1", "COBALT_JOBID": "4"}, "Cobalt job 4"),
+    "Flux": ({"FLUX_URI": "local:///run/flux/local-0", "FLUX_ENCLOSING_ID": "f1"}, "a job of Flux"),
+    "Flux, a task": ({"FLUX_JOB_ID": "f2", "FLUX_JOB_NNODES": "2"}, "Flux job f2"),
+    "HTCondor": ({"_CONDOR_PROCNO": "0", "_CONDOR_NPROCS": "2", "_CONDOR_JOB_AD": "/x"}, "HTCondor"),
+    "Moab": ({"MOAB_JOBID": "6", "MOAB_NODELIST": "a&b"}, "Moab job 6"),
+    "SageMaker": ({"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-1"}, "a job of SageMaker"),
+    "SageMaker, own image": (
+        {"TRAINING_JOB_ARN": "arn:aws:sagemaker:eu-west-1:1:training-job/x"},
+        "SageMaker",
+    ),
+    "AWS Batch": (
+        {"AWS_BATCH_JOB_ID": "j", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"},
+        "AWS Batch job j",
+    ),
+    "Azure Batch": ({"AZ_BATCH_JOB_ID": "j", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}, "Azure Batch job j"),
+    "Azure ML": ({"AZUREML_NODE_COUNT": "2"}, "a job of Azure Batch"),
+    "Vertex AI": ({"CLUSTER_SPEC": '{"cluster":{"workerpool0":["a:1","b:1"]}}'}, "a job of Vertex AI"),
+    "Volcano": ({"VC_WORKER_HOSTS": "w0,w1", "VC_TASK_INDEX": "0"}, "a job of Volcano"),
+    "PyTorchJob": (TORCH | {"WORLD_SIZE": "2", "RANK": "0"}, "a job of PyTorchJob"),
+    "PyTorchJob, elastic": ({"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "pod-0:23456"}, "PyTorchJob"),
+    "numbered nodes": ({"NNODES": "2", "NODE_RANK": "1"}, "a job of PyTorchJob, or of its kind"),
+    "SkyPilot": ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, "SkyPilot"),
+    "dstack": ({"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "0"}, "a job of dstack"),
+    "Ray": ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, "a job of Ray"),
+    "TFJob": ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {}}'}, "a job of TFJob"),
+    "MPIJob, a worker": ({"K_MPI_JOB_ROLE": "worker"}, "the MPIJob"),
+    "TACC": ({"LAUNCHER_NHOSTS": "2"}, "a job of TACC's launcher"),
+    "Kubernetes": ({"JOB_COMPLETION_INDEX": "0"}, "a job of Kubernetes with an index"),
+    "Slurm": ({"SLURM_JOB_NODELIST": "n[1-2]"}, "a job of Slurm"),
+}
+
+
+@pytest.mark.parametrize(("environ", "says"), REFUSED.values(), ids=REFUSED)
+def test_job_without_known_hosts_is_refused_by_its_name(environ, says):
+    with pytest.raises(UsageError) as caught:
+        allocated(environ)
+    assert says in caught.value.what
+    shown, value = next(iter(find_job(environ).signs.split(", "))).split("=", 1)
+    assert environ[shown].startswith(value.rstrip("."))
+    assert "-H" in caught.value.remedy
+    assert "--engine local" in caught.value.remedy
+    assert hosts(allocated(environ, "local", 3)) == {"localhost": 3}
+
+
+ONE_HOST = {
+    "AWS Batch": {"AWS_BATCH_JOB_ID": "j", "AWS_BATCH_CE_NAME": "c"},
+    "AWS Batch, one node": {"AWS_BATCH_JOB_NODE_INDEX": "0", "AWS_BATCH_JOB_NUM_NODES": "1"},
+    "SageMaker": {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
+    "Grid Engine": {"JOB_ID": "7", "SGE_TASK_ID": "undefined", "SGE_O_HOST": "login", "NHOSTS": "1"},
+    "Azure Batch": {"AZ_BATCH_JOB_ID": "j", "AZ_BATCH_TASK_ID": "t"},
+    "HTCondor": {"_CONDOR_JOB_AD": "/var/lib/condor/.job.ad"},
+    "PyTorchJob": TORCH | {"PET_NNODES": "1", "WORLD_SIZE": "1", "RANK": "0"},
+    "TFJob": {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'},
+    "SkyPilot": {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"},
+    "Flux": {"FLUX_JOB_ID": "f2", "FLUX_JOB_NNODES": "1"},
+}
+
+
+@pytest.mark.parametrize("environ", ONE_HOST.values(), ids=ONE_HOST)
+def test_job_of_one_host_is_this_machine_and_says_so(environ):
+    found = allocated(environ)
+    assert hosts(found) == {"localhost": 2}
+    assert found.source.startswith("this machine, the only host of ")
+
+
+# What a shell carries outside any job: settings of clients, modules and containers.
+EVERYDAY = {
+    "SGE_ROOT": "/opt/sge",
+    "SGE_CELL": "default",
+    "SLURM_CONF": "/etc/slurm/slurm.conf",
+    "SLURM_TIME_FORMAT": "relative",
+    "LSF_ENVDIR": "/opt/lsf/conf",
+    "LSF_SERVERDIR": "/opt/lsf/etc",
+    "PBS_EXEC": "/opt/pbs",
+    "PBS_SERVER": "pbs",
+    "PBS_DEFAULT": "pbs",
+    "MOABHOMEDIR": "/opt/moab",
+    "TACC_SYSTEM": "frontera",
+    "TACC_NODE_TYPE": "clx",
+    "LAUNCHER_DIR": "/opt/apps/launcher",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "AWS_REGION": "eu-west-1",
+    "AZUREML_RUN_ID": "r",
+    "OMPI_MCA_btl": "tcp,self",
+    "HOSTFILE": "/home/alice/hosts",
+    "WORLD_SIZE": "1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "JOB_ID": "build-7",
+    "CI_JOB_ID": "7",
+    "TF_CONFIG": "{}",
+    "PMI_SIZE": "1",
+    "OMPI_COMM_WORLD_SIZE": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+}
+
+
+def test_everyday_variables_are_no_job():
+    assert find_job(EVERYDAY) is None
+    assert allocated(EVERYDAY).source.startswith("this machine, as none are named")
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        (
+            {"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "a 4 b"},
+            "LSB_MCPU_HOSTS does not name the hosts of LSF job 8",
+        ),
+        ({"LSB_HOSTS": "a;rm b"}, "LSB_HOSTS does not name the hosts of a job of LSF"),
+        ({"PE_HOSTFILE": "/nowhere/pe"}, "PE_HOSTFILE does not name the hosts of a job of Grid Engine"),
+        ({"CCP_NODES": "2 a 4 b"}, "CCP_NODES does not name the hosts"),
+    ],
+)
+def test_job_whose_hosts_cannot_be_read_is_refused(environ, says):
+    environ = {name: value.replace(";rm", "\x07") for name, value in environ.items()}
+    with pytest.raises(UsageError) as caught:
+        allocated(environ)
+    assert says in caught.value.what
+    assert "--engine local" in caught.value.remedy
+
+
+@pytest.mark.parametrize("listed", ["batch5 1 h1 22 h2 22", "login1 4 h1 22 h2 22", "h0 1 h1 22 h2 22"])
+def test_launch_node_of_lsf_is_asked_for(listed):
+    with pytest.raises(UsageError, match="may be its launch node") as caught:
+        allocated({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": listed})
+    assert "-H 'h1 slots=22,h2 slots=22'" in caught.value.remedy
+    assert hosts(allocated({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "h0 1 h1 1"})) == {"h0": 1, "h1": 1}
+
+
+STARTED = {
+    "mpirun": [{"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}],
+    "mpiexec of MPICH or Intel MPI": [{"PMI_SIZE": "2", "PMI_RANK": "0"}, {"MPI_LOCALNRANKS": "2"}],
+    "mpirun of MVAPICH": [{"MV2_COMM_WORLD_SIZE": "2"}],
+    "srun": [
+        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
+        {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"},
+    ],
+    "horovodrun": [{"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}],
+    "torchrun": [
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
+    ],
+    "flux run": [{"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0"}],
+    "jsrun": [{"JSM_NAMESPACE_SIZE": "2"}],
+    "poe": [{"MP_PROCS": "2", "MP_CHILD": "0"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "environ"), [(name, environ) for name, some in STARTED.items() for environ in some]
+)
+def test_program_started_twice_is_refused_by_its_launcher(name, environ):
+    with pytest.raises(UsageError, match="each would start all ranks") as caught:
+        require_started_once(environ)
+    assert caught.value.what.startswith(name)
+    assert "starts compare 2 times" in caught.value.what
+    assert "every command that launches ranks" in caught.value.remedy
+    require_started_once({variable: value.replace("2", "1") for variable, value in environ.items()})
+
+
+@pytest.mark.parametrize(
+    "environ", [{"PMIX_RANK": "0"}, {"SLURM_PROCID": "1"}, {"ALPS_APP_PE": "1"}, {"PALS_RANKID": "3"}]
+)
+def test_program_started_by_a_launcher_without_a_count_is_refused(environ):
+    with pytest.raises(UsageError, match="starts compare many times"):
+        require_started_once(environ)
+
+
+def test_program_in_the_script_of_a_job_is_started_once():
+    """Slurm gives a batch script the number of the first task, too."""
+    require_started_once({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"})
+    require_started_once({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"})
+
+
+@pytest.mark.parametrize("command", [["run"], ["submit", "--", "run"], ["rehearse", "--", "run"], ["doctor"]])
+def test_command_started_by_mpirun_twice_exits_with_wrong_usage(command):
+    done = subprocess.run(
+        [sys.executable, "-m", "compare", *command],
+        env=os.environ | {"OMPI_COMM_WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "mpirun starts compare 2 times" in done.stderr
