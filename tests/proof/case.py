@@ -26,7 +26,7 @@ class Case:
     names: tuple[str, ...] = ()
     """Texts that the gates must hold."""
     or_names: tuple[str, ...] = ()
-    """Texts of the float64 gate with which ``passed`` is right, too."""
+    """Texts of the gates with which ``passed`` is right, too."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the run beside the suite's own."""
     mutation: str = ""

@@ -55,10 +55,6 @@ class Verdict:
             [*lines, *(f"rank {one.rank}: {one.message} ({one.where})" for one in self.failures)]
         )
 
-    def words_of(self, name: str) -> str:
-        """What one gate says."""
-        return " ".join(gate.what for gate in self.gates if gate.name == name)
-
 
 class Ranks:
     """The process that forks ranks."""

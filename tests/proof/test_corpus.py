@@ -14,11 +14,12 @@ from tests.proof.workloads import (
     wrong_empty,
     wrong_late,
     wrong_parameters,
+    wrong_references,
     wrong_steps,
 )
 
 RIGHT = (right_models, right_state, right_steps, right_training)
-WRONG = (wrong_empty, wrong_late, wrong_parameters, wrong_steps)
+WRONG = (wrong_empty, wrong_late, wrong_parameters, wrong_references, wrong_steps)
 FILES = (*RIGHT, *WRONG, mutations)
 
 
@@ -31,4 +32,4 @@ def test_proof_of_the_case_ends_as_it_must(prove, case):
         assert text in verdict.words
     if verdict.outcome == "passed":
         for text in case.or_names:
-            assert text in verdict.words_of("float64"), verdict.words
+            assert text in verdict.words, verdict.words

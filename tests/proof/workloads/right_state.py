@@ -70,10 +70,12 @@ class _Queue(nn.Module):
 @right("ddp", "manual", origin="pytorch#7890")
 def hidden_state_in_an_attribute():
     """An RNN that goes on from its last batch."""
-    return workload(model=_Stateful(), data=series())
+    return workload(model=Stateful(), data=series())
 
 
-class _Stateful(nn.Module):
+class Stateful(nn.Module):
+    """An RNN that keeps its state in an attribute."""
+
     def __init__(self):
         super().__init__()
         self.rnn, self.out = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 1)
@@ -197,7 +199,7 @@ def variational_noise():
 @right("own_torch", origin="pytorch#7890")
 def hidden_state_in_an_own_step():
     """An RNN's state in an attribute, in an own step."""
-    return workload(model=_Stateful(), data=series(), own_step=ddp_step())
+    return workload(model=Stateful(), data=series(), own_step=ddp_step())
 
 
 @right("own_torch", origin="user-steps 7")

@@ -159,7 +159,7 @@ def _of_maker(maker, judge, batch):
     return nn.functional.softplus(-judge(maker(batch[1]))).mean()
 
 
-def _in_turn(maker, judge, make_optimizer, each):
+def in_turn(maker, judge, make_optimizer, each):
     """Return a step of both; ``each`` computes gradients of a loss."""
     of_judge, of_maker = make_optimizer(judge.parameters()), make_optimizer(maker.parameters())
 
@@ -173,10 +173,13 @@ def _in_turn(maker, judge, make_optimizer, each):
     return step
 
 
-def _adversaries(**more):
-    def own_step(model, make_optimizer):
-        maker, judge = (DistributedDataParallel(model[name]) for name in ("maker", "judge"))
-        return _in_turn(maker, judge, make_optimizer, lambda loss, batch: loss(batch).backward())
+def _by_ddp(model, make_optimizer):
+    maker, judge = (DistributedDataParallel(model[name]) for name in ("maker", "judge"))
+    return in_turn(maker, judge, make_optimizer, lambda loss, batch: loss(batch).backward())
+
+
+def adversaries(own_step=_by_ddp):
+    """Return a GAN with two optimizers."""
 
     def loss(model, batch):
         return model["judge"](batch[0]).square().mean() + model["maker"](batch[1]).square().mean()
@@ -185,23 +188,24 @@ def _adversaries(**more):
     data = torch.utils.data.TensorDataset(
         1 + torch.randn(256, WIDTH, generator=made), torch.randn(256, 3, generator=made)
     )
-    return workload(model=_pair(), data=data, loss=loss, own_step=own_step, **more)
+    return workload(model=_pair(), data=data, loss=loss, own_step=own_step)
 
 
 @right("own_torch", ends="incomparable", origin="user-steps 8")
 def adversaries_alone():
     """A GAN with two optimizers, without a step of one process."""
-    return _adversaries()
+    return adversaries()
 
 
 @right("own_torch", origin="user-steps 8")
 def adversaries_with_a_reference():
     """A GAN with two optimizers, and the step of one process."""
-    return _with_reference(_adversaries(), _adversaries_in_one_process)
+    return with_reference(adversaries(), adversaries_in_one_process)
 
 
-def _adversaries_in_one_process(model, make_optimizer):
-    return _in_turn(model["maker"], model["judge"], make_optimizer, _mean_of_ranks)
+def adversaries_in_one_process(model, make_optimizer):
+    """Take the step of one process."""
+    return in_turn(model["maker"], model["judge"], make_optimizer, _mean_of_ranks)
 
 
 def _mean_of_ranks(loss, batches):
@@ -209,12 +213,12 @@ def _mean_of_ranks(loss, batches):
         (loss(batch) / len(batches)).backward()
 
 
-def _with_reference(made, reference_step):
+def with_reference(made, reference_step):
     """Return a workload with the step of one process."""
     return dataclasses.replace(made, reference_step=reference_step)
 
 
-def _sharpness_aware(model, optimizer, compute):
+def sharpness_aware(model, optimizer, compute):
     """Return a step from the gradient at the worst point nearby."""
 
     def step(batches):
@@ -237,13 +241,14 @@ def _sharpness_aware(model, optimizer, compute):
 def _sharpness_aware_ddp(model, make_optimizer):
     wrapped = DistributedDataParallel(model)
     optimizer = make_optimizer(wrapped.parameters())
-    return _sharpness_aware(model, optimizer, lambda batch: mse(wrapped, batch).backward())
+    return sharpness_aware(model, optimizer, lambda batch: mse(wrapped, batch).backward())
 
 
-def _sharpness_aware_in_one_process(model, make_optimizer):
+def sharpness_aware_in_one_process(model, make_optimizer):
+    """Take the step of one process."""
     optimizer = make_optimizer(model.parameters())
     compute = _mean_of_ranks
-    return _sharpness_aware(
+    return sharpness_aware(
         model, optimizer, lambda batches: compute(lambda batch: mse(model, batch), batches)
     )
 
@@ -257,7 +262,7 @@ def sharpness_aware_alone():
 @right("own_torch", origin="user-steps 8")
 def sharpness_aware_with_a_reference():
     """SAM with the step of one process."""
-    return _with_reference(workload(own_step=_sharpness_aware_ddp), _sharpness_aware_in_one_process)
+    return with_reference(workload(own_step=_sharpness_aware_ddp), sharpness_aware_in_one_process)
 
 
 class _Taught(nn.Module):
@@ -275,38 +280,44 @@ def _taught(model, batch):
     return nn.functional.mse_loss(found, batch[1]) + nn.functional.mse_loss(found, wanted)
 
 
-def _teacher_follows(model):
+def teacher_follows(model):
+    """Move the teacher towards the pupil."""
     with torch.no_grad():
         for slow, fast in zip(model.teacher.parameters(), model.pupil.parameters(), strict=True):
             slow.lerp_(fast, 0.1)
 
 
-def _taught_in_one_process(model, make_optimizer):
+def taught_in_one_process(model, make_optimizer):
+    """Take the step of one process."""
     optimizer = make_optimizer(p for p in model.parameters() if p.requires_grad)
 
     def step(batches):
         optimizer.zero_grad()
         _mean_of_ranks(lambda batch: _taught(model, batch), batches)
         optimizer.step()
-        _teacher_follows(model)
+        teacher_follows(model)
 
     return step
 
 
-def _taught_step(model, make_optimizer):
-    return ddp_step(_taught, after_step=lambda _: _teacher_follows(model))(
-        model, lambda parameters: make_optimizer(p for p in parameters if p.requires_grad)
-    )
+def taught(follows):
+    """Return a workload whose teacher follows after each step."""
+
+    def own_step(model, make_optimizer):
+        return ddp_step(_taught, after_step=lambda _: follows(model))(
+            model, lambda parameters: make_optimizer(p for p in parameters if p.requires_grad)
+        )
+
+    return workload(model=_Taught(), data=rows(), loss=_taught, optimizer=sgd, own_step=own_step)
 
 
 @right("own_torch", origin="user-steps 7")
 def mean_teacher_with_a_reference():
     """A teacher that follows, with the step of one process."""
-    made = workload(model=_Taught(), data=rows(), loss=_taught, optimizer=sgd, own_step=_taught_step)
-    return _with_reference(made, _taught_in_one_process)
+    return with_reference(taught(teacher_follows), taught_in_one_process)
 
 
 @right("own_torch", ends="incomparable", origin="user-steps 7")
 def mean_teacher_alone():
     """A teacher that follows after each step, which no loss tells."""
-    return workload(model=_Taught(), data=rows(), loss=_taught, optimizer=sgd, own_step=_taught_step)
+    return taught(teacher_follows)

@@ -93,7 +93,7 @@ def alone_after_a_rate_of_zero():
 # ---- errors that begin late ----
 
 
-def _late(average, wrong):
+def late(average, wrong):
     """Return a step that averages, and later does something else."""
 
     def own_step(model, make_optimizer):
@@ -112,13 +112,13 @@ def _late(average, wrong):
 @wrong(origin="user-steps 1", ends="failed")
 def no_average_after_25_steps():
     """Ranks train alone from the 26th step on."""
-    return workload(own_step=_late(average, lambda model: None))
+    return workload(own_step=late(average, lambda model: None))
 
 
 @wrong(origin="user-steps 1", ends="failed")
 def sum_after_25_steps():
     """A sum for the mean from the 26th step on."""
-    return workload(own_step=_late(average, add_up))
+    return workload(own_step=late(average, add_up))
 
 
 @wrong(origin="user-steps 1", ends="failed")
@@ -129,7 +129,7 @@ def clip_before_the_average_after_25_steps():
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         average(model)
 
-    return workload(own_step=_late(average, clipped))
+    return workload(own_step=late(average, clipped))
 
 
 def _hooked(hook):
@@ -189,7 +189,7 @@ def frozen_after_25_steps():
         for gradient in gradients(model):
             gradient.zero_()
 
-    return workload(own_step=_late(average, nothing))
+    return workload(own_step=late(average, nothing))
 
 
 # ---- clips ----

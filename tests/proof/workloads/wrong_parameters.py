@@ -15,7 +15,7 @@ from tests.proof.workloads.wrong_steps import average
 
 REFUSED = ("failed", "refused")
 NAMED = (*REFUSED, "passed")
-"""A parameter that never trains may be on purpose, so it is only named."""
+"""A parameter may be frozen on purpose, so it is named."""
 
 
 # ---- the run's optimizer has other parameters ----
