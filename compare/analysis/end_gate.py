@@ -55,7 +55,8 @@ def _wrong_end(end: EndStep) -> str:
 
 
 def _wrong_gradients(end: EndStep, error: float) -> str:
-    found = f"its gradients are {error:.2g} of their size away from the mean (rounding: {end.limit:.0e})"
+    found = f"its gradients differ from the mean by {error:.2g} of its size (rounding allows {end.limit:.0e})"
     across = math.sqrt(max(0.0, error**2 - (end.share - 1) ** 2))
     is_multiple = across <= max(end.limit, _SCHEDULED)
-    return f"{found}. They are {end.share:.3g} times the mean." if is_multiple else f"{found}."
+    times = f"{end.share:.3g} times the mean" if abs(end.share) > _SCHEDULED else "zero"
+    return f"{found}. They are {times}." if is_multiple else f"{found}."

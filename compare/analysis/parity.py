@@ -40,6 +40,7 @@ AT_PERIOD_1 = "the same training at period 1"
 """What is proven of an arm that averages less often."""
 _LEAST_ALIKE = 2
 """Arms that must fail before the workload is suspected."""
+UNMOVED = "in no group of the optimizer, or frozen on purpose? These parameters end as they started"
 AT_THE_END = "shown by one step at the end alone"
 _WORTHLESS = "the speed of this arm means nothing."
 _ROUNDED = 0.05
@@ -68,7 +69,7 @@ def check_training(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") ->
     """Check the ranks of one launch at the gates beside a single process alone."""
     kinds = [kind for kind in PASSES[proof] if kind in EPSILON]
     gates = [_check_pass(arm, ranks, kind) for kind in kinds]
-    if any(gate.outcome == "incomparable" for gate in gates):
+    if any(gate.outcome in {"failed", "incomparable"} for gate in gates):
         return gates
     ends = list(check_end(arm, ranks))
     if any(end.outcome == "passed" for end in ends) and len(ranks) > 1:
@@ -131,7 +132,7 @@ def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
     if len({r.final_hash for r in ranks}) > 1:
         return _different(arm, ranks, "final_hash")
     unmoved = ranks[0].unmoved
-    what = f"these parameters end as they started: {shortened(unmoved)}" if unmoved else ""
+    what = f"{UNMOVED}: {shortened(unmoved)}" if unmoved else ""
     return Gate(name="ranks", outcome="passed", what=what)
 
 
@@ -151,12 +152,13 @@ def _untrained(arm: Arm, rank: RankResult) -> Gate:
 def _different(arm: Arm, ranks: list[RankResult], when: Literal["initial_hash", "final_hash"]) -> Gate:
     verb = "started from" if when == "initial_hash" else "ended with"
     each = ", ".join(f"rank {r.rank} {getattr(r, when)[:12]}" for r in ranks)
+    starts = "rank 0's parameters must reach every rank before the first step."
     return failed_gate(
         arm,
         "ranks",
         f"{arm.label}: the ranks {verb} different models.",
         f"SHA-256 of the parameters: {each}.",
-        "its gradients are not the mean over all ranks.",
+        starts if when == "initial_hash" else "its gradients are not the mean over all ranks.",
     )
 
 

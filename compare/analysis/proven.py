@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from compare.analysis.parity import AT_THE_END, check_training
+from compare.analysis.parity import AT_THE_END, UNMOVED, check_training
 from compare.analysis.passes import pass_of
 from compare.analysis.proof_gaps import left_open, shortened
 from compare.schema.arms import Arm
@@ -67,9 +67,5 @@ def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
 def _left_open(launches: list[Launch], passes: list[ParityPass], gates: list[Gate]) -> list[str]:
     """Name what the proofs of all launches leave open, each once."""
     late = [gate.what for gate in gates if gate.what.startswith(AT_THE_END)]
-    unmoved = [
-        f"they end as they started: {shortened(la.ranks[0].unmoved)}"
-        for la in launches
-        if la.ranks[0].unmoved
-    ]
+    unmoved = [f"{UNMOVED}: {shortened(la.ranks[0].unmoved)}" for la in launches if la.ranks[0].unmoved]
     return list(dict.fromkeys([*late, *(what for taken in passes for what in left_open(taken)), *unmoved]))

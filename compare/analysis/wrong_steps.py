@@ -17,6 +17,8 @@ It is also the largest part of an update without an explanation.
 
 _LEAST_KEPT = 1e-9
 """Least part of a mean that is left to be a share of."""
+_ROUNDED = 0.01
+"""Largest error of a share that half precision makes."""
 _SHARDS = "Check that the shards are the parts of every global batch."
 _WRONG_SHARD = "A shard is not updated, or samples are left out. Check every rank's part of the work."
 _PLAIN_MEAN = "It is the plain mean: the step leaves out what the workload's before_step does."
@@ -109,7 +111,8 @@ def _with_shares(wrong: WrongStep, taken: ParityPass) -> WrongStep:
 def _where(first: tuple[int, WrongStep]) -> str:
     rank, wrong = first
     size = "no number" if wrong.difference is None else f"off by {wrong.difference:.1e}"
-    return f"Rank {rank} is wrong from step {wrong.step}: {wrong.parameter} is {size}."
+    only = ", and no other parameter," if wrong.only else ""
+    return f"Rank {rank} is wrong from step {wrong.step}: {wrong.parameter}{only} is {size}."
 
 
 def _without_a_wrong_step(passes: Sequence[tuple[int, ParityPass]]) -> str:
@@ -134,17 +137,25 @@ def _cause(wrong: WrongStep, *, agree: bool) -> str:
     shares = [share / wrong.kept for share in wrong.shares]
     if _are(shares, shares[0]):
         return _evenly(shares[0], wrong)
-    return _unevenly(shares, agree=agree and wrong.step == 1)
+    return _unevenly(shares, agree=agree, first=wrong.step == 1)
 
 
-def _unevenly(shares: list[float], *, agree: bool) -> str:
+def _unevenly(shares: list[float], *, agree: bool, first: bool) -> str:
     """Describe an update in which some gradients count more."""
     count = len(shares)
+    if all(abs(share - 1) < _ROUNDED for share in shares):
+        return _SMALL
     missing = [index for index, share in enumerate(shares) if _near(share, 0)]
     if len(missing) == count - 1 and _near(max(shares), count):
-        return _SAME_SAMPLES if agree else "It applies one rank's gradient alone, in place of the mean."
+        return (
+            _SAME_SAMPLES
+            if agree and first
+            else "It applies one rank's gradient alone, in place of the mean."
+        )
     if missing:
         names = ", ".join(map(str, missing))
+        if not agree:
+            return f"Gradients are not averaged over the ranks: this update leaves out that of rank {names}."
         return f"The gradient of rank {names} is missing from the mean: that rank skips, or sends zeros."
     each = ", ".join(f"{share:.3g}" for share in shares)
     return (
@@ -167,7 +178,7 @@ def _evenly(share: float, wrong: WrongStep) -> str:
         (not _near(wrong.rate, 1) and _near(share, wrong.rate), rate),
         (
             count > 1 and _near(share, count),
-            f"It is {count} times the right one: a sum in place of the mean.",
+            f"It is {count} times the right one: a sum in place of the mean, or two steps in place of one.",
         ),
         (
             count > 1 and wrong.step == 1 and _near(share * count, 1),

@@ -47,6 +47,7 @@ EXIT_CODES = {
     13: "the scheduler ended the job",
     14: "slower than a gate allows",
     15: "too noisy to tell whether it is slower",
+    16: "compare verify: nothing failed, but an arm is not proven",
     130: "interrupted",
 }
 

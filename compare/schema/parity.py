@@ -57,6 +57,8 @@ class WrongStep(msgspec.Struct, frozen=True, kw_only=True):
     """The learning rate that the optimizer had, over the right one."""
     rounded: bool = False
     """Whether each number is right except for half precision."""
+    only: bool = False
+    """Whether all other parameters are right."""
     uncarried: bool = False
     """Whether two new models of the workload begin differently.
 

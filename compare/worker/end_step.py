@@ -91,7 +91,7 @@ class _EndStep:
 
     def take(self) -> EndStep:
         whole = self._replica.whole()
-        buffers = _buffers_of_all(whole, self._group)
+        buffers = self._buffers(whole)
         start = [parameter.detach().clone() for parameter in whole.parameters()]
         expected = self._expected(whole, buffers) if self._leads else []
         self._pace.meet()
@@ -114,6 +114,12 @@ class _EndStep:
         if wrong and self._live.is_own and self._remembers(start, buffers):
             return EndStep(step=self._steps, why_not="the workload remembers what a new call of it does not")
         return end
+
+    def _buffers(self, whole: nn.Module) -> list[list[torch.Tensor]]:
+        """Return the buffers of every shard's model. Collective."""
+        if self._replica.shard[1] == 1:
+            return [[buffer.detach().clone() for buffer in whole.buffers()]]
+        return _buffers_of_all(whole, self._group)
 
     def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
         """Return the mean gradients of one process, in float64 and in the run's precision.

@@ -144,6 +144,7 @@ class _Steps:
             moved = ["a parameter that does not train changes"] if difference.parameter in frozen else []
             self.wrong = msgspec.structs.replace(
                 reference.explain(found, step, difference),
+                only=reference.wrong_parameters(found, limit) == 1,
                 structure=", ".join(filter(None, [record.structure, *moved])),
                 rate=record.rate_over(reference.rate),
             )

@@ -247,6 +247,13 @@ class Reference:
         return largest_difference(found, self.model, self._largest_change)
 
     @torch.no_grad()
+    def wrong_parameters(self, found: nn.Module, limit: float) -> int:
+        """Count the parameters of another model's step that are beyond a limit."""
+        pairs = list(zip(found.parameters(), self.model.parameters(), strict=True))
+        sizes = [relative_difference(f - e, f, e, self._largest_change) for f, e in pairs]
+        return 0 if len(pairs) == 1 else sum(not size <= limit for size in sizes)
+
+    @torch.no_grad()
     def _find_largest_change(self) -> float:
         """Return the largest number of this step's update."""
         pairs = zip(self.model.parameters(), self._anchor, strict=True)

@@ -159,7 +159,7 @@ def test_own_right_step_is_proven(tmp_path, requires_backend, name, arm):
     done, gates = verify_planted(tmp_path, name, arm)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {name: gate["outcome"] for name, gate in gates.items()} == dict.fromkeys(
-        ("samples", "float64", "float32", "ranks"), "passed"
+        ("samples", "float64", "float32", "end", "ranks"), "passed"
     )
 
 

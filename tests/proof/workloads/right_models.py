@@ -31,7 +31,7 @@ def plain():
     return workload()
 
 
-@right("ddp", "manual", origin="own")
+@right("ddp", origin="own")
 def batch_norm():
     """Statistics of each rank's samples alone."""
     return workload(model=nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)))
@@ -52,7 +52,7 @@ def norms_without_statistics():
     return workload(model=net, data=images(), loss=cross_entropy)
 
 
-@right("ddp", "manual", origin="user-steps 7")
+@right("manual", origin="user-steps 7")
 def frozen_base_with_low_rank_adapters():
     """Frozen weights with trained low-rank matrices, one of zeros."""
     return workload(model=_Adapted(), optimizer=lambda p: sgd([q for q in p if q.requires_grad]))
@@ -116,7 +116,7 @@ def _bag():
     return Bag()
 
 
-@right("ddp", "manual", origin="pytorch#158753", ends=("passed", "refused"))
+@right("ddp", origin="pytorch#158753", ends=("passed", "refused"))
 def complex_weights():
     """A layer whose weights are complex numbers."""
     return workload(model=Spectral(), data=rows(width=8))
@@ -166,14 +166,14 @@ def old_weight_norm():
     return workload(model=net)
 
 
-@right("ddp", "manual", origin="descript-audio-codec#81")
+@right("manual", origin="descript-audio-codec#81")
 def new_weight_norm():
     """Parametrised weight_norm."""
     norm = nn.utils.parametrizations.weight_norm
     return workload(model=nn.Sequential(norm(nn.Linear(WIDTH, 8)), nn.Tanh(), norm(nn.Linear(8, 1))))
 
 
-@right("ddp", "manual", origin="user-steps, held well")
+@right("ddp", origin="user-steps, held well")
 def spectral_norm():
     """Vectors in buffers that each forward changes."""
     norm = nn.utils.parametrizations.spectral_norm
@@ -249,7 +249,7 @@ class _WithUnused(nn.Module):
         return self.net(inputs)
 
 
-@right("ddp", "manual", origin="user-steps, held well")
+@right("manual", origin="user-steps, held well")
 def siamese():
     """A model that the loss calls twice."""
 
@@ -260,7 +260,7 @@ def siamese():
     return workload(loss=loss)
 
 
-@right("ddp", "manual", origin="pytorch#47562")
+@right("ddp", origin="pytorch#47562")
 def gradient_penalty():
     """A second derivative in the loss."""
 
@@ -288,14 +288,14 @@ class _Recurrent(nn.Module):
         return self.out(self.rnn(inputs)[1][-1])
 
 
-@right("ddp", "manual", origin="own")
+@right("manual", origin="own")
 def attention():
     """Attention between the steps of a sequence."""
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
     return workload(model=nn.Sequential(layer, nn.Flatten(), nn.Linear(20, 1)), data=series())
 
 
-@right("ddp", "manual", origin="own")
+@right("ddp", origin="own")
 def autocast_inside_the_loss():
     """A forward pass in bfloat16, which the loss asks for."""
 

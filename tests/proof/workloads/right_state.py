@@ -11,7 +11,7 @@ from tests.proof.case import right
 from tests.proof.workloads.tasks import WIDTH, ddp_step, mlp, mse, series, sgd, workload
 
 
-@right("ddp", "manual", origin="byol-pytorch#89")
+@right("manual", origin="byol-pytorch#89")
 def momentum_target():
     """Frozen parameters that each forward moves towards trained ones."""
     return workload(model=_Bootstrap(), loss=_bootstrap, optimizer=_trained)
@@ -67,7 +67,7 @@ class _Queue(nn.Module):
         return nn.functional.cross_entropy(logits / 0.5, torch.zeros(len(rows), dtype=torch.long))
 
 
-@right("ddp", "manual", origin="pytorch#7890")
+@right("ddp", origin="pytorch#7890")
 def hidden_state_in_an_attribute():
     """An RNN that goes on from its last batch."""
     return workload(model=Stateful(), data=series())
@@ -91,7 +91,7 @@ class Stateful(nn.Module):
         return self.out(found[:, -1])
 
 
-@right("ddp", "manual", origin="fastbook#469")
+@right("manual", origin="fastbook#469")
 def penalty_that_grows_by_a_counter():
     """A number in an attribute counts the calls in training."""
     return workload(model=_Annealed())
@@ -107,7 +107,7 @@ class _Annealed(nn.Module):
         return self.net(inputs) * min(1.0, self.calls / 15)
 
 
-@right("ddp", "manual", origin="user-steps 7")
+@right("ddp", origin="user-steps 7")
 def annealing_in_a_closure():
     """A weight of the loss grows with the calls of the loss."""
     calls = 0
@@ -134,7 +134,7 @@ def running_mean_of_the_loss():
     return workload(loss=loss)
 
 
-@right("ddp", "manual", origin="user-steps 7")
+@right("manual", origin="user-steps 7")
 def clip_by_the_norms_so_far():
     """AutoClip: a limit from the norms of all earlier steps."""
     norms = []
@@ -147,7 +147,7 @@ def clip_by_the_norms_so_far():
     return workload(before_step=before_step)
 
 
-@right("ddp", "manual", origin="own")
+@right("ddp", origin="own")
 def slow_copy_beside_the_training():
     """An exponential mean of the weights, which no step uses."""
     means = {}

@@ -16,7 +16,7 @@ from tests.proof.workloads.tasks import WIDTH, ddp_step, mlp, mse, rows, series,
 # ---- optimizers ----
 
 
-@right("ddp", "manual", origin="pytorch#14467")
+@right("manual", origin="pytorch#14467")
 def two_groups_of_parameters():
     """Weights decay and biases do not."""
 
@@ -37,7 +37,7 @@ def two_groups_in_shards():
     return two_groups_of_parameters()
 
 
-@right("ddp", "manual", origin="user-steps 10")
+@right("ddp", origin="user-steps 10")
 def groups_by_name():
     """The optimizer asks for as many parameters as the model has names."""
     net = mlp()
@@ -51,7 +51,7 @@ def groups_by_name():
     return workload(model=net, optimizer=optimizer)
 
 
-@right("ddp", "manual", origin="own")
+@right("manual", origin="own")
 def momentum():
     """Nesterov's momentum."""
     return workload(optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True))
@@ -82,7 +82,7 @@ class _Orthogonal(torch.optim.Optimizer):
                 parameter.sub_(group["lr"] * change)
 
 
-@right("ddp", "manual", origin="user-steps 10")
+@right("ddp", origin="user-steps 10")
 def optimizer_of_the_users_own():
     """A step by orthogonal matrices, as Muon takes it."""
     return workload(optimizer=_Orthogonal)
@@ -121,7 +121,7 @@ def clip_that_rarely_acts():
     return workload(before_step=_clip(500.0))
 
 
-@right("ddp", "manual", origin="own")
+@right("manual", origin="own")
 def noise_is_no_gradient():
     """Gradients without their mean, after the average."""
 
@@ -143,13 +143,13 @@ def late_drop(step):
     return 1.0 if step < 24 else 0.1
 
 
-@right("ddp", "manual", origin="accelerate#2926")
+@right("ddp", origin="accelerate#2926")
 def warm_up_and_decay():
     """A learning rate that changes in every step."""
     return workload(schedule=warm_up)
 
 
-@right("ddp", "manual", origin="user-steps 1")
+@right("manual", origin="user-steps 1")
 def drop_after_the_proof():
     """A learning rate that drops after 24 steps."""
     return workload(schedule=late_drop)
@@ -248,7 +248,7 @@ def _of(collate, read, **more):
     )
 
 
-@right("ddp", "manual", origin="accelerate users")
+@right("ddp", origin="accelerate users")
 def batch_as_dataclass():
     """A batch that is a dataclass."""
     return _of(lambda samples: _Batch(*_joined(samples)), lambda batch: (batch.series, batch.targets))
@@ -263,7 +263,7 @@ def batch_as_default_dictionary():
     )
 
 
-@right("ddp", "manual", origin="pytorch#7890")
+@right("manual", origin="pytorch#7890")
 def packed_sequences():
     """Sequences of unequal length, packed."""
 

@@ -64,7 +64,9 @@ def test_torch_that_does_not_load_is_not_to_be_installed_again(monkeypatch, miss
     """A wrong TORCH_LOGS stops its import as well."""
     broken = Library(problem="bad TORCH_LOGS", missing=missing)
     monkeypatch.setattr(
-        availability, "load", lambda names: {name: broken if name == "torch" else Library() for name in names}
+        availability,
+        "load",
+        lambda names, environ=None: {name: broken if name == "torch" else Library() for name in names},
     )
     found = availability.survey(["ddp"]).backends["ddp"]
     assert remedy in found.remedy
