@@ -70,7 +70,7 @@ class StepReference(Reference):
         }
         self._far = {
             kind: {
-                name: relative(distance(p.detach(), other.detach()), p, 0.0)
+                name: relative(distance(p.detach(), other.detach()), p.detach(), 0.0)
                 for (name, p), other in zip(named, others[kind], strict=True)
             }
             for kind in self.told_apart.untold

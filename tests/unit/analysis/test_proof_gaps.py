@@ -98,7 +98,12 @@ def test_end_where_gradients_tell_nothing_is_exempt():
     ("arm", "wrong", "outcome", "what"),
     [
         (DDP, {"uncarried": True}, "incomparable", "remembers something"),
-        (OWN, {"structure": "2 optimizers step"}, "incomparable", "not a plain step of one loss (2 optimizers"),
+        (
+            OWN,
+            {"structure": "2 optimizers step"},
+            "incomparable",
+            "not a plain step of one loss (2 opt",
+        ),
         (OWN, {"rounded": True}, "incomparable", "except for half precision"),
         (DDP, {"structure": "2 optimizers step"}, "failed", ""),
         (OWN, {"structure": "2 backward passes", "shares": [2, 2], "unexplained": 0.0}, "failed", ""),
@@ -116,9 +121,7 @@ def test_step_without_a_measure_is_not_accused(arm, wrong, outcome, what):
     [(1.0, "a sum in place of the mean"), (2.0, "The learning rate is 2 times the right one")],
 )
 def test_factor_of_ranks_tells_a_sum_from_a_learning_rate(rate, found):
-    step = WrongStep(
-        step=1, parameter="0.weight", difference=0.1, shares=[2, 2], unexplained=0.0, rate=rate
-    )
+    step = WrongStep(step=1, parameter="0.weight", difference=0.1, shares=[2, 2], unexplained=0.0, rate=rate)
     gate = gate_of(OWN, differences=[0.1], wrong=step, error_of_first_update=1.0)
     assert found in gate.found
 
@@ -134,9 +137,7 @@ def test_workload_is_suspected_where_all_arms_fail_alike():
 
 
 def launches(**sketches):
-    return [
-        a_launch(arm, ranks=[a_rank(0, sketch=sketch), a_rank(1)]) for arm, sketch in sketches.items()
-    ]
+    return [a_launch(arm, ranks=[a_rank(0, sketch=sketch), a_rank(1)]) for arm, sketch in sketches.items()]
 
 
 def test_distance_of_ends_is_relative_to_the_way_and_needs_all_sketches():

@@ -63,6 +63,8 @@ def row(text, arm):
         ([], 0),
         ([an_arm(), exempt()], 0),
         ([an_arm(), an_arm(outcome="failed")], 8),
+        ([an_arm(), an_arm(outcome="nothing")], 16),
+        ([an_arm(), an_arm(outcome="incomparable"), did_not_run()], 6),
         ([did_not_run(), an_arm()], 6),
         ([did_not_run(), did_not_run("StalledError")], 7),
         ([did_not_run(), an_arm(outcome="failed")], 8),

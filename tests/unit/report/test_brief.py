@@ -307,6 +307,45 @@ def test_proof_claims_equal_bits_of_whole_parameters_alone():
     assert "proven for 20 steps; ddp, manual equal bit for bit." in " ".join(text.split())
 
 
+@pytest.mark.parametrize(
+    ("apart", "says"),
+    [(1e-6, "apart from rounding (1e-06 of their way)."), (0.03, "BUT THEY ENDED 0.03 of their way apart")],
+)
+def test_proof_says_how_far_apart_arms_ended(apart, says):
+    run = measured({"ddp": 4.0, "manual": 5.0})
+    sketches = {"ddp": [1.0, 0.0], "manual": [1.0, apart]}
+    ended = [
+        msgspec.structs.replace(
+            launch,
+            ranks=[
+                msgspec.structs.replace(rank, sketch=sketches[launch.arm], final_hash=launch.arm)
+                for rank in launch.ranks
+            ],
+        )
+        for launch in run.launches
+        if launch.arm in sketches
+    ]
+    run = msgspec.structs.replace(run, launches=ended)
+    assert says in " ".join(render(run, analyse(run), "table").split())
+
+
+def test_proof_that_is_empty_or_has_no_measure_names_its_reason():
+    untold = {"alone": ["0.weight"], "sum": [], "none": []}
+    empty = a_pass(trainable=1, shards=2, untold=untold)
+    run = measured({"ddp": 4.0, "manual": 5.0})
+    ended = [
+        msgspec.structs.replace(
+            launch, ranks=[msgspec.structs.replace(rank, parity=[empty]) for rank in launch.ranks]
+        )
+        if launch.arm == "manual"
+        else launch
+        for launch in run.launches
+    ]
+    text = " ".join(render(r := msgspec.structs.replace(run, launches=ended), analyse(r), "table").split())
+    assert "NOTHING TO PROVE: manual: each rank's own gradient is already the mean" in text
+    assert "✓ ddp trained what one process trains" in text
+
+
 def test_proof_names_its_arms_where_one_has_not_finished():
     run = measured({"ddp": 4.0, "manual": 5.0, "mpi": 6.0}, complete=False)
     run = msgspec.structs.replace(run, launches=[one for one in run.launches if one.arm != "mpi"])

@@ -321,3 +321,61 @@ def test_proof_counts_the_samples_that_shards_share(loader, shared):
         reference.anchor(model)
         reference.step(step)
     assert reference.shared_samples == shared
+
+
+def counting():
+    """Return a factory whose loss grows with its calls, and the counts of all its workloads."""
+    counts = []
+
+    def make():
+        calls = [0]
+        counts.append(calls)
+
+        def loss(model, batch):
+            calls[0] += 1
+            return nn.functional.mse_loss(model(batch[0]), batch[1]) * min(1.0, calls[0] / 50)
+
+        return a_workload(loss=loss)
+
+    return make, counts
+
+
+def test_proof_carries_state_in_a_closure_and_leaves_that_of_the_training():
+    make, counts = counting()
+    config = a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1)
+    task = OwnTask.of(config, make, CPU)
+    replica = partial(LocalReplica, group=SimpleNamespace(rank=0, world_size=1), options={})
+    taken = prove(replica, task, "float64", leads=True)
+    assert taken.is_exact
+    assert counts[0] == [0], "the training's own loss was never called"
+    assert max(calls[0] for calls in counts) == 20
+
+
+def test_factory_that_takes_long_is_called_once_and_its_model_copied(monkeypatch):
+    monkeypatch.setattr("compare.worker.factory._MOST_SECONDS", 0.0)
+    make, counts = counting()
+    config = a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1)
+    task = OwnTask.of(config, make, CPU)
+    first, other = task.build_model(), task.anew().build_model()
+    assert len(counts) == 1
+    assert first is not other
+    assert all(torch.equal(one, two) for one, two in zip(first.parameters(), other.parameters(), strict=True))
+
+
+def test_optimizer_of_other_parameters_is_refused():
+    others = [nn.Parameter(torch.zeros(3))]
+    task = a_task(optimizer=lambda parameters: torch.optim.SGD([*parameters, *others], lr=0.1))
+    with pytest.raises(WorkloadError, match=r"1 of 5 parameters that are not the model's \(shapes \(3,\)\)"):
+        task.make_optimizer(task.build_model().parameters())
+
+
+def test_complex_parameters_stay_complex_in_the_proof():
+    class Turns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, dtype=torch.complex64))
+
+        def forward(self, inputs):
+            return (inputs * self.weight).real.sum(1, keepdim=True)
+
+    assert a_task(model=Turns()).for_proof("float64").build_model().weight.dtype == torch.complex128
