@@ -37,6 +37,10 @@ class Machine(NamedTuple):
     data: list[str]
 
 
+_ONE_RANK = 16
+"""The exit status of `compare verify` with one rank: the gates have figures, but nothing is proven."""
+
+
 class Part(NamedTuple):
     """One program, and when it cannot run here."""
 
@@ -45,6 +49,8 @@ class Part(NamedTuple):
     skipped: str = ""
     check: Callable[[Path], str] = lambda _: ""
     """Return what is wrong with the part's folder; empty if nothing is."""
+    status: int = 0
+    """The exit status of a part without a fault."""
 
 
 class Done(NamedTuple):
@@ -71,14 +77,17 @@ def parts(machine: Machine, folder: Path) -> list[Part]:
     turns = ("--interleave", "blocks", "--stall", 15, "--repeats", 2)
     launches = ("--interleave", "launches", "--max-reruns", 0, "--repeats", 1)
     sharing = [*torchrun(2), "-m", "tests.gpu.sharing", machine.device]
-    verify = compare("verify", "-np", 1, "--device", machine.device, "--backend", "ddp,manual", *machine.data)
-    collectives = compare("collectives", "-np", max(1, machine.gpus), "--device", machine.device)
+    ranks = max(1, machine.gpus)
+    verify = compare(
+        "verify", "-np", ranks, "--device", machine.device, "--backend", "ddp,manual", *machine.data
+    )
+    collectives = compare("collectives", *device)
     small = ["-e", "16M", "--repeats", "1", "--output", str(folder / "collectives" / "run")]
     no_horovod = "" if machine.horovod else "Horovod is not installed."
     return [
         Part("machine", [sys.executable, "-m", "tests.gpu.machine"], alone),
         run("one rank", "ddp,manual", *launches),
-        Part("parity in float64", verify),
+        Part("parity in float64", verify, status=_ONE_RANK if ranks == 1 else 0),
         Part("no hidden wait", [*torchrun(1), "-m", "tests.gpu.profile", machine.device]),
         run("turns", "ddp,manual,zero", *turns),
         Part("two ranks on one GPU", sharing),
@@ -134,7 +143,7 @@ def execute(part: Part, folder: Path, ends_at: float) -> Done:
     with (own / "output.txt").open("w") as output:
         try:
             status = _run(part.command, output, min(PART_SECONDS, left))
-            why = f"It exited with status {status}." if status else part.check(own)
+            why = f"It exited with status {status}." if status != part.status else part.check(own)
         except subprocess.TimeoutExpired as error:
             why = f"It took longer than {error.timeout:.0f} s."
         except Exception as error:  # noqa: BLE001 -- a check that breaks is an outcome, too
