@@ -78,9 +78,8 @@ def parts(machine: Machine, folder: Path) -> list[Part]:
     launches = ("--interleave", "launches", "--max-reruns", 0, "--repeats", 1)
     sharing = [*torchrun(2), "-m", "tests.gpu.sharing", machine.device]
     ranks = max(1, machine.gpus)
-    verify = compare(
-        "verify", "-np", ranks, "--device", machine.device, "--backend", "ddp,manual", *machine.data
-    )
+    device = ("-np", ranks, "--device", machine.device)
+    verify = compare("verify", *device, "--backend", "ddp,manual", *machine.data)
     collectives = compare("collectives", *device)
     small = ["-e", "16M", "--repeats", "1", "--output", str(folder / "collectives" / "run")]
     no_horovod = "" if machine.horovod else "Horovod is not installed."
