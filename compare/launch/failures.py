@@ -29,8 +29,10 @@ _RAISED_FRAME = re.compile(
 # Code that waits for other ranks.
 _WAITING = (
     *("/backends/groups/", "/backends/strategies/shared_memory/"),
-    *("/torch/distributed/", "/torch/autograd/graph.py", "/horovod/torch/", "/horovod/common/", "/mpi4py/"),
+    *("/torch/distributed/", "/horovod/torch/", "/horovod/common/", "/mpi4py/"),
 )
+_WAITING_INSIDE = ("/torch/autograd/graph.py", "/torch/nn/parallel/distributed.py")
+"""Code that waits in C, unless it called back: DDP before its second forward, to agree on its buckets."""
 _Stack = list[tuple[str, str]]
 """(file:line, function), innermost first."""
 
@@ -173,8 +175,9 @@ def _stalled(open_cases: list[Evidence]) -> Cause:
     """Choose one of several ranks that made no progress.
 
     A stopped rank comes first, then one without any trace, then one that waits for no other rank. The
-    launcher may have ended that one, where the watchdog of a waiting rank fired first. Where all wait, the
-    one that is behind comes first; where none is, they wait for each other.
+    launcher may have ended that one, where the watchdog of a waiting rank fired first. Of several, one that
+    its own watchdog ended comes first, because the others may still compute. Where all wait, the one that is
+    behind comes first; where none is, they wait for each other.
     """
     dumped = [e for e in open_cases if e.stalled]
     stopped = [e for e in open_cases if e.stopped]
@@ -182,7 +185,8 @@ def _stalled(open_cases: list[Evidence]) -> Cause:
     stacks = {e.rank: main_stack(e) for e in open_cases}
     busy = [e for e in open_cases if stacks[e.rank] and not _waits(stacks[e.rank])]
     at = min((_exited_at(e) for e in dumped or stopped), default=inf)
-    chosen = min(stopped or mute or busy or dumped, key=lambda e: (_step(e), e.rank))
+    hung = [e for e in busy if e.stalled]
+    chosen = min(stopped or mute or hung or busy or dumped, key=lambda e: (_step(e), e.rank))
     if not (stopped or mute or busy):
         waited = {e.rank: stacks[e.rank] or _waited_in(e.failure) for e in open_cases}
         together = [e for e in open_cases if waited[e.rank] and _step(e) == _step(chosen)]
@@ -195,6 +199,8 @@ def _stalled(open_cases: list[Evidence]) -> Cause:
 
 
 def _waits(stack: _Stack) -> bool:
+    if stack and any(mark in stack[0][0] for mark in _WAITING_INSIDE):
+        return True
     # The call that waits is among the innermost frames. A device's queue may end in a collective, too.
     return any(
         any(mark in place for mark in _WAITING) or ("/torch/cuda/" in place and function == "synchronize")

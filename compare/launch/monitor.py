@@ -172,7 +172,7 @@ class Monitor:
         printed, remedy = self._where_to_read(cause)
         cause = cause._replace(found="\n".join([cause.found, *printed]))
         if cause.kind in {"stalled", "deadlocked"}:
-            limit = self._least_limit()
+            limit = round(self._least_limit(), 1)
             sets = "this limit" if limit == self._stall_seconds else "the least limit"
             slow = "Ranks outnumber the cores, so they may only be slow: " if self._oversubscribed else ""
             if cause.kind == "deadlocked":

@@ -90,12 +90,18 @@ class _EndStep:
         self._leads = group.rank == 0 or own.replica.takes_whole_step
 
     def take(self) -> EndStep:
+        end = self._take()
+        # The others measure next, while rank 0 may still look for the cause.
+        self._meet()
+        return end
+
+    def _take(self) -> EndStep:
         whole = self._replica.whole()
         buffers = self._buffers(whole)
         start = [parameter.detach().clone() for parameter in whole.parameters()]
         expected = self._expected(whole, buffers) if self._leads else []
-        self._pace.meet()
-        self._pace.note(0.0)
+        self._meet()
+        self._pace.note()
         given = self._step()
         if given.optimizer_steps and self._stands(given, start):
             given = given._replace(optimizer_steps=0)
@@ -121,6 +127,9 @@ class _EndStep:
             return [[buffer.detach().clone() for buffer in whole.buffers()]]
         return _buffers_of_all(whole, self._group)
 
+    def _meet(self) -> None:
+        self._pace.meet(self._group.world_size if self._replica.takes_whole_step else 1)
+
     def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
         """Return the mean gradients of one process, in float64 and in the run's precision.
 
@@ -128,7 +137,7 @@ class _EndStep:
         """
         found: list[Gradients | None] = []
         for task in (self._live.for_proof("float64").for_proof_of(self._replica), self._task):
-            reference = Reference(task, self._replica, whole, lambda: self._pace.note(0.0), drifts=False)
+            reference = Reference(task, self._replica, whole, self._pace, drifts=False)
             reference.anchor(whole)
             reference.give_buffers(buffers)
             mean = reference.mean_gradients(self._steps)
@@ -233,6 +242,7 @@ class _EndStep:
         unknown.
         """
         index, count = self._replica.shard
+        self._pace.note()
         try:
             live = copy.deepcopy(self._replica.model)
         except (RuntimeError, TypeError, NotImplementedError):
@@ -247,6 +257,7 @@ class _EndStep:
                 for buffer, value in zip(model.buffers(), buffers[index] if buffers else [], strict=True):
                     buffer.copy_(value)
             shard.model, shard.loss = model, loss
+            self._pace.note()
             for parameter in model.parameters():
                 parameter.grad = None
             seed_step(self._task.config, self._steps, index)

@@ -84,10 +84,12 @@ class OwnTask(Task):
         vars(made).update({f"_{name}": value for name, value in changes.items()})
         return made
 
-    def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:
+    def try_out(
+        self, job: Job, strategy: type[Replica], shard: tuple[int, int], note: Callable[[], None]
+    ) -> None:
         from compare.worker.preflight import preflight  # which tries a task of this class
 
-        preflight(job, self, strategy, shard)
+        preflight(job, self, strategy, shard, note)
 
     def build_model(self) -> nn.Module:
         assert not self._is_taken, "a task gives its model once"  # noqa: S101 -- our own mistake

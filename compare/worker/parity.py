@@ -157,8 +157,9 @@ class _Proof:
         self, make_replica: MakeReplica, task: Task, kind: PassKind, pace: Pace, *, leads: bool
     ) -> None:
         self._pace, self._kind = pace, kind
+        pace.step(0)
+        pace.note(0)
         self._scale = 1.0
-        self._seconds = self._begun = 0.0
         model = task.build_model()
         self._parameters = list(model.parameters())
         if task.changes_gradients:
@@ -172,7 +173,7 @@ class _Proof:
         drifts = kind == "as run"
         own = self._replica.takes_whole_step and self._task.has_reference_step and not drifts
         make_reference = StepReference if own else Reference
-        self._reference = make_reference(self._task, self._replica, self._whole, self._note, drifts=drifts)
+        self._reference = make_reference(self._task, self._replica, self._whole, pace, drifts=drifts)
         _prepare_layers(self._replica, self._reference.model, self._task)
         first = _first_noted(self._task, self._replica, self._reference)
         self._side = make_side(self._replica, self._task, first)
@@ -189,6 +190,7 @@ class _Proof:
         for number, scale in enumerate(_SCALES if scaled and self._can_scale() else (), start=count):
             self._step(number, scale)
             count += 1
+        self._meet(count)
         return self._result(count)
 
     def _step(self, step: int, scale: float = 1.0) -> None:
@@ -197,6 +199,7 @@ class _Proof:
         All ranks meet before the arm's own. Those that do not lead wait there for the one that does.
         """
         reference, kept = self._reference, self._kept() if scale != 1 else []
+        self._pace.step(step)
         if self._leads or step == 0:
             reference.anchor(self._whole)
             reference.step(step, scale)
@@ -204,9 +207,10 @@ class _Proof:
             if self._replica.needs_every_gradient:
                 reference.require_every_gradient()
             if self._leads and self._kind == "float64":
+                self._pace.note(self._steps.shards)
                 self._combined = self._task.distance_of_combined(reference)
-        self._pace.meet()
-        self._note()
+        self._meet(step)
+        self._pace.note()
         record = self._train(step, scale)
         self._whole = self._replica.whole()
         if self._leads:
@@ -237,12 +241,10 @@ class _Proof:
         self._optimizer_steps.append(record.optimizer_steps)
         return record
 
-    def _note(self) -> None:
-        """Note that a pass begins, and how long the one before took."""
-        now = monotonic()
-        self._seconds = now - self._begun if self._begun else 0.0
-        self._begun = now
-        self._pace.note(self._seconds)
+    def _meet(self, step: int) -> None:
+        """Meet all ranks; in some steps each takes the reference's passes."""
+        all_lead = step == 0 or self._replica.takes_whole_step
+        self._pace.meet(self._steps.shards if all_lead else 1)
 
     # ---- scaled steps ----
 

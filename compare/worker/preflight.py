@@ -71,16 +71,18 @@ _PICKLED = (
 _TRY = "Try one batch without Ringside: call make(), its loss, and backward."
 
 
-def preflight(job: Job, task: OwnTask, strategy: type[Replica], shard: tuple[int, int]) -> None:
+def preflight(
+    job: Job, task: OwnTask, strategy: type[Replica], shard: tuple[int, int], note: Callable[[], None]
+) -> None:
     """Try the job's workload in a new copy, and leave no trace.
 
-    The ``task`` of the run learns how to test.
+    The ``task`` of the run learns how to test. ``note`` is called before each batch.
 
     Raises:
         WorkloadError: it cannot be trained by this arm, or by none.
     """
     with same_randomness(task.device):
-        trial = _Trial(task.anew(), job, shard)
+        trial = _Trial(task.anew(), job, shard, note)
         trial.require_trainable()
         task.test_needs_gradients = trial.test_needs_gradients()
         if not job.arm.own_step:
@@ -94,8 +96,8 @@ def preflight(job: Job, task: OwnTask, strategy: type[Replica], shard: tuple[int
 class _Trial:
     """A workload that takes one batch of everything."""
 
-    def __init__(self, task: OwnTask, job: Job, shard: tuple[int, int]) -> None:
-        self._task, self._shard = task, shard
+    def __init__(self, task: OwnTask, job: Job, shard: tuple[int, int], note: Callable[[], None]) -> None:
+        self._task, self._shard, self._note = task, shard, note
         self._folder = job.dataset.directory
         self._seed = job.config.seed
         self._ranks = job.config.ranks
@@ -130,6 +132,7 @@ class _Trial:
 
     def _learn(self, task: Any, batch: Batch, remedy: str) -> None:
         """Take forward, loss and backward of one batch."""
+        self._note()
         self._model = model = task.build_model()
         self._arrived.clear()
         seed_generators(self._seed)
@@ -187,6 +190,7 @@ class _Trial:
         return self._task.test_needs_gradients
 
     def _test(self, model: nn.Module, batch: Batch) -> None:
+        self._note()
         with (
             self._told("loss or metric fails on a batch of the test, in eval mode", _TRY),
             self._alone("the test"),
@@ -216,6 +220,7 @@ class _Trial:
     def require_averaged_by(self, strategy: type[Replica], options: Options) -> None:
         """Require that a strategy can average every gradient."""
         cannot, found = strategy.cannot(options), self._traits()
+        self._note()
         if UNCOPIED in cannot:
             _require_copied(self._task.anew().workload.model)
         for trait in sorted(cannot & found.keys()):

@@ -33,7 +33,7 @@ def prove_start(
     def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
         return make_replica(model, make_optimizer, group, options)
 
-    pace = WatchedPace(watchdog, group, job.config.compile_limit_seconds)
+    pace = WatchedPace(watchdog, group, first_seconds=job.config.compile_limit_seconds)
     leads, brief, scaled = group.rank == 0, job.proof == "brief", job.arm.exact
     with compiled_for_proof(job.config):
         return [
@@ -43,9 +43,10 @@ def prove_start(
 
 
 def prove_end(
-    job: Job, own: Side, task: Task, group: Group, watchdog: Watchdog, *, steps: int
+    job: Job, own: Side, task: Task, group: Group, watchdog: Watchdog, *, steps: int, step_seconds: float
 ) -> EndStep | None:
     """Take one more step after the training, beside a single process; the control has none."""
     if not job.arm.synchronises:
         return None
-    return take_end_step(job.arm, own, task, steps, WatchedPace(watchdog, group, 0.0), group=group)
+    pace = WatchedPace(watchdog, group, pass_seconds=step_seconds)
+    return take_end_step(job.arm, own, task, steps, pace, group=group)

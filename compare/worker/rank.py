@@ -166,7 +166,9 @@ def _measure(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, timed: _T
     def note(stage: Stage, steps: float) -> None:
         watchdog.note(stage, job.config.total_steps, expected_seconds=steps * timed.step_seconds)
 
-    end = prove_end(job, own, joined.task, group, watchdog, steps=timed.steps)
+    end = prove_end(
+        job, own, joined.task, group, watchdog, steps=timed.steps, step_seconds=timed.step_seconds
+    )
     # A step's collectives take no longer than the step.
     note_collectives = partial(note, "collectives")
     message_bytes, collective_ns = time_collectives(replica.collectives(), group, note_collectives)
@@ -239,7 +241,7 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
     start_up.mark("data_ready")
     peak_bytes = peak_memory_bytes()
     with start_up.left_out():
-        task.try_out(job, strategy, (placement.rank, placement.world_size))
+        task.try_out(job, strategy, (placement.rank, placement.world_size), partial(watchdog.note, "data"))
 
     watchdog.note("join")
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)

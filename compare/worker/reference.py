@@ -14,6 +14,7 @@ from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind, WrongStep
 from compare.worker.difference import Difference, Update, largest_difference, relative_difference
 from compare.worker.explanation import MOST_EXPLAINED, Taken, explain, joined
+from compare.worker.pace import Pace
 from compare.worker.shards import (
     Gradients,
     Shard,
@@ -39,13 +40,14 @@ class Reference:
         task: Task,
         replica: Replica,
         start: nn.Module,
-        note: Callable[[], None] = lambda: None,
+        pace: Pace | None = None,
         *,
         drifts: bool,
     ) -> None:
         """Take a shard's model and data for each shard of a replica.
 
-        ``start`` has the parameters and buffers of all. ``note`` is called before every shard's pass.
+        ``start`` has the parameters and buffers of all. ``pace`` knows of every shard's
+        pass.
         """
         index, count = (0, 1) if drifts else replica.shard
         self.first_batches: list[str] = []
@@ -54,10 +56,12 @@ class Reference:
         """Whether ``before_step`` changed a gradient, in each step."""
         self.alone: Gradients = []
         """The gradients of this rank's shard in the latest step."""
-        self._drifts, self._index, self._note = drifts, index, note
-        own = Shard(task, index, count, start, None)
+        self._drifts, self._index, self._pace = drifts, index, pace or Pace()
+        self._passes = replica.shard[1] if drifts else 1
+        own = self._make_shard(task, index, count, start)
         self._shards = [
-            own if place == index else Shard(task, place, count, start, own.model) for place in range(count)
+            own if place == index else self._make_shard(task, place, count, start, own.model)
+            for place in range(count)
         ]
         self._task, self.model = own.task, own.model
         self._optimizer = self._task.make_optimizer(list(own.model.parameters()))
@@ -79,6 +83,12 @@ class Reference:
         self._anchor: list[torch.Tensor] = []
         self._used_by: dict[str, set[int]] = {name: set() for name in names}
         self._apart: list[torch.Tensor] = []
+
+    def _make_shard(
+        self, task: Task, index: int, count: int, start: nn.Module, shared: nn.Module | None = None
+    ) -> Shard:
+        self._pace.note(0)
+        return Shard(task, index, count, start, shared)
 
     @property
     def shard_count(self) -> int:
@@ -147,7 +157,7 @@ class Reference:
         """Fetch the batches of a step, and return the mean of all shards' gradients."""
         gradients = []
         for index, shard in enumerate(self._shards):
-            self._note()
+            self._pace.note(self._passes)
             # Random changes of samples draw from these generators, too.
             seed_step(self._task.config, step, index)
             shard.fetch(self._task.config.accumulate, self._parts)
@@ -310,6 +320,7 @@ class Reference:
         """
         gradients = []
         for _ in range(2):
+            self._pace.note()
             shard = Shard(self._task, self._index, self.shard_count, self.model, None)
             shard.parts = self._shards[self._index].parts
             seed_step(self._task.config, step, self._index)

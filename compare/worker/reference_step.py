@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -11,8 +10,9 @@ from torch import nn
 from backends.base import Replica
 from compare.schema.parity import WrongKind, WrongStep
 from compare.worker.difference import Difference
+from compare.worker.pace import Pace
 from compare.worker.reference import Reference
-from compare.worker.shards import Shard, seed_step
+from compare.worker.shards import seed_step
 from compare.worker.task import Task
 from compare.worker.told_apart import ToldApart, distance, relative
 
@@ -29,14 +29,14 @@ class StepReference(Reference):
         task: Task,
         replica: Replica,
         start: nn.Module,
-        note: Callable[[], None] = lambda: None,
+        pace: Pace | None = None,
         *,
         drifts: bool,
     ) -> None:
-        super().__init__(task, replica, start, note, drifts=drifts)
+        super().__init__(task, replica, start, pace, drifts=drifts)
         self._take = self._task.make_reference_step(self.model)
         index, count = replica.shard
-        self._other = Shard(task, index, count, start, None)
+        self._other = self._make_shard(task, index, count, start)
         self._take_alone = self._other.task.make_reference_step(self._other.model)
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         self.told_apart = ToldApart(names, ("alone", "none") if count > 1 else ("none",))
@@ -45,13 +45,12 @@ class StepReference(Reference):
     def step(self, step: int, scale: float = 1.0) -> None:
         """Take a step, from 0; its losses cannot be scaled."""
         del scale
-        self._note()
+        self._pace.note(len(self._shards))
         for index, shard in enumerate(self._shards):
             seed_step(self._task.config, step, index)
             shard.fetch(1, lambda batch: [batch])
             if self._task.has_own_loader:
                 self._note_samples(index, shard.taken)
-        self._note()
         self._take([shard.taken[0] for shard in self._shards])
         if not self.told_apart.is_complete:
             self._note_wrong_steps()
@@ -62,6 +61,7 @@ class StepReference(Reference):
         with torch.no_grad():
             for own, anchor in zip(self._other.model.parameters(), self._anchor, strict=True):
                 own.copy_(anchor)
+        self._pace.note()
         self._take_alone([self._shards[self._index].taken[0]])
         named = list(self.model.named_parameters())
         others: dict[WrongKind, list[torch.Tensor]] = {

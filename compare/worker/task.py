@@ -81,7 +81,9 @@ class Task(ABC):
         """Return the same task with a new model, and with a new state of the user's code."""
         return self
 
-    def try_out(self, job: Job, strategy: type[Replica], shard: tuple[int, int]) -> None:  # noqa: B027 -- a user's own task does
+    def try_out(  # noqa: B027 -- a user's own task does
+        self, job: Job, strategy: type[Replica], shard: tuple[int, int], note: Callable[[], None]
+    ) -> None:
         """Try what the user has written, before the ranks form a group."""
 
     def prepare(self, replica: Replica) -> None:

@@ -54,3 +54,79 @@ def test_rank_that_hangs_is_not_one_that_waits_in_shared_memory(start, model):
     assert "sitecustomize.py:" in printed
     assert {run.progress(rank)[-1]["limit_seconds"] for rank in (0, 1)} == {STALL_SECONDS}
     run.assert_nothing_is_left()
+
+
+SLOW_THEN_HANGS = '''
+"""Be slow in the first passes of a rank, then hang in one of its losses."""
+
+import os, time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from compare.workload import Workload
+
+HERE = Path(__file__).parent
+RANK = int(os.environ.get("RANK") or os.environ["HOROVOD_RANK"])
+passes = 0
+
+
+def loss(model, batch):
+    global passes
+    passes += 1
+    if RANK == {rank} and passes == {hangs}:
+        (HERE / "injected" / "injected_at").write_text(str(time.time()))
+        time.sleep(1000)  # here
+    time.sleep({seconds} if passes <= {slow} else 0)
+    return functional.mse_loss(model(batch), batch)
+
+
+def make():
+    model, data = nn.Linear(4, 4), torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
+    return Workload(model=model, data=data, loss=loss, optimizer=lambda its: torch.optim.SGD(its, lr=0.1))
+'''
+TRIED = 2
+"""Passes before the proof: one of training, one of the test."""
+MANY = [pytest.mark.faults, pytest.mark.rest]
+
+
+def a_hang(folder, ranks, rank, seconds):
+    """Write a workload that hangs in the second step of the proof, and return its line.
+
+    The first step has a pass of each shard, one of all samples on rank 0, and the arm's own. In the second
+    one rank 0 hangs in the pass of another shard, and others in their own.
+    """
+    first = TRIED + ranks + (2 if rank == 0 else 1)
+    text = SLOW_THEN_HANGS.format(rank=rank, hangs=first + (1 if rank else 2), seconds=seconds, slow=first)
+    (folder / "slow.py").write_text(text)
+    return next(number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# here"))
+
+
+@pytest.mark.parametrize(
+    ("arm", "ranks", "rank", "stall", "seconds"),
+    [
+        ("ddp", 2, 1, 5, 0.2),
+        *(pytest.param("horovod", 2, rank, 5, 3, marks=MANY) for rank in (0, 1)),
+        *(
+            pytest.param(arm, ranks, rank, stall, 0.6 * stall if ranks == 4 else 2, marks=MANY)
+            for arm in ("ddp", "manual")
+            for ranks, stall in ((4, 6), (8, 20))
+            for rank in (0, 1, ranks - 1)
+        ),
+    ],
+)
+def test_rank_that_hangs_in_the_proof_after_a_slow_step_is_named_in_time(
+    begin, requires_backend, tmp_path, arm, ranks, rank, stall, seconds
+):
+    requires_backend(arm)
+    line = a_hang(tmp_path, ranks, rank, seconds)
+    settings = ["-np", str(ranks), "--stall", str(stall), "--steps", "4", "--warmup", "1", "--backend", arm]
+    run = begin(["--workload", f"{tmp_path / 'slow.py'}:make"], *settings, "--batch-size", "4")
+    printed, took = run.wait()
+    assert run.process.returncode == 7, printed
+    assert f": rank {rank} on" in printed
+    assert f"slow.py:{line}" in printed
+    assert took < stall + seconds + 4
+    run.assert_nothing_is_left()

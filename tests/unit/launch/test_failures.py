@@ -21,6 +21,8 @@ Thread 0x00007f0d (most recent call first):
 """
 IN_COLLECTIVE = '  File "/x/torch/autograd/graph.py", line 865 in _engine_run_backward\n'
 ELSEWHERE = '  File "/x/data/slow.py", line 7 in read\n'
+IN_BACKWARD = ELSEWHERE + '  File "/x/torch/autograd/function.py", line 9 in apply\n' + IN_COLLECTIVE
+IN_SECOND_FORWARD = '  File "/x/torch/nn/parallel/distributed.py", line 1775 in _pre_forward\n'
 ENTERED = '  File "/x/backends/strategies/averaging.py", line {line} in sync\n'
 
 
@@ -239,6 +241,15 @@ CAUSES = {
             a_rank(1, has_result=True),
         ],
         *(0, "stalled", SLOW),
+    ),
+    "hung in its loss, while DDP waits before its second forward": (
+        *([dumped(0, frames=IN_SECOND_FORWARD), ended(1, frames=ELSEWHERE)], 1, "stalled", SLOW),
+    ),
+    "hung in a backward of the user's own": (
+        *([dumped(0), ended(1, frames=IN_BACKWARD)], 1, "stalled", SLOW),
+    ),
+    "hung, while another still computes": (
+        *([ended(0, frames=ELSEWHERE), dumped(1, frames=ELSEWHERE)], 1, "stalled", SLOW),
     ),
     "killed, although it printed stacks": (
         *([ended(0), a_rank(1, exit=a_death(103.0), log=stacks(ELSEWHERE))], 1, "died"),

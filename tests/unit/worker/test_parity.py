@@ -21,6 +21,7 @@ from compare.worker import mnist, reference
 from compare.worker import parity as proving
 from compare.worker.difference import largest_difference
 from compare.worker.mnist import MnistTask
+from compare.worker.pace import Pace
 from compare.worker.parity import hash_parameters, prove
 from compare.worker.proving import prove_start
 from tests.unit.factories import a_rank
@@ -133,8 +134,7 @@ def a_task(data, **changes):
     return MnistTask(a_config(**changes), None, *data)
 
 
-def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, note=lambda _: None, **changes):
-    pace = SimpleNamespace(note=note, meet=lambda: None)
+def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, pace=None, **changes):
     return prove(replica, a_task(data, **changes), kind, pace, leads=leads, brief=brief)
 
 
@@ -403,7 +403,7 @@ def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
     assert min(taken.differences[2:]) > 1e-3
 
 
-@pytest.mark.parametrize(("compiled", "limit"), [(True, 300.0), (False, 0.0)])
+@pytest.mark.parametrize(("compiled", "limit"), [(True, 300.0), (False, 30.0)])
 def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, alone, compiled, limit):
     monkeypatch.setattr("compare.worker.task.compile_in_place", lambda _: None)
     noted = []
@@ -412,8 +412,10 @@ def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, alone,
         stall_seconds=30.0, note=lambda *_, limit_seconds, **__: noted.append(limit_seconds)
     )
     prove_start(job, LocalReplica, MnistTask(job.config, None, *data), alone, watchdog)
-    assert noted[0] == limit
-    assert all(30 < later < 40 for later in noted[1:])
+    assert noted[:3] == [limit] * 3
+    in_first_step = 5
+    assert all(30 < later < 40 for later in noted[in_first_step:])
+    assert len(noted) == in_first_step + 2 * (STEPS - 1)
 
 
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])
@@ -436,12 +438,26 @@ def test_prove_restores_what_the_training_needs(data):
     assert (torch.get_default_dtype(), torch.get_num_threads()) == before[2:]
 
 
-def test_prove_notes_every_pass_with_the_time_of_the_last(data):
-    noted = []
-    proof(data, note=noted.append)
-    assert len(noted) == 2 * STEPS, "a pass of the reference and one of the arm"
-    assert noted[0] == 0
-    assert all(0 < seconds < 60 for seconds in noted[1:])
+class Noted(Pace):
+    """The passes and meetings that a proof notes, in their order."""
+
+    def __init__(self):
+        self.passes, self.met = [], []
+
+    def note(self, passes=1):
+        self.passes.append(passes)
+
+    def meet(self, passes=1):
+        self.met.append(passes)
+
+
+@pytest.mark.parametrize(("kind", "combined"), [("float64", [1]), ("float32", [])])
+def test_prove_notes_every_pass_and_meets_before_each_step_and_at_the_end(data, kind, combined):
+    noted = Noted()
+    proof(data, kind=kind, pace=noted)
+    begun, first = [0, 0], [1, *combined, 1]
+    assert noted.passes == [*begun, *first, *[1, 1] * (STEPS - 1)], "one of the reference and one of the arm"
+    assert noted.met == [1] * (STEPS + 1)
 
 
 def test_largest_difference_is_the_worst_of_all_parameters():
