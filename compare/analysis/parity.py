@@ -123,7 +123,7 @@ def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
         return _different(arm, ranks, "initial_hash")
     for result in ranks:
         if result.final_hash == result.initial_hash:
-            return _untrained(arm, result)
+            return _untrained(arm, result, len(ranks))
     if not arm.synchronises:
         return Gate(name="ranks", outcome="exempt")
     if arm.in_shards and len(ranks) > 1:
@@ -136,11 +136,11 @@ def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
     return Gate(name="ranks", outcome="passed", what=what)
 
 
-def _untrained(arm: Arm, rank: RankResult) -> Gate:
+def _untrained(arm: Arm, rank: RankResult, ranks: int) -> Gate:
     what = f"{arm.label}: rank {rank.rank} on {rank.host} never trained."
     found = "Its parameters at the end are those of the start, bit for bit."
     proof = pass_of(rank, "float64")
-    if proof and (empty := nothing_proven(arm, 1, proof)):
+    if proof and (empty := nothing_proven(arm, ranks, proof)):
         return Gate(name="ranks", outcome="nothing", what=f"{empty.what}.", found=found, remedy=empty.remedy)
     if not (proof and proof.is_exact):
         return failed_gate(arm, "ranks", what, found, "its step does not change the parameters.")

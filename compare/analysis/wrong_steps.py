@@ -75,7 +75,7 @@ def why_incomparable(passes: Sequence[tuple[int, ParityPass]], *, own_step: bool
         return _REMEMBERS
     if not own_step:
         return None
-    if any(step.rounded for _, step in wrong):
+    if all(step.rounded and _near(step.rate, 1) for _, step in wrong):
         return _ROUNDS
     if first.structure and not _cause(_with_shares(first, dict(passes)[rank]), agree=True):
         return f"its step is not a plain step of one loss ({first.structure})", _REFERENCE
@@ -168,8 +168,8 @@ def _evenly(share: float, wrong: WrongStep) -> str:
     """Describe an update that is a multiple of the right one."""
     count = len(wrong.shares)
     rate = (
-        f"The learning rate is {wrong.rate:.3g} times the right one. Is it scaled by the ranks, or is its "
-        "schedule stepped more than once?"
+        f"The learning rate is {wrong.rate:.3g} times the right one. Is it scaled by the ranks, is its "
+        "schedule stepped more than once, or does the workload lack the same schedule?"
     )
     meanings = (
         (not _near(wrong.kept, 1) and _are(wrong.shares, 1), _PLAIN_MEAN),

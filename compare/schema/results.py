@@ -22,6 +22,11 @@ from compare.schema.parity import EndStep, ParityPass
 SCHEMA_VERSION = 3
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 """A number of things, bytes or nanoseconds; reading a file refuses another."""
+Difference: TypeAlias = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+"""A difference of two readings, which may be below zero.
+
+A gradient of an earlier pass is ready before the last forward pass, and a kernel may correct what it counts.
+"""
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 """Likewise, from 1."""
 PHASES = {"forward", "backward", "sync", "step"}
@@ -48,7 +53,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "training"
     steps: Positive
     wall_ns: Positive
-    cpu_ns: Count
+    cpu_ns: Difference
     """CPU time of the rank during the block, all threads together."""
     phases: dict[str, list[Count]] = {}
     """Nanoseconds of every phase in every step; empty in most blocks."""
@@ -62,9 +67,9 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: Positive
     cpus: Positive
     """CPUs that the ranks may use."""
-    busy_ns: Count
+    busy_ns: Difference
     """Busy time of all these CPUs, caused by any process."""
-    stolen_ns: Count
+    stolen_ns: Difference
     """The part that other guests of the physical machine took."""
     boot_id: str = ""
     """Name of the running kernel, by which hosts are one machine.
@@ -94,7 +99,7 @@ class GradientTimes(msgspec.Struct, frozen=True, kw_only=True):
     """When the gradient of one parameter is ready, without synchronisation."""
 
     gradient_bytes: Count
-    ready_ns: Annotated[list[Count], msgspec.Meta(min_length=1)]
+    ready_ns: Annotated[list[Difference], msgspec.Meta(min_length=1)]
     """Nanoseconds after the last forward pass, in each step."""
 
 
@@ -130,11 +135,11 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Empty for an arm without one, and in older results.
     """
-    cpu_ns: Count
+    cpu_ns: Difference
     """CPU time of this rank during the measurement, without its waits."""
     waited_ns: Count = 0
     """Time that it waited for its turns."""
-    waited_cpu_ns: Count = 0
+    waited_cpu_ns: Difference = 0
     """CPU time that its threads took meanwhile."""
     trained_steps: Count = 0
     """Steps that it took; those beyond ``config.total_steps`` for timing only."""

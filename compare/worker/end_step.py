@@ -110,13 +110,16 @@ class _EndStep:
         if any(gradients is None for gradients in expected):
             return EndStep(step=self._steps, why_not="before_step remembers what it did before")
         exact, rounded = (gradients or [] for gradients in expected)
-        if any(g is not None and not torch.isfinite(g).all() for g in rounded):
+        if any(g is not None and not torch.isfinite(g).all() for g in [*exact, *rounded]):
             return EndStep(step=self._steps, why_not="the training diverged")
         names = [name for name, _ in whole.named_parameters()]
         end = self._compare(
             given, dict(zip(names, exact, strict=True)), dict(zip(names, rounded, strict=True))
         )
         wrong = end.error is None or end.error > end.limit
+        if wrong and self._steps_alone(given, names):
+            # The hashes of the ranks show whether that is an average of parameters, or none.
+            return EndStep(step=self._steps, why_not="each rank steps by its own gradients")
         if wrong and self._live.is_own and self._remembers(start, buffers):
             return EndStep(step=self._steps, why_not="the workload remembers what a new call of it does not")
         return end
@@ -191,9 +194,17 @@ class _EndStep:
             if not torch.equal(parameter, before):
                 return False
             if name in given.gradients:
-                size = given.rates.get(name, 0.0) * float(given.gradients[name].abs().max())
-                far = far or size > _MOVES * float(before.abs().max())
+                size = given.rates.get(name, 0.0) * _largest(given.gradients[name])
+                far = far or size > _MOVES * _largest(before)
         return far
+
+    def _steps_alone(self, given: _Given, names: list[str]) -> bool:
+        """Return whether the user's step takes this rank's gradients, as an average of parameters does."""
+        alone = dict(zip(names, self._alone, strict=True))
+        pairs = [(_plain(gradient), _plain(alone.get(name))) for name, gradient in given.gradients.items()]
+        apart = sum(float(_minus(one, other).square().sum()) for one, other in pairs)
+        whole = sum(float(_minus(other, None).square().sum()) for _, other in pairs)
+        return self._replica.takes_whole_step and math.sqrt(apart) <= _NOISE * _LEAST_LIMIT * math.sqrt(whole)
 
     def _compare(
         self,
@@ -217,12 +228,13 @@ class _EndStep:
             furthest = max(furthest, float(_minus(lone[name], right[name]).norm()) / size / limit)
         dot = sum(float((_minus(found[name], None) * _minus(right[name], None)).sum()) for name in names)
         whole = sum(float(_minus(right[name], None).square().sum()) for name in names)
+        share = dot / whole if whole else 1.0
         return EndStep(
             step=self._steps,
-            error=None if math.isnan(worst.error) else worst.error,
+            error=worst.error if math.isfinite(worst.error) else None,
             limit=worst.limit,
             alone=furthest * worst.limit,
-            share=dot / whole if whole else 1.0,
+            share=share if math.isfinite(share) else 0.0,
             rate=self._rate(given.rates),
             optimizer_steps=given.optimizer_steps,
         )
@@ -267,6 +279,10 @@ class _EndStep:
             for one, other in zip(*gradients, strict=True)
             if one is not None
         )
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def _plain(gradient: torch.Tensor | None) -> torch.Tensor | None:

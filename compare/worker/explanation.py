@@ -17,6 +17,10 @@ _LEAST_HALF = 2.0**-24
 """Smallest number above zero in float16."""
 _NEAR = 2.0**-8
 """Largest error of a share where only rounding made it: few numbers may dominate a gradient."""
+_EXACT = 1e-9
+"""Largest relative error of a number that was not rounded to half precision."""
+_MOST = 0.5
+"""Part of the numbers that are rounded at least, and of their error that no wrong share explains."""
 
 
 class Taken(NamedTuple):
@@ -53,19 +57,23 @@ def explain(wrong: WrongStep, taken: Taken) -> WrongStep:
         left_over=float(shares[count]) if taken.before is not None else 0.0,
         unexplained=float(rest.norm() / taken.update.norm()) if taken.update.any() else 0.0,
         kept=float(taken.right @ mean / (mean @ mean)),
-        rounded=_is_rounded(taken, shares[:count] * count),
+        rounded=_is_rounded(taken, shares[:count] * count, rest),
     )
 
 
-def _is_rounded(taken: Taken, shares: torch.Tensor) -> bool:
+def _is_rounded(taken: Taken, shares: torch.Tensor, rest: torch.Tensor) -> bool:
     """Return whether each number is right except for half precision, on its way or in its sum.
 
-    Something small that is added, such as weight decay, does not follow the size of each number. A factor
-    that is a little wrong does, but it is in all shares alike.
+    Something small that is added, such as weight decay, does not follow the size of each number. A factor or
+    a share that is a little wrong does, but it leaves no rest. One parameter that is wrong leaves all others
+    exact.
     """
+    error, size = (taken.update - taken.right).abs(), taken.right.abs()
     allowed = _ROUNDED * taken.shards.abs().mean(0) + _LEAST_HALF
-    within = bool(((taken.update - taken.right).abs() <= allowed).all())
-    return within and bool(((shares - 1).abs() < _NEAR).all())
+    if not bool((error <= allowed).all()) or not bool(((shares - 1).abs() < _NEAR).all()):
+        return False
+    inexact = (error > _EXACT * size)[size > 0].double().mean()
+    return bool(inexact > _MOST) and bool(rest.norm() > _MOST * error.norm())
 
 
 def joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

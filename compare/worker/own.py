@@ -103,9 +103,9 @@ class OwnTask(Task):
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         parameters = list(parameters)
         if self._plain:
-            return torch.optim.SGD(parameters, lr=PROOF_RATE)
+            return torch.optim.SGD(_flat(parameters), lr=PROOF_RATE)
         made = self._workload.optimizer(parameters)
-        _require_own(made, parameters)
+        _require_own(made, _flat(parameters))
         return made
 
     @property
@@ -246,6 +246,18 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> None:
             raise WorkloadError(
                 f"{name} has another value in float64, so the proof would be of another model."
             )
+
+
+def _flat(given: list[Any]) -> list[nn.Parameter]:
+    """Return parameters that a step may hand over in groups, or with their names."""
+    found: list[nn.Parameter] = []
+    for one in given:
+        if isinstance(one, dict):
+            held = one["params"]
+            found += _flat([held] if isinstance(held, torch.Tensor) else list(held))
+        else:
+            found.append(one[1] if isinstance(one, tuple) else one)
+    return found
 
 
 def _require_own(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:

@@ -68,6 +68,7 @@ _PICKLED = (
     "The loader's workers start anew, and get its parts by pickle. Define these at the top of the file, not "
     "as a lambda or within a function, or use multiprocessing_context='fork'."
 )
+_SCHEDULE = "Let it return a number for each step, from 0: 1.0 keeps the learning rate."
 _TRY = "Try one batch without Ringside: call make(), its loss, and backward."
 
 
@@ -115,6 +116,9 @@ class _Trial:
         with self._told("the optimizer cannot be made of the model's parameters", _TRY):
             optimizer = self._task.make_optimizer(self._task.build_model().parameters())
         _require_plain_step(optimizer)
+        if schedule := self._task.workload.schedule:
+            with self._told("the schedule returns no factor of the learning rate", _SCHEDULE):
+                float(schedule(0))
         if self._is_own:
             return
         proof = self._task.for_proof("float64")
@@ -171,8 +175,9 @@ class _Trial:
                         lambda _, name=name: self._arrived.update([name])
                     )
                     noting.callback(hook.remove)
-            outputs = model.register_forward_hook(lambda *found: self._outputs.extend(tensors_of(found[2])))
-            noting.callback(outputs.remove)
+            if not isinstance(model, torch.jit.ScriptModule):  # which takes no such hook
+                hook = model.register_forward_hook(lambda *found: self._outputs.extend(tensors_of(found[2])))
+                noting.callback(hook.remove)
             yield
 
     def test_needs_gradients(self) -> bool:

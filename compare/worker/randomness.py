@@ -19,6 +19,12 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % _NUMPY_SEEDS)  # noqa: NPY002 -- users draw from the global generator
 
 
+def states_of_generators() -> tuple[object, ...]:
+    """Return what changes as soon as code draws a random number on the CPU."""
+    _, numbers, place, *_ = np.random.get_state()  # noqa: NPY002 -- as above
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes(), place
+
+
 @contextmanager
 def same_randomness(device: torch.device) -> Iterator[None]:
     """Restore all generators: what draws here must not change the training."""

@@ -15,6 +15,7 @@ from compare.schema.parity import WrongKind, WrongStep
 from compare.worker.difference import Difference, Update, largest_difference, relative_difference
 from compare.worker.explanation import MOST_EXPLAINED, Taken, explain, joined
 from compare.worker.pace import Pace
+from compare.worker.randomness import states_of_generators
 from compare.worker.shards import (
     Gradients,
     Shard,
@@ -126,7 +127,7 @@ class Reference:
             self._before_step(self.model, [self._optimizer])
             self._right = _cloned([p.grad for p in self.model.parameters()])
             changed = (distance(one, other) > 0 for one, other in zip(self._right, mean, strict=True))
-            self.acted.append(any(changed))
+            self.acted += [any(changed)] if self._task.changes_gradients else []
         else:
             self._right = mean
         self._wrong = {} if self._drifts or self.told_apart.is_complete else self._wrong_gradients(mean)
@@ -143,10 +144,7 @@ class Reference:
                     own.copy_(other)
 
     def changed(self, gradients: Gradients) -> Gradients | None:
-        """Return gradients as ``before_step`` changes them.
-
-        None if it does so otherwise after other gradients.
-        """
+        """Return gradients as ``before_step`` changes them; None if it remembers other ones."""
         once = self._clipped(gradients)
         self._clipped([None if gradient is None else gradient * 3 for gradient in gradients])
         again = self._clipped(gradients)
@@ -346,9 +344,9 @@ class Reference:
         shard.parts = [batch]
         buffers = [buffer.clone() for buffer in shard.model.buffers()]
         seed_step(self._task.config, 0, 0)
-        generators = torch.get_rng_state()
+        generators = states_of_generators()
         found = shard.gradients()
-        draws = not torch.equal(generators, torch.get_rng_state())
+        draws = generators != states_of_generators()
         if draws or any(not torch.equal(b, k) for b, k in zip(shard.model.buffers(), buffers, strict=True)):
             return None
         mean = mean_of(self._gradients) if self._gradients else []

@@ -22,6 +22,7 @@ def sketch(trained: nn.Module, start: nn.Module) -> list[float]:
 
     Each number of the change is added to one of ``NUMBERS``, or subtracted from it, both by a fixed chance.
     So the distance of two sketches is about that of the parameters (Charikar, Chen and Farach-Colton, 2002).
+    It is empty if the training diverged.
     """
     chance = torch.Generator().manual_seed(0)
     found = torch.zeros(NUMBERS, dtype=torch.float64)
@@ -32,4 +33,4 @@ def sketch(trained: nn.Module, start: nn.Module) -> list[float]:
             places = torch.randint(NUMBERS, (len(piece),), generator=chance)
             signs = torch.randint(2, (len(piece),), generator=chance) * 2 - 1
             found.index_add_(0, places, piece * signs)
-    return found.tolist()  # type: ignore[no-any-return]
+    return found.tolist() if bool(torch.isfinite(found).all()) else []

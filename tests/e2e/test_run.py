@@ -100,7 +100,7 @@ def test_report_prints_the_same_table_as_the_run(whole):
     for arm in ARMS:
         assert arm in done.stdout
     assert "mlp on MNIST · 2 ranks" in done.stdout
-    assert "trained the same model: proven step by step, equal bit for bit." in done.stdout
+    assert "the same model: proven for 20 steps and one at the end, equal bit for bit." in done.stdout
     assert "the same parameters, bit for bit" in compare("report", directory, "--wide").stdout
 
 

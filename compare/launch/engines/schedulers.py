@@ -222,11 +222,12 @@ SCHEDULERS = (
         hint=_EVERYWHERE,
     ),
     Scheduler(
-        "PyTorchJob, or of its kind",
+        "PyTorchJob or torchelastic",
         (
             *("PET_NNODES=.+", "PET_NODE_RANK=.+", "PET_RDZV_ENDPOINT=.+", "PET_MASTER_ADDR=.+"),
             *(f"WORLD_SIZE={_MANY} {name}=.+" for name in ("RANK", "NODE_RANK", "MASTER_ADDR")),
             *(f"{name}={_MANY} NODE_RANK=.+" for name in ("NNODES", "NUM_NODES")),
+            f"NNODES={_MANY} GROUP_RANK=.+",
         ),
         one=("PET_NNODES=1(:1)?",),
         hint=_EVERYWHERE,
@@ -243,6 +244,7 @@ SCHEDULERS = (
         one=("DSTACK_NODES_NUM=1",),
         hint=f"DSTACK_NODES_IPS names its hosts. {_EVERYWHERE}",
     ),
+    Scheduler("Determined", (f"DET_NUM_SLOTS={_MANY}", "DET_CLUSTER_ID=.+ DET_SLOT_IDS=.+")),
     Scheduler("Ray", ("RAY_JOB_CONFIG_JSON_ENV_VAR=.+",), hint="`ray list nodes` prints its hosts."),
     Scheduler("TFJob", ('TF_CONFIG=.*"cluster".*',), one=(f"TF_CONFIG={_ONE_IN_JSON}",), hint=_EVERYWHERE),
     Scheduler(
@@ -295,7 +297,7 @@ STARTERS = (
     ),
     Starter("flux run", (f"FLUX_JOB_SIZE={_MANY} FLUX_TASK_RANK=.+", f"FLUX_TASK_RANK={_LATER}")),
     Starter("jsrun", (f"JSM_NAMESPACE_SIZE={_MANY}", f"JSM_NAMESPACE_RANK={_LATER}")),
-    Starter("aprun", (f"PALS_RANKID={_LATER}", f"ALPS_APP_PE={_LATER}")),
+    Starter("aprun", (f"PALS_RANKID={_LATER}", f"PALS_LOCAL_SIZE={_MANY}", f"ALPS_APP_PE={_LATER}")),
     Starter("poe", (f"MP_PROCS={_MANY} MP_CHILD=.+", f"MP_CHILD={_LATER}")),
     Starter(
         "a launcher with PMIx",
