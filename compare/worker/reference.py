@@ -93,7 +93,7 @@ class Reference:
 
     @property
     def shard_count(self) -> int:
-        """Return how many shards it trains."""
+        """Return how many shards there are."""
         return len(self._shards)
 
     @property
@@ -121,7 +121,6 @@ class Reference:
     def step(self, step: int, scale: float = 1.0) -> None:
         """Take a step, from 0, by the mean of all shards' gradients, with every loss times a scale."""
         mean = self.mean_gradients(step, scale)
-        _give(self.model, mean)
         if self._before_step:
             _give(self.model, _cloned(mean))
             self._before_step(self.model, [self._optimizer])
@@ -257,9 +256,9 @@ class Reference:
     @torch.no_grad()
     def wrong_parameters(self, found: nn.Module, limit: float) -> int:
         """Count the parameters of another model's step that are beyond a limit."""
-        pairs = list(zip(found.parameters(), self.model.parameters(), strict=True))
+        pairs = zip(found.parameters(), self.model.parameters(), strict=True)
         sizes = [relative_difference(f - e, f, e, self._largest_change) for f, e in pairs]
-        return 0 if len(pairs) == 1 else sum(not size <= limit for size in sizes)
+        return 0 if len(sizes) == 1 else sum(not size <= limit for size in sizes)
 
     @torch.no_grad()
     def _find_largest_change(self) -> float:

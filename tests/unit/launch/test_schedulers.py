@@ -134,7 +134,7 @@ REFUSED = {
     "Volcano": ({"VC_WORKER_HOSTS": "w0,w1", "VC_TASK_INDEX": "0"}, "a job of Volcano"),
     "PyTorchJob": (TORCH | {"WORLD_SIZE": "2", "RANK": "0"}, "a job of PyTorchJob"),
     "PyTorchJob, elastic": ({"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "pod-0:23456"}, "PyTorchJob"),
-    "numbered nodes": ({"NNODES": "2", "NODE_RANK": "1"}, "a job of PyTorchJob, or of its kind"),
+    "numbered nodes": ({"NNODES": "2", "NODE_RANK": "1"}, "a job of PyTorchJob or torchelastic"),
     "SkyPilot": ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, "SkyPilot"),
     "dstack": ({"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "0"}, "a job of dstack"),
     "Ray": ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, "a job of Ray"),
