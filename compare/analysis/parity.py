@@ -140,7 +140,7 @@ def _untrained(arm: Arm, rank: RankResult, ranks: int) -> Gate:
     what = f"{arm.label}: rank {rank.rank} on {rank.host} never trained."
     found = "Its parameters at the end are those of the start, bit for bit."
     proof = pass_of(rank, "float64")
-    if proof and (empty := nothing_proven(arm, ranks, proof)):
+    if proof and proof.is_exact and (empty := nothing_proven(arm, ranks, proof)):
         return Gate(name="ranks", outcome="nothing", what=f"{empty.what}.", found=found, remedy=empty.remedy)
     if not (proof and proof.is_exact):
         return failed_gate(arm, "ranks", what, found, "its step does not change the parameters.")

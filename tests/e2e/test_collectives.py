@@ -59,8 +59,8 @@ def test_collectives_where_mpi_may_not_read_memory_warn_beside_the_figure(tmp_pa
     ("arm", "variable", "printed"),
     [
         ("mpi:library=mpich", {}, "The check of localhost found: Ranks may not read each other's memory"),
-        ("mpi", {"OMPI_MCA_btl": "nonsense"}, "From your shell it has: OMPI_MCA_btl=nonsense."),
-        ("ddp", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "it has: TORCH_DISTRIBUTED_DEBUG=DETAIL."),
+        ("mpi", {"OMPI_MCA_btl": "nonsense"}, "From your shell it has: OMPI_MCA_btl=nonsense"),
+        ("ddp", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
     ],
 )
 def test_run_that_a_known_cause_ends_names_it(tmp_path, requires_backend, arm, variable, printed):
