@@ -87,7 +87,7 @@ def test_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("ranks", "code", "outcome"), [(1, 16, "nothing"), (3, 0, "passed")])
-def test_verify_right_strategies_pass_with_several_ranks_and_one_proves_nothing(
+def test_verify_several_ranks_are_proven_and_one_proves_nothing(
     tmp_path, mnist_dir, requires_backend, ranks, code, outcome
 ):
     requires_backend("mpi")
