@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -66,11 +67,16 @@ class Shard:
 
 def mean_of(gradients: list[Gradients]) -> Gradients:
     """Return the mean over all shards; a shard without a gradient adds nothing."""
-    count = len(gradients)
     return [
-        None if all(part is None for part in parts) else sum(p for p in parts if p is not None) / count  # type: ignore[misc]
+        _mean([part for part in parts if part is not None], len(gradients))
         for parts in zip(*gradients, strict=True)
     ]
+
+
+def _mean(parts: list[torch.Tensor], count: int) -> torch.Tensor | None:
+    if not parts:
+        return None
+    return parts[0] if count == 1 else functools.reduce(torch.add, parts) / count
 
 
 @torch.no_grad()
