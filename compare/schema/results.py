@@ -53,7 +53,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "training"
     steps: Positive
     wall_ns: Positive
-    cpu_ns: Difference
+    cpu_ns: Count
     """CPU time of the rank during the block, all threads together."""
     phases: dict[str, list[Count]] = {}
     """Nanoseconds of every phase in every step; empty in most blocks."""
