@@ -52,7 +52,7 @@ def norms_without_statistics():
     return workload(model=net, data=images(), loss=cross_entropy)
 
 
-@right("manual", origin="user-steps 7")
+@right("manual", origin="a public report")
 def frozen_base_with_low_rank_adapters():
     """Frozen weights with trained low-rank matrices, one of zeros."""
     return workload(model=_Adapted(), optimizer=lambda p: sgd([q for q in p if q.requires_grad]))
@@ -173,20 +173,20 @@ def new_weight_norm():
     return workload(model=nn.Sequential(norm(nn.Linear(WIDTH, 8)), nn.Tanh(), norm(nn.Linear(8, 1))))
 
 
-@right("ddp", origin="user-steps, held well")
+@right("ddp", origin="a public report")
 def spectral_norm():
     """Vectors in buffers that each forward changes."""
     norm = nn.utils.parametrizations.spectral_norm
     return workload(model=nn.Sequential(norm(nn.Linear(WIDTH, 8)), nn.Tanh(), nn.Linear(8, 1)))
 
 
-@right("ddp", "manual", "manual:mode=overlap", origin="user-steps 13")
+@right("ddp", "manual", "manual:mode=overlap", origin="a public report")
 def checkpoint_without_reentry():
     """Activations computed anew in backward."""
     return workload(model=_Checkpointed(use_reentrant=False))
 
 
-@right("manual", "manual:mode=overlap", origin="user-steps 13")
+@right("manual", "manual:mode=overlap", origin="a public report")
 def checkpoint_with_reentry():
     """A backward inside backward."""
     return workload(model=_Checkpointed(use_reentrant=True))
@@ -249,7 +249,7 @@ class _WithUnused(nn.Module):
         return self.net(inputs)
 
 
-@right("manual", origin="user-steps, held well")
+@right("manual", origin="a public report")
 def siamese():
     """A model that the loss calls twice."""
 

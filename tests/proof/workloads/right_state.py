@@ -107,7 +107,7 @@ class _Annealed(nn.Module):
         return self.net(inputs) * min(1.0, self.calls / 15)
 
 
-@right("ddp", origin="user-steps 7")
+@right("ddp", origin="a public report")
 def annealing_in_a_closure():
     """A weight of the loss grows with the calls of the loss."""
     calls = 0
@@ -134,7 +134,7 @@ def running_mean_of_the_loss():
     return workload(loss=loss)
 
 
-@right("manual", origin="user-steps 7")
+@right("manual", origin="a public report")
 def clip_by_the_norms_so_far():
     """AutoClip: a limit from the norms of all earlier steps."""
     norms = []
@@ -202,7 +202,7 @@ def hidden_state_in_an_own_step():
     return workload(model=Stateful(), data=series(), own_step=ddp_step())
 
 
-@right("own_torch", origin="user-steps 7")
+@right("own_torch", origin="a public report")
 def clip_by_the_norms_so_far_in_an_own_step():
     """AutoClip in a step of the user's own, after DDP's average."""
 

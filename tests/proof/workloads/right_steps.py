@@ -50,7 +50,7 @@ def ddp_in_small_buckets():
     return workload(own_step=ddp_step(bucket_cap_mb=1e-4, gradient_as_bucket_view=True))
 
 
-@right("own_torch", origin="user-steps, held well")
+@right("own_torch", origin="a public report")
 def two_halves_with_no_sync():
     """Two passes a step; the last one communicates."""
 
@@ -116,7 +116,7 @@ def autocast_in_an_own_step():
     return workload(loss=loss, own_step=ddp_step(loss))
 
 
-@right("own_torch", origin="user-steps 8", ends="incomparable")
+@right("own_torch", origin="a public report", ends="incomparable")
 def rounded_on_purpose():
     """DDP with torch's hook that sends halves."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -191,13 +191,13 @@ def adversaries(own_step=_by_ddp):
     return workload(model=_pair(), data=data, loss=loss, own_step=own_step)
 
 
-@right("own_torch", ends="incomparable", origin="user-steps 8")
+@right("own_torch", ends="incomparable", origin="a public report")
 def adversaries_alone():
     """A GAN with two optimizers, without a step of one process."""
     return adversaries()
 
 
-@right("own_torch", origin="user-steps 8")
+@right("own_torch", origin="a public report")
 def adversaries_with_a_reference():
     """A GAN with two optimizers, and the step of one process."""
     return with_reference(adversaries(), adversaries_in_one_process)
@@ -253,13 +253,13 @@ def sharpness_aware_in_one_process(model, make_optimizer):
     )
 
 
-@right("own_torch", ends="incomparable", origin="user-steps 8")
+@right("own_torch", ends="incomparable", origin="a public report")
 def sharpness_aware_alone():
     """SAM: two backward passes, and weights moved between them."""
     return workload(own_step=_sharpness_aware_ddp)
 
 
-@right("own_torch", origin="user-steps 8")
+@right("own_torch", origin="a public report")
 def sharpness_aware_with_a_reference():
     """SAM with the step of one process."""
     return with_reference(workload(own_step=_sharpness_aware_ddp), sharpness_aware_in_one_process)
@@ -311,13 +311,13 @@ def taught(follows):
     return workload(model=_Taught(), data=rows(), loss=_taught, optimizer=sgd, own_step=own_step)
 
 
-@right("own_torch", origin="user-steps 7")
+@right("own_torch", origin="a public report")
 def mean_teacher_with_a_reference():
     """A teacher that follows, with the step of one process."""
     return with_reference(taught(teacher_follows), taught_in_one_process)
 
 
-@right("own_torch", ends="incomparable", origin="user-steps 7")
+@right("own_torch", ends="incomparable", origin="a public report")
 def mean_teacher_alone():
     """A teacher that follows after each step, which no loss tells."""
     return taught(teacher_follows)

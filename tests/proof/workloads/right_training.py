@@ -37,7 +37,7 @@ def two_groups_in_shards():
     return two_groups_of_parameters()
 
 
-@right("ddp", origin="user-steps 10")
+@right("ddp", origin="a public report")
 def groups_by_name():
     """The optimizer asks for as many parameters as the model has names."""
     net = mlp()
@@ -82,7 +82,7 @@ class _Orthogonal(torch.optim.Optimizer):
                 parameter.sub_(group["lr"] * change)
 
 
-@right("ddp", origin="user-steps 10")
+@right("ddp", origin="a public report")
 def optimizer_of_the_users_own():
     """A step by orthogonal matrices, as Muon takes it."""
     return workload(optimizer=_Orthogonal)
@@ -109,13 +109,13 @@ def _clip(limit):
     return before_step
 
 
-@right("ddp", "manual", "zero", origin="user-steps 3")
+@right("ddp", "manual", "zero", origin="a public report")
 def clip_after_the_average():
     """A clip that acts in every step."""
     return workload(before_step=_clip(0.1))
 
 
-@right("ddp", origin="user-steps 3")
+@right("ddp", origin="a public report")
 def clip_that_rarely_acts():
     """A clip whose limit is far above every norm."""
     return workload(before_step=_clip(500.0))
@@ -149,7 +149,7 @@ def warm_up_and_decay():
     return workload(schedule=warm_up)
 
 
-@right("manual", origin="user-steps 1")
+@right("manual", origin="a public report")
 def drop_after_the_proof():
     """A learning rate that drops after 24 steps."""
     return workload(schedule=late_drop)
@@ -182,25 +182,25 @@ def warm_up_in_an_own_step():
     return workload(own_step=_scheduled(warm_up), schedule=warm_up)
 
 
-@right("own_torch", origin="user-steps 1")
+@right("own_torch", origin="a public report")
 def late_drop_in_an_own_step():
     """LambdaLR, whose rate drops after 24 steps."""
     return workload(own_step=_scheduled(late_drop), schedule=late_drop)
 
 
-@right("own_torch", origin="user-steps 3")
+@right("own_torch", origin="a public report")
 def clip_and_schedule_in_an_own_step():
     """A clip after DDP's average, and a schedule."""
     return workload(own_step=_scheduled(warm_up, 0.1), schedule=warm_up, before_step=_clip(0.1))
 
 
-@right("own_torch", origin="user-steps 3")
+@right("own_torch", origin="a public report")
 def high_clip_in_an_own_step():
     """A clip after the average, whose limit is far above every norm."""
     return workload(own_step=_scheduled(lambda step: 1.0, 500.0), before_step=_clip(500.0))
 
 
-@right("own_torch", origin="user-steps 1")
+@right("own_torch", origin="a public report")
 def frozen_at_first_in_an_own_step():
     """A learning rate of zero for the first 22 steps."""
 
@@ -210,7 +210,7 @@ def frozen_at_first_in_an_own_step():
     return workload(own_step=_scheduled(schedule), schedule=schedule)
 
 
-@right("ddp", "manual", accumulate=2, batch_size_per_rank=2, origin="user-steps, held well")
+@right("ddp", "manual", accumulate=2, batch_size_per_rank=2, origin="a public report")
 def two_passes_a_step():
     """Gradients of two passes add up before the average."""
     return workload()

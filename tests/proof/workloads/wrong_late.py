@@ -78,13 +78,13 @@ def add_up(model):
         dist.all_reduce(gradient)
 
 
-@wrong(origin="user-steps 1")
+@wrong(origin="a public report")
 def sum_after_a_rate_of_zero():
     """A sum for the mean, where the rate is zero at first."""
     return workload(own_step=_following(zero_at_first, 1, add_up), schedule=zero_at_first)
 
 
-@wrong(origin="user-steps 1", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def alone_after_a_rate_of_zero():
     """No average at all, where the rate is zero at first."""
     return workload(own_step=_following(zero_at_first, 1, lambda model: None), schedule=zero_at_first)
@@ -109,19 +109,19 @@ def late(average, wrong):
     return own_step
 
 
-@wrong(origin="user-steps 1", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def no_average_after_25_steps():
     """Ranks train alone from the 26th step on."""
     return workload(own_step=late(average, lambda model: None))
 
 
-@wrong(origin="user-steps 1", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def sum_after_25_steps():
     """A sum for the mean from the 26th step on."""
     return workload(own_step=late(average, add_up))
 
 
-@wrong(origin="user-steps 1", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def clip_before_the_average_after_25_steps():
     """Each rank clips its own gradient from the 26th step on."""
 
@@ -148,7 +148,7 @@ def _hooked(hook):
     return own_step
 
 
-@wrong(origin="user-steps 1", ends=("failed", "incomparable"))
+@wrong(origin="a public report", ends=("failed", "incomparable"))
 def compression_after_25_steps():
     """PowerSGD of rank one, from the 26th step on."""
 
@@ -161,7 +161,7 @@ def compression_after_25_steps():
     return workload(own_step=_hooked(hook))
 
 
-@wrong(origin="user-steps 1", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def hook_that_leaves_out_the_division():
     """DDP's hook returns the sum, from the 26th step on."""
 
@@ -219,19 +219,19 @@ def _first(change, average=average):
 ACTED = "before_step"
 
 
-@wrong(origin="user-steps 3", or_names=ACTED)
+@wrong(origin="a public report", or_names=ACTED)
 def clip_before_the_average():
     """Each rank clips its own gradient, with a limit above all norms."""
     return workload(own_step=hand_step(_first(_clipped(500.0))), before_step=clip(500.0))
 
 
-@wrong(origin="user-steps 3", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def low_clip_before_the_average():
     """Each rank clips its own gradient in every step."""
     return workload(own_step=hand_step(_first(_clipped(0.1))), before_step=clip(0.1))
 
 
-@wrong(origin="user-steps 3", or_names=ACTED)
+@wrong(origin="a public report", or_names=ACTED)
 def norm_counted_twice():
     """The norm counts each parameter twice, as tied ones often are."""
 
@@ -243,7 +243,7 @@ def norm_counted_twice():
     return workload(own_step=hand_step(average, before_step=twice), before_step=clip(500.0))
 
 
-@wrong(origin="user-steps 3", or_names=ACTED)
+@wrong(origin="a public report", or_names=ACTED)
 def sum_with_an_exact_clip():
     """A sum for the mean, which a clip hides while it acts."""
 
@@ -257,13 +257,13 @@ def sum_with_an_exact_clip():
     return workload(own_step=step, before_step=exact)
 
 
-@wrong(origin="user-steps 3", or_names=ACTED)
+@wrong(origin="a public report", or_names=ACTED)
 def clip_left_out():
     """The step has no clip, and that of the workload never acts."""
     return workload(own_step=ddp_step(), before_step=clip(500.0))
 
 
-@wrong(origin="user-steps 3", or_names=ACTED)
+@wrong(origin="a public report", or_names=ACTED)
 def values_clipped_before_the_average():
     """Each rank cuts large values of its own gradient."""
     limit = 200.0

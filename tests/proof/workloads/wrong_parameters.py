@@ -49,7 +49,7 @@ def all_of_another_copy():
     return workload(optimizer=lambda _: torch.optim.AdamW(other.parameters(), lr=0.01))
 
 
-@wrong("ddp", "own_torch", origin="user-steps 4", ends=NAMED, names="bias")
+@wrong("ddp", "own_torch", origin="a public report", ends=NAMED, names="bias")
 def second_pass_over_an_iterator():
     """Two comprehensions over parameters; a second would find none."""
 
@@ -62,13 +62,13 @@ def second_pass_over_an_iterator():
     return workload(optimizer=optimizer, own_step=ddp_step())
 
 
-@wrong("ddp", "manual", origin="user-steps 4", ends=NAMED, names="2.")
+@wrong("ddp", "manual", origin="a public report", ends=NAMED, names="2.")
 def half_of_the_parameters():
     """The optimizer holds the first layer alone."""
     return workload(optimizer=lambda parameters: torch.optim.Adam(list(parameters)[:2], lr=0.01))
 
 
-@wrong(origin="user-steps 4", ends=REFUSED)
+@wrong(origin="a public report", ends=REFUSED)
 def own_step_with_half_of_the_parameters():
     """An own step hands over the first layer alone."""
 
@@ -78,7 +78,7 @@ def own_step_with_half_of_the_parameters():
     return workload(own_step=own_step)
 
 
-@wrong("ddp", origin="user-steps 4", ends=NAMED, names="2.weight")
+@wrong("ddp", origin="a public report", ends=NAMED, names="2.weight")
 def weight_in_no_group():
     """Groups by shape, and one weight has neither."""
 
@@ -142,7 +142,7 @@ def complex_weights_left_out():
 # ---- a step that does otherwise in the run than in the proof ----
 
 
-@wrong(origin="user-steps 5", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def averages_of_float64_alone():
     """Gradients of float32 are not averaged."""
 
@@ -153,7 +153,7 @@ def averages_of_float64_alone():
     return workload(own_step=hand_step(double_alone))
 
 
-@wrong(origin="user-steps 5", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def sums_of_float32():
     """Gradients of float32 are not divided."""
 
@@ -166,7 +166,7 @@ def sums_of_float32():
     return workload(own_step=hand_step(divided_in_double))
 
 
-@wrong(origin="user-steps 5", ends="failed", batch_size_per_rank=16)
+@wrong(origin="a public report", ends="failed", batch_size_per_rank=16)
 def small_batches_alone():
     """Only batches of up to four samples are averaged."""
 

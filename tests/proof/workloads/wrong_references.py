@@ -29,13 +29,13 @@ def _of_each_rank(model, make_optimizer):
     return in_turn(model["maker"], model["judge"], make_optimizer, lambda loss, batch: loss(batch).backward())
 
 
-@wrong(origin="user-steps 8", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def adversaries_never_synchronised():
     """A GAN whose ranks train alone."""
     return with_reference(adversaries(_of_each_rank), adversaries_in_one_process)
 
 
-@wrong(origin="user-steps 8", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def adversaries_with_one_synchronised():
     """A GAN whose maker is not in DDP."""
 
@@ -46,13 +46,13 @@ def adversaries_with_one_synchronised():
     return with_reference(adversaries(own_step), adversaries_in_one_process)
 
 
-@wrong(origin="user-steps 8", ends=("failed", "incomparable"))
+@wrong(origin="a public report", ends=("failed", "incomparable"))
 def adversaries_alone_and_never_synchronised():
     """A GAN whose ranks train alone, without a step of one process."""
     return adversaries(_of_each_rank)
 
 
-@wrong(origin="user-steps 8", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def sharpness_of_each_rank():
     """SAM, whose first gradient stays each rank's own."""
 
@@ -70,7 +70,7 @@ def sharpness_of_each_rank():
     return with_reference(workload(own_step=own_step), sharpness_aware_in_one_process)
 
 
-@wrong(origin="user-steps 8", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def sharpness_by_a_sum():
     """SAM by sums, in place of means."""
 
@@ -84,7 +84,7 @@ def sharpness_by_a_sum():
     return with_reference(workload(own_step=own_step), sharpness_aware_in_one_process)
 
 
-@wrong(origin="user-steps 7", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def teacher_follows_on_one_rank():
     """A teacher that follows the pupil on rank 0 alone."""
 
@@ -95,25 +95,25 @@ def teacher_follows_on_one_rank():
     return with_reference(taught(follows), taught_in_one_process)
 
 
-@wrong(origin="user-steps 7", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def hidden_state_never_synchronised():
     """An RNN with state, whose ranks train alone."""
     return workload(model=Stateful(), data=series(), own_step=hand_step(lambda model: None))
 
 
-@wrong(origin="user-steps 7", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def hidden_state_and_a_sum():
     """An RNN with state, by sums in place of means."""
     return workload(model=Stateful(), data=series(), own_step=hand_step(add_up))
 
 
-@wrong(origin="user-steps 1 and 7", or_names="remembers")
+@wrong(origin="a public report", or_names="remembers")
 def hidden_state_and_a_late_sum():
     """An RNN with state, by sums from the 26th step on."""
     return workload(model=Stateful(), data=series(), own_step=late(average, add_up))
 
 
-@wrong("ddp", origin="user-steps 12")
+@wrong("ddp", origin="a public report")
 def annealing_that_counts_the_rank():
     """A weight of the loss that differs between ranks."""
     made = annealing_in_a_closure()

@@ -26,13 +26,13 @@ def average(model):
 # ---- gradients that do not reach all ranks ----
 
 
-@wrong(origin="user-steps 2", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def never_synchronised():
     """A step that never communicates."""
     return workload(own_step=alone())
 
 
-@wrong(origin="user-steps, held well", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def unwrapped_model():
     """The loss calls the model, not DDP's wrapper."""
 
@@ -94,7 +94,7 @@ def mean_of_the_step_before():
     return workload(own_step=own_step)
 
 
-@wrong(origin="user-steps, held well", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def no_sync_in_the_last_pass():
     """The first of two passes communicates, and the last one does not."""
 
@@ -115,7 +115,7 @@ def no_sync_in_the_last_pass():
     return workload(own_step=own_step)
 
 
-@wrong(origin="user-steps, held well", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def every_second_step_in_no_sync():
     """Only every second step communicates."""
 
@@ -172,7 +172,7 @@ def one_rank_sends_zeros():
 # ---- a factor ----
 
 
-@wrong(origin="user-steps 9", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def sum_for_the_mean():
     """An all-reduce without a division."""
 
@@ -199,7 +199,7 @@ def rate_times_the_ranks():
     return workload(own_step=own_step)
 
 
-@wrong(origin="user-steps 9", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def rate_times_the_root_of_the_ranks():
     """The learning rate grows with the root of the ranks."""
 
@@ -215,7 +215,7 @@ def rate_times_the_root_of_the_ranks():
     return workload(own_step=own_step)
 
 
-@wrong(origin="user-steps 9", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def divided_twice():
     """DDP's mean is divided by the ranks once more."""
 
@@ -226,13 +226,13 @@ def divided_twice():
     return workload(own_step=ddp_step(after_backward=again))
 
 
-@wrong(origin="user-steps 11", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def sum_over_samples():
     """The step adds up losses; one process takes their mean."""
     return workload(own_step=ddp_step(lambda model, batch: mse(model, batch) * len(batch[0])))
 
 
-@wrong(origin="user-steps 9", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def loss_not_divided_by_the_passes():
     """Two passes add up, and no loss is halved."""
 
@@ -295,7 +295,7 @@ def half_of_the_batch():
     )
 
 
-@wrong(origin="user-steps, held well", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def rank_scales_by_a_hook():
     """A hook of the model doubles gradients on the last rank."""
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -315,7 +315,7 @@ def _batches(data, places, size):
     return torch.utils.data.DataLoader(torch.utils.data.Subset(data, list(places)), size)
 
 
-@wrong(origin="user-steps 6", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def second_rank_has_half_as_many():
     """Ranks with 128 and 64 of 256 samples."""
     data = rows()
@@ -326,7 +326,7 @@ def second_rank_has_half_as_many():
     return workload(data=data, loader=loader, own_step=ddp_step())
 
 
-@wrong(origin="user-steps 6", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def both_ranks_have_a_quarter():
     """Each rank reads a quarter, so half is never seen."""
     data = rows()
@@ -337,7 +337,7 @@ def both_ranks_have_a_quarter():
     return workload(data=data, loader=loader, own_step=ddp_step())
 
 
-@wrong(origin="user-steps 6", ends="failed")
+@wrong(origin="a public report", ends="failed")
 def first_rank_has_half_as_many():
     """Ranks with 64 and 128 of 256 samples."""
     data = rows()
@@ -348,7 +348,7 @@ def first_rank_has_half_as_many():
     return workload(data=data, loader=loader, own_step=ddp_step())
 
 
-@wrong("ddp", origin="user-steps, held well", ends="failed")
+@wrong("ddp", origin="a public report", ends="failed")
 def same_samples_on_all_ranks():
     """A loader without shards."""
     data = rows()
