@@ -12,7 +12,7 @@ _MOST = 3
 
 def told(run: Run) -> list[str]:
     """Name what ranks attest beside their figures, each once."""
-    return [*_workers(run), *_dtype(run), *_warnings(run)]
+    return [*_workers(run), *_dtype(run), *_called_once(run), *_warnings(run)]
 
 
 def _attested(run: Run, name: str) -> Iterator[tuple[str, object]]:
@@ -34,6 +34,14 @@ def _dtype(run: Run) -> Iterator[str]:
         if isinstance(found, str) and found:
             yield f"Your file sets the default dtype: {found}."
             return
+
+
+def _called_once(run: Run) -> Iterator[str]:
+    if any(found for _, found in _attested(run, "function_called_once")):
+        yield (
+            "Your function takes too long to be called for each part of the proof. It was called once, so "
+            "its models are copies, and they share what its closures remember."
+        )
 
 
 def _warnings(run: Run) -> Iterator[str]:

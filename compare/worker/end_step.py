@@ -120,8 +120,8 @@ class _EndStep:
         if wrong and self._steps_alone(given, names):
             # The hashes of the ranks show whether that is an average of parameters, or none.
             return EndStep(step=self._steps, why_not="each rank steps by its own gradients")
-        if wrong and self._live.is_own and self._remembers(start, buffers):
-            return EndStep(step=self._steps, why_not="the workload remembers what a new call of it does not")
+        if wrong and self._live.is_own and (why_not := self._why_no_measure(start, buffers)):
+            return EndStep(step=self._steps, why_not=why_not)
         return end
 
     def _buffers(self, whole: nn.Module) -> list[list[torch.Tensor]]:
@@ -247,18 +247,17 @@ class _EndStep:
         ratios = [rate / expected[name] for name, rate in rates.items() if expected.get(name)]
         return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
 
-    def _remembers(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> bool:
-        """Return whether the training's model or loss computes something else than new ones.
+    def _why_no_measure(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> str:
+        """Return why new models and losses are no measure of the training's; empty if they are one.
 
-        Both take one shard of the same parameters and buffers. Where the model cannot be copied, that stays
-        unknown.
+        Both take one shard of the same parameters and buffers.
         """
         index, count = self._replica.shard
         self._pace.note()
         try:
             live = copy.deepcopy(self._replica.model)
-        except (RuntimeError, TypeError, NotImplementedError):
-            return True
+        except (RuntimeError, TypeError):
+            return "its model cannot be copied, so what it remembers is not known"
         shard = Shard(self._task, index, count, live, None)
         shard.fetch(self._task.config.accumulate, self._replica.parts)
         gradients = []
@@ -274,11 +273,9 @@ class _EndStep:
                 parameter.grad = None
             seed_step(self._task.config, self._steps, index)
             gradients.append(shard.gradients())
-        return any(
-            float(_minus(_plain(one), _plain(other)).abs().max()) > 0
-            for one, other in zip(*gradients, strict=True)
-            if one is not None
-        )
+        pairs = [(_plain(one), _plain(other)) for one, other in zip(*gradients, strict=True)]
+        same = all(_largest(_minus(one, other)) == 0 for one, other in pairs)
+        return "" if same else "the workload remembers what a new call of it does not"
 
 
 def _largest(tensor: torch.Tensor) -> float:

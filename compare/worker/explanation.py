@@ -14,7 +14,7 @@ MOST_EXPLAINED = 30_000_000
 _ROUNDED = 2.0**-7
 """Largest relative error of a number in bfloat16, and of a sum of two such."""
 _LEAST_HALF = 2.0**-24
-"""Smallest number above zero in float16."""
+"""The smallest number above zero that float16 can hold."""
 _NEAR = 2.0**-8
 """Largest error of a share where only rounding made it: few numbers may dominate a gradient."""
 _EXACT = 1e-9

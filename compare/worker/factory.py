@@ -76,8 +76,13 @@ class Factory:
         calls = _CALLS + 3 * config.ranks
         self._copied = None
         if (monotonic() - begun) * calls > _MOST_SECONDS:
-            with suppress(RuntimeError, TypeError, NotImplementedError):  # some models cannot be copied
+            with suppress(RuntimeError, TypeError):  # a model that cannot be copied is made anew all the same
                 self._copied = copy.deepcopy(self.first.model)
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether it was called once, and its model is copied."""
+        return self._copied is not None
 
     def __call__(self) -> Workload:
         """Return a new workload with the data of the first."""

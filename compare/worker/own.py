@@ -20,7 +20,7 @@ from compare.worker.trees import in_dtype, move
 from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
-    from backends.base import Batch, Loss, MakeStep, Replica
+    from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
     from compare.schema.job import Job
@@ -74,6 +74,9 @@ class OwnTask(Task):
                 "choose a smaller --batch-size"
             )
         return cls(config, factory, device)
+
+    def attest(self) -> Facts:
+        return {"function_called_once": self._make.is_slow}
 
     def anew(self) -> OwnTask:
         return self._with(workload=self._make(), is_taken=False)

@@ -140,14 +140,19 @@ class _Steps:
         limit = rounding_limit(self._kind, update, self.shards)
         reference.tell_apart(limit)
         if not difference.size <= limit:
-            frozen = [name for name, p in found.named_parameters() if not p.requires_grad]
-            moved = ["a parameter that does not train changes"] if difference.parameter in frozen else []
             self.wrong = msgspec.structs.replace(
                 reference.explain(found, step, difference),
                 only=reference.wrong_parameters(found, limit) == 1,
-                structure=", ".join(filter(None, [record.structure, *moved])),
+                structure=_structure(found, difference.parameter, record) if reference.is_plain else "",
                 rate=record.rate_over(reference.rate),
             )
+
+
+def _structure(found: nn.Module, wrong: str, record: StepRecord) -> str:
+    """Say why a step is not one backward pass and one optimizer's step; empty if it is."""
+    frozen = [name for name, parameter in found.named_parameters() if not parameter.requires_grad]
+    moved = ["a parameter that does not train changes"] if wrong in frozen else []
+    return ", ".join(filter(None, [record.structure, *moved]))
 
 
 class _Proof:

@@ -90,6 +90,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     start_up.mark("first_step_done")
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier=proof)
     measured = _measure(job, own, joined, watchdog, timed)
+    attested = attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
     trained = timed.trained._asdict()
     sizes = trained.pop("gradient_bytes")
     result = RankResult(
@@ -114,8 +115,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         parity=parity,
         **trained,
         whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
-        attestation=attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
-        | first.attested,
+        attestation=attested | first.attested | joined.task.attest(),
     )
     # Ranks attest their open connections, so all of them keep theirs until here.
     group.barrier()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import combinations
+from typing import ClassVar
 
 import msgspec
 import torch
@@ -35,6 +36,9 @@ class Reference:
 
     Where it ``drifts``, it is on the combined batch, and never starts again from the arm's parameters.
     """
+
+    is_plain: ClassVar[bool] = True
+    """Whether its step is one backward pass of each shard's loss, and one optimizer's step."""
 
     def __init__(
         self,
@@ -109,14 +113,12 @@ class Reference:
         """
         if self._drifts and self._start:
             return
-        for own, other in zip(self.model.parameters(), found.parameters(), strict=True):
-            own.copy_(other)
+        _copy(found.parameters(), self.model.parameters())
         self._before, self._anchor = self._anchor, [p.detach().clone() for p in self.model.parameters()]
         self._start = self._start or self._anchor
-        _copy_buffers(found, self.model)
-        if self._broadcasts:
-            for shard in self._shards[1:]:
-                _copy_buffers(self._shards[0].model, shard.model)
+        _copy(found.buffers(), self.model.buffers())
+        for shard in self._shards[1:] if self._broadcasts else []:
+            _copy(self._shards[0].model.buffers(), shard.model.buffers())
 
     def step(self, step: int, scale: float = 1.0) -> None:
         """Take a step, from 0, by the mean of all shards' gradients, with every loss times a scale."""
@@ -138,9 +140,7 @@ class Reference:
     def give_buffers(self, buffers: list[list[torch.Tensor]]) -> None:
         """Give each shard's model the buffers of its rank, if there are any."""
         for shard, its in zip(self._shards, buffers, strict=False):
-            with torch.no_grad():
-                for own, other in zip(shard.model.buffers(), its, strict=True):
-                    own.copy_(other)
+            _copy(its, shard.model.buffers())
 
     def changed(self, gradients: Gradients) -> Gradients | None:
         """Return gradients as ``before_step`` changes them; None if it remembers other ones."""
@@ -337,9 +337,7 @@ class Reference:
         if batch is None or self.shard_count == 1 or not self._start:
             return None
         shard = Shard(self._task, 0, self.shard_count, self.model, None)
-        with torch.no_grad():
-            for own, other in zip(shard.model.parameters(), self._start, strict=True):
-                own.copy_(other)
+        _copy(self._start, shard.model.parameters())
         shard.parts = [batch]
         buffers = [buffer.clone() for buffer in shard.model.buffers()]
         seed_step(self._task.config, 0, 0)
@@ -392,6 +390,6 @@ def _give(model: nn.Module, gradients: Gradients) -> None:
 
 
 @torch.no_grad()
-def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
-    for own, other in zip(target.buffers(), source.buffers(), strict=True):
-        own.copy_(other)
+def _copy(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)

@@ -24,6 +24,8 @@ class StepReference(Reference):
     and one that changes nothing.
     """
 
+    is_plain = False
+
     def __init__(
         self,
         task: Task,

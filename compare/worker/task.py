@@ -167,6 +167,10 @@ class Task(ABC):
         del reference
         return None
 
+    def attest(self) -> Facts:
+        """Return facts of the task itself, for people."""
+        return {}
+
     @abstractmethod
     def batches(self, shard: tuple[int, int]) -> Batches:
         """Return the batches of a shard: (index, count)."""

@@ -358,6 +358,7 @@ def test_factory_that_takes_long_is_called_once_and_its_model_copied(monkeypatch
     task = OwnTask.of(config, make, CPU)
     first, other = task.build_model(), task.anew().build_model()
     assert len(counts) == 1
+    assert task.attest() == {"function_called_once": True}, "the table says so"
     assert first is not other
     assert all(torch.equal(one, two) for one, two in zip(first.parameters(), other.parameters(), strict=True))
 
