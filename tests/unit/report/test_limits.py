@@ -60,4 +60,9 @@ def test_what_ranks_tell_is_named_once_and_bounded():
         *(f"A library warns in ddp: {text}." for text in ("first", "second", "third")),
         "2 more warnings of libraries: read the logs of the ranks.",
     ]
-    assert shown(batch={"loader_workers": 0}, default_dtype="", warnings=[]) == []
+    assert shown(batch={"loader_workers": 0}, default_dtype="", warnings=[], function_called_once=False) == []
+
+
+def test_function_that_is_called_once_is_named():
+    (line,) = shown(function_called_once=True)
+    assert "It was called once" in line
