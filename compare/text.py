@@ -10,6 +10,7 @@ _LISTED_NAMES = 6
 _MOST_LINES, _MOST_CHARACTERS = 5, 300
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+_WITH_AN_EXPONENT = 1000
 _TIME = re.compile(r"(.+?) ?(s|m|min|h|)")
 
 
@@ -22,7 +23,8 @@ def counted(number: float, noun: str) -> str:
 def binary_size(size_bytes: int) -> str:
     """Write a size in its binary unit: ``64 GiB``, ``1.5 MiB``, ``8 B``."""
     power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_BINARY) - 1)
-    return f"{size_bytes / (1 << 10 * power):.3g} {_BINARY[power]}"
+    size = size_bytes / (1 << 10 * power)
+    return f"{size:.3g} {_BINARY[power]}" if size < _WITH_AN_EXPONENT else f"{size:.0f} {_BINARY[power]}"
 
 
 def duration(seconds: float) -> str:

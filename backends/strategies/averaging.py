@@ -120,7 +120,10 @@ class PerParameterReducer(Reducer):
                 self.group.all_reduce_(sent)
 
     def messages(self) -> list[torch.Tensor]:
-        return [torch.empty_like(p, memory_format=torch.contiguous_format) for p in self.parameters]
+        return [
+            p if p.is_contiguous() else torch.empty_like(p, memory_format=torch.contiguous_format)
+            for p in self.parameters
+        ]
 
 
 class FlatReducer(Reducer):
@@ -139,6 +142,12 @@ class FlatReducer(Reducer):
         return [bucket.flat for bucket in self.buckets]
 
 
+_OTHER_PARTS = (
+    "This step runs other parts of the model than the first did. Choose mode=flat, which waits for the end "
+    "of backward."
+)
+
+
 class OverlapReducer(Reducer):
     """Buckets whose all-reduce starts when backward has filled them.
 
@@ -151,19 +160,23 @@ class OverlapReducer(Reducer):
         capacity = int(float(options["bucket_mb"]) * MIB)
         self.buckets = [Bucket(its) for its in _fill_buckets(parameters[::-1], capacity)]
         self.started: list[Work] = []
+        self._is_first_step = True
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
 
     def reduce(self) -> None:
-        for bucket in self.buckets[len(self.started) :]:
+        late = self.buckets[len(self.started) :]
+        for bucket in late:
             self._start(bucket)
         for work in self.started:
             work.wait()
         self.started.clear()
+        if late and not self._is_first_step:
+            raise BackendError(f"fewer gradients arrived than in the first step. {_OTHER_PARTS}")
         for bucket in self.buckets:
-            bucket.expected = bucket.expected or bucket.arrived
-            bucket.arrived = 0
+            bucket.expected, bucket.arrived = bucket.arrived, 0
+        self._is_first_step = False
 
     def messages(self) -> list[torch.Tensor]:
         return [bucket.flat for bucket in self.buckets]
@@ -179,14 +192,14 @@ class OverlapReducer(Reducer):
 
     def _arrived(self, bucket: Bucket) -> None:
         bucket.arrived += 1
-        if bucket in self.buckets[: len(self.started)]:
-            raise BackendError(
-                "a gradient arrived after its bucket had been sent. This step runs other parts of the model "
-                "than the first did. Choose mode=flat, which waits for the end of backward."
-            )
+        if self._is_first_step:
+            return
+        if bucket.arrived > bucket.expected:
+            raise BackendError(f"more gradients arrived than in the first step. {_OTHER_PARTS}")
         # Every rank must start the collectives in the same order, so a bucket that fills early waits.
-        for following in self.buckets[len(self.started) :]:
-            if following.arrived != following.expected:
+        while len(self.started) < len(self.buckets):
+            following = self.buckets[len(self.started)]
+            if following.arrived < following.expected:
                 return
             self._start(following)
 

@@ -141,7 +141,7 @@ def _untrained(arm: Arm, rank: RankResult, ranks: int) -> Gate:
     found = "Its parameters at the end are those of the start, bit for bit."
     proof = pass_of(rank, "float64")
     if proof and proof.is_exact and (empty := nothing_proven(arm, ranks, proof)):
-        return Gate(name="ranks", outcome="nothing", what=f"{empty.what}.", found=found, remedy=empty.remedy)
+        return Gate(name="ranks", outcome="nothing", what=empty.what, found=found, remedy=empty.remedy)
     if not (proof and proof.is_exact):
         return failed_gate(arm, "ranks", what, found, "its step does not change the parameters.")
     found += f" In {proof.steps} steps of float64 it trained what a single process trains."

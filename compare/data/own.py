@@ -46,13 +46,14 @@ def own_source(written: str) -> DatasetSource:
             f"--workload names {file}, which is no file.", remedy="Name your Python file: path/train.py:make."
         )
     _require_own_names(file.parent)
+    code = _code(file.parent)
     return DatasetSource(
         name="own",
         requested="own",
         directory=str(file.parent),
         workload=f"{file.name}:{matched['factory']}",
-        sha256=code_digest(file.parent),
-        code=_marks(file.parent),
+        sha256=digest(code),
+        code=_marks(code),
     )
 
 
@@ -82,7 +83,7 @@ def _module_of(path: Path) -> str:
 
 def changed_files(source: DatasetSource) -> str:
     """Name the Python files that differ from the beginning of the run."""
-    before, now = source.code, _marks(Path(source.directory))
+    before, now = source.code, _marks(_code(Path(source.directory)))
     if not (before and now):
         return f"one of more than {_MOST_NAMED} Python files was changed"
     what = {name: "was changed" if name in now else "was removed" for name in before}
@@ -130,11 +131,11 @@ def _code(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in code}
 
 
-def _marks(folder: Path) -> dict[str, str]:
-    """Return the start of each Python file's SHA-256, unless too many."""
-    code = _code(folder)
-    marks = {name: hashlib.sha256(content).hexdigest()[:_MARK] for name, content in code.items()}
-    return marks if len(marks) <= _MOST_NAMED else {}
+def _marks(code: dict[str, bytes]) -> dict[str, str]:
+    """Return the start of each Python file's SHA-256, unless there are too many."""
+    if len(code) > _MOST_NAMED:
+        return {}
+    return {name: hashlib.sha256(content).hexdigest()[:_MARK] for name, content in code.items()}
 
 
 def belongs(file: str, folder: str) -> bool:

@@ -79,8 +79,9 @@ class Circumstances:
                 fixes.append(defect.fix)
         if read := self._read(failure):
             shown = [*read[:_MOST_SETTINGS], *(["…"] if len(read) > _MOST_SETTINGS else [])]
+            names = [setting.partition("=")[0] for setting in read]
             found.append(f"From your shell it has: {', '.join(shown)}.")
-            fixes.append("If that may be the reason, unset it and try again.")
+            fixes.append(f"If that may be the reason, try again after: unset {' '.join(names)}")
         error.found, error.remedy = ("\n".join(filter(None, lines)) for lines in (found, fixes))
         return error
 

@@ -49,7 +49,7 @@ _CUDA_BYTES = 3 << 29
 On an H200 it was 1.2 GiB.
 """
 _OF_MPICH = "mpich_*"
-"""MPICH's segments in /dev/shm, which need no more than the launch."""
+"""MPICH's segments in /dev/shm, which are needed only while the launch runs."""
 TICK_SECONDS = 0.5
 """Time between two looks at the files of a launch.
 
@@ -279,7 +279,7 @@ class LaunchPlace:
         mirrored = None if self.cluster.is_this_machine else self.files
         for agent in agents:
             self._asked.append(agent)
-            ranks = [rank for rank, its in enumerate(self._agent_of) if its is agent]
+            ranks = frozenset(rank for rank, its in enumerate(self._agent_of) if its is agent)
             agent.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored, ranks)
         self.cluster.wait(lambda: all(agent.started for agent in agents), agents)
 

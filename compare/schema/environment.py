@@ -44,7 +44,7 @@ _OF_AN_IMAGE = re.compile(
 # Some secrets have the prefix of a setting: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile(
     r"API_?KEY|(^|_)(KEYS?|DSN|OTP|PAT|PW|SALT)(_|$)|AUTH|BEARER|COOKIE|CRED(ENTIAL|S?(_|$))|JWT"
-    r"|PASS(CODE|W|PHRASE|_|$)|PRIVATE|PWD(_|$)|SECRET|SESSION|SIGNATURE|TOKEN|WEBHOOK",
+    r"|PASS(CODE|W|PHRASE|_|$)|PRIVATE|PWD(_|$)|SECRET|SESSION(_?(ID|KEY|TOKEN)|$)|SIGNATURE|TOKEN|WEBHOOK",
     re.IGNORECASE,
 )
 # Others have a name that says nothing: a proxy's password, or what GitHub, Hugging Face and others issue.

@@ -94,7 +94,8 @@ def executable_root() -> Path:
         OutputError: no folder that can be written lets a program be executed.
     """
     usual = (str(temporary_root()), "/tmp", "/var/tmp", "/dev/shm", "~/.cache")  # noqa: S108 -- names differ
-    folders = list(dict.fromkeys(Path(name).expanduser() for name in usual))
+    # A user without a home keeps the tilde, where pathlib would raise.
+    folders = list(dict.fromkeys(Path(os.path.expanduser(name)) for name in usual))  # noqa: PTH111
     for folder in folders:
         if os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_NOEXEC:
             return folder

@@ -46,7 +46,6 @@ from compare.launch.agent.received import ReceivedFiles
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
 from compare.launch.signals import postponed_interrupts
-from compare.schema.files import LARGEST
 from compare.schema.hosts import Host
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
@@ -118,9 +117,7 @@ class Connection:
         """How far the host's clock is ahead, by its fastest message."""
         return self._ahead_seconds or 0.0
 
-    def start(
-        self, launch: Start, files: LaunchFiles | None, ranks: Collection[int] = range(LARGEST)
-    ) -> None:
+    def start(self, launch: Start, files: LaunchFiles | None, ranks: Collection[int] = frozenset()) -> None:
         """Start a launch on the host.
 
         The files of its ``ranks`` are mirrored into ``files``, except where the agent works in the run's own

@@ -42,7 +42,8 @@ class ReceivedFiles:
         name, log = message.name, self._files.launcher_log
         if Path(name).name != name or name[:1] in {"", "."} or "\0" in name:
             raise ProtocolError(f"unexpected file: {name}")
-        if name != log.name and self._files.rank_of(name) not in self._ranks:
+        rank = self._files.rank_of(name)
+        if name != log.name and (rank is None or rank not in self._ranks):
             return
         kept_as = f"{log.stem}-{self._host.name}{log.suffix}" if name == log.name else name
         path = self._files.directory / kept_as

@@ -73,8 +73,13 @@ def find_job(environ: Mapping[str, str]) -> Found | None:
     Raises:
         UsageError: its hosts cannot be read, or the first may take no ranks.
     """
-    found = [_look(scheduler, signs, environ) for scheduler, signs in _shown(environ)]
-    return next((each for each in found if each.hosts), found[0] if found else None)
+    first: Found | None = None
+    for scheduler, signs in _shown(environ):
+        found = _look(scheduler, signs, environ)
+        if found.hosts:
+            return found
+        first = first or found
+    return first
 
 
 def name_job(environ: Mapping[str, str]) -> str:

@@ -41,6 +41,8 @@ _REASONS = {"TimeLimit": "reached its time limit", "Preempted": "was preempted"}
 """Of a job that is still completing."""
 _TAIL_BYTES = 1 << 16
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID")
+_UNSET = f"unset {' '.join(_NUMBERS)}"
+"""What takes a shell out of a job: Slurm sets both variables."""
 _USER = re.compile(r"(.*)\((\d+)\)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
@@ -171,7 +173,7 @@ def _require_own(number: str, fields: Mapping[str, str]) -> None:
         raise UsageError(
             f"Slurm job {number} does not run.",
             found=f"Its state is {shown(state)}, and SLURM_JOB_ID names it.",
-            remedy=f"Start another job, or unset SLURM_JOB_ID. {ELSEWHERE}",
+            remedy=f"Start another job, or {_UNSET}. {ELSEWHERE}",
         )
 
 
@@ -298,7 +300,7 @@ def _scontrol(number: str) -> str:
         raise UsageError(
             f"Slurm knows no job {number}.",
             found="SLURM_JOB_ID names it, so it ended some time ago.",
-            remedy=f"Start another job, or unset SLURM_JOB_ID. {ELSEWHERE}",
+            remedy=f"Start another job, or {_UNSET}. {ELSEWHERE}",
         )
     raise UnavailableError(
         f"Slurm does not say what job {number} has.",

@@ -65,14 +65,30 @@ def test_overlap_sums_gradients_that_arrive_several_times():
     assert all(torch.allclose(one, other) for one, other in zip(summed, plain, strict=True))
 
 
-def test_overlap_refuses_a_gradient_that_arrives_after_its_bucket_was_sent():
+def test_overlap_trains_layers_that_run_in_another_order_than_they_are_registered():
+    last, first, group = nn.Linear(3, 3), nn.Linear(3, 3), SumOfOne()
+    parameters = [*last.parameters(), *first.parameters()]
+    reducer = OverlapReducer(parameters, group, {"bucket_mb": 1e-5})
+    for sent_in_backward in (0, len(reducer.buckets)):
+        last(first(torch.ones(2, 3))).sum().backward()
+        assert len(group.sent) == sent_in_backward
+        reducer.reduce()
+        assert len(group.sent) == len(reducer.buckets)
+        group.sent.clear()
+        for parameter in parameters:
+            parameter.grad = None
+
+
+@pytest.mark.parametrize(("times", "says"), [(2, "more gradients"), (1, "fewer gradients")])
+def test_overlap_refuses_a_step_of_other_parts_than_the_first(times, says):
     layer, group = nn.Linear(3, 3), SumOfOne()
     reducer = OverlapReducer(list(layer.parameters()), group, {"bucket_mb": 1.0})
     start = torch.ones(2, 3, requires_grad=True)
-    in_segments(layer, start, times=1).backward()
+    in_segments(layer, start, times=3 - times).backward()
     reducer.reduce()
-    with pytest.raises(BackendError, match="arrived after its bucket had been sent"):
-        in_segments(layer, start, times=2).backward()
+    with pytest.raises(BackendError, match=f"{says} arrived than in the first step"):
+        in_segments(layer, start, times=times).backward()
+        reducer.reduce()
 
 
 @pytest.mark.parametrize(

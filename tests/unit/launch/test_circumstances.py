@@ -74,7 +74,7 @@ def test_defect_is_not_named_beside_what_it_cannot_cause(arm, failure, trained, 
 def test_setting_stands_beside_the_failure_of_an_arm_that_reads_it(arm, name, value):
     error = beside(arm, settings={name: value})
     assert f"From your shell it has: {name}={value}." in error.found
-    assert error.remedy.endswith("If that may be the reason, unset it and try again.")
+    assert error.remedy.endswith(f"If that may be the reason, try again after: unset {name}")
 
 
 @pytest.mark.parametrize(
