@@ -10,6 +10,8 @@ from compare.schema.arms import Arm
 from compare.schema.parity import EndStep
 from compare.schema.results import Gate, RankResult
 
+_FROM_ZERO = 1e9
+"""What the ranks write for a rate that should be zero, over the right one."""
 _SCHEDULED = 1e-4
 """Largest relative error of a learning rate."""
 
@@ -39,7 +41,14 @@ def check_end(arm: Arm, ranks: list[RankResult]) -> Iterator[Gate]:
         what = "at the end of the training the gradients are too small to tell a wrong step"
         yield Gate(name="end", outcome="exempt", what=what)
         return
-    yield Gate(name="end", outcome="passed", figure=end.error, limit=end.limit)
+    yield Gate(name="end", outcome="passed", figure=end.error, limit=end.limit, what=unseen_bend(end))
+
+
+def unseen_bend(end: EndStep) -> str:
+    """Name a bend of the schedule that no proven step shows; empty without one."""
+    if not end.unseen_bend:
+        return ""
+    return f"the schedule bends at step {end.unseen_bend}, which no step of the proof takes"
 
 
 def _wrong_end(end: EndStep) -> str:
@@ -47,6 +56,10 @@ def _wrong_end(end: EndStep) -> str:
     if end.optimizer_steps != 1:
         times = f"it calls optimizer.step() {end.optimizer_steps} times."
         return times if end.optimizer_steps else "its parameters do not move."
+    if end.changes_outside:
+        return "its parameters change outside the optimizer's step, too."
+    if end.rate >= _FROM_ZERO:
+        return "its learning rate is not zero, as the schedule has it."
     if abs(end.rate - 1) > _SCHEDULED:
         return f"its learning rate is {end.rate:.3g} times what the schedule says."
     if end.error is None:

@@ -17,11 +17,10 @@ It lies ten thousand times above a rounding in float32, because a training makes
 def distance_of_ends(run: Run, names: Iterable[str]) -> float | None:
     """Return how far the ends of arms lie apart, over how far they moved from the start.
 
-    It is the largest distance from the first arm, by the sketches of rank 0. None where an arm has none.
+    It is the largest distance from the first launch, by the sketches of rank 0. None where one has none.
     """
     chosen = set(names)
-    ends = {launch.arm: launch.ranks[0].sketch for launch in run.launches if launch.arm in chosen}
-    sketches = list(ends.values())
+    sketches = [launch.ranks[0].sketch for launch in run.launches if launch.arm in chosen]
     if not sketches or not all(sketches):
         return None
     first, *others = sketches

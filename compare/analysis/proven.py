@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from compare.analysis.end_gate import unseen_bend
 from compare.analysis.parity import AT_THE_END, UNMOVED, check_training
 from compare.analysis.passes import pass_of
 from compare.analysis.proof_gaps import left_open, shortened
@@ -68,4 +69,5 @@ def _left_open(launches: list[Launch], passes: list[ParityPass], gates: list[Gat
     """Name what the proofs of all launches leave open, each once."""
     late = [gate.what for gate in gates if gate.what.startswith(AT_THE_END)]
     unmoved = [f"{UNMOVED}: {shortened(la.ranks[0].unmoved)}" for la in launches if la.ranks[0].unmoved]
+    late += filter(None, [unseen_bend(la.ranks[0].end) for la in launches if la.ranks[0].end])
     return list(dict.fromkeys([*late, *(what for taken in passes for what in left_open(taken)), *unmoved]))

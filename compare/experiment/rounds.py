@@ -165,7 +165,8 @@ class Cohorts(Launches):
             self.failed = one
             check_interpreter(self.run, one.arm, launch.ranks, here=sys.prefix)
         self.failed = planned[0]
-        check_launches([(one.arm, launch.ranks) for one, launch in zip(planned, launches, strict=True)])
+        pairs = [(one.arm, launch.ranks) for one, launch in zip(planned, launches, strict=True)]
+        check_launches(pairs, self.run)
         self.failed = None
         self._keep(launches)
         for one, launch in zip(planned, launches, strict=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from compare.analysis import Analysis
 from compare.analysis.budget import expected_seconds
 from compare.analysis.ends import ROUNDING_MAKES, distance_of_ends
+from compare.analysis.parity import AT_THE_END
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import FIRST_LOOK
@@ -96,6 +97,8 @@ def proof(run: Run, summary: Summary) -> list[str]:
 
 def _proven_steps(passed: Sequence[ArmSummary]) -> str:
     """Say how many steps are proven, and whether one after the training is."""
+    if any(line.startswith(AT_THE_END) for arm in passed for line in arm.parity.open):
+        return "one step at the end alone"
     steps = min(arm.parity.steps or 0 for arm in passed)
     return counted(steps, "step") + (
         " and one at the end" if all(arm.parity.at_end for arm in passed) else ""
@@ -121,7 +124,7 @@ def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float |
         return f"; {listed(arm.arm for arm in whole)} equal bit for bit" if len(whole) > 1 else ""
     if whole and apart is not None and apart <= ROUNDING_MAKES:
         return f", apart from rounding ({apart:.0e} of their way)"
-    return ""
+    return ", but how far apart they ended is not recorded" if whole and apart is None else ""
 
 
 def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> list[str]:

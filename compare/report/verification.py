@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from compare.analysis.parity import AT_PERIOD_1
+from compare.analysis.parity import AT_PERIOD_1, fail_alike
 from compare.report.headline import headline
 from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
 from compare.report.told import told
@@ -144,6 +144,14 @@ def warnings(verification: Verification) -> list[str]:
     lines = [] if run.complete else ["INCOMPLETE: it was stopped before every arm had run."]
     if run.dataset.note:
         lines.append(f"{run.dataset.note}.")
+    arms = {arm.label: arm for arm in run.config.arms}
+    failed = [
+        (arms[arm.arm], gate.name)
+        for arm in verification.arms
+        for gate in arm.gates
+        if gate.outcome == "failed" and arm.arm in arms
+    ]
+    lines += filter(None, [fail_alike(run, failed)])
     return lines + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
 
 

@@ -88,6 +88,13 @@ class EndStep(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 1.0
     """The learning rate over the right one, of the parameter where it is furthest off."""
     optimizer_steps: int = 1
+    changes_outside: bool = False
+    """Whether parameters that train changed other than in the optimizer's step."""
+    unseen_bend: int = 0
+    """The first step at which the schedule bends, if no proven step shows it; else 0.
+
+    Only of a step of the user's own, which follows the schedule by itself.
+    """
     why_not: str = ""
     """Why nothing was compared; empty if it was."""
 

@@ -15,18 +15,21 @@ import copy
 import math
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
 from backends.base import Group, Replica
 from compare.schema.arms import Arm
+from compare.schema.job import STEPS
 from compare.schema.parity import EndStep
 from compare.worker.blocks import Side
 from compare.worker.pace import Pace
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
 from compare.worker.shards import Gradients, Shard, seed_step
-from compare.worker.step_record import recorded_step
+from compare.worker.sketch import unmoved
+from compare.worker.step_record import copies, ratio_of, recorded_step
 from compare.worker.task import Task
 
 _NOISE = 30.0
@@ -56,10 +59,20 @@ def take_end_step(arm: Arm, own: Side, task: Task, steps: int, pace: Pace, *, gr
 
     Rank 0 compares it; each rank does if the step is the user's own.
     """
+    bend = _unseen_bend(task, steps) if own.replica.takes_whole_step else 0
     if why_not := why_no_end_step(arm, task, own.replica):
-        return EndStep(step=steps, why_not=why_not)
+        return EndStep(step=steps, why_not=why_not, unseen_bend=bend)
     with same_randomness(group.device):
-        return _EndStep(own, task, steps, pace, group=group).take()
+        end = _EndStep(own, task, steps, pace, group=group).take()
+    return msgspec.structs.replace(end, unseen_bend=bend)
+
+
+def _unseen_bend(task: Task, steps: int) -> int:
+    """Return the first step at which the schedule bends, if all proven steps have one factor; else 0."""
+    seen = {task.factor_at(step) for step in (*range(STEPS), steps)}
+    if len(seen) > 1:
+        return 0
+    return next((step for step in range(steps) if task.factor_at(step) not in seen), 0)
 
 
 class _Given(NamedTuple):
@@ -69,6 +82,7 @@ class _Given(NamedTuple):
     """Those of the parameters that an optimizer holds, by name; after a clip of the user's own step."""
     rates: dict[str, float]
     optimizer_steps: int
+    changes_outside: bool = False
 
 
 class _Sizes(NamedTuple):
@@ -88,6 +102,7 @@ class _EndStep:
         self._replica: Replica = own.replica
         self._task = task.for_end()
         self._leads = group.rank == 0 or own.replica.takes_whole_step
+        self._unmoved: list[str] = []
 
     def take(self) -> EndStep:
         end = self._take()
@@ -100,6 +115,8 @@ class _EndStep:
         buffers = self._buffers(whole)
         start = [parameter.detach().clone() for parameter in whole.parameters()]
         expected = self._expected(whole, buffers) if self._leads else []
+        if self._leads:
+            self._unmoved = unmoved(whole, self._live.anew().build_model())
         self._meet()
         self._pace.note()
         given = self._step()
@@ -162,11 +179,13 @@ class _EndStep:
     def _step_of_user(self, side: Side) -> _Given:
         """Take a step of the user's own; torch's hooks show what its optimizers are given."""
         names = {id(parameter): name for name, parameter in self._replica.model.named_parameters()}
-        with recorded_step(list(self._replica.model.parameters()), gradients=True) as record:
+        parameters = list(self._replica.model.parameters())
+        start = copies(parameters)
+        with recorded_step(parameters, gradients=True) as record:
             side.train(1)
         gradients = {names[one]: g for one, g in record.gradients.items() if one in names and g is not None}
         rates = {names[one]: rate for one, rate in record.rates.items() if one in names}
-        return _Given(gradients, rates, record.optimizer_steps)
+        return _Given(gradients, rates, record.optimizer_steps, record.changes_outside(start))
 
     def _step_of_arm(self, side: Side) -> _Given:
         """Take a step of ours; the averaged gradients are there before the user's clip."""
@@ -212,7 +231,12 @@ class _EndStep:
         exact: dict[str, torch.Tensor | None],
         rounded: dict[str, torch.Tensor | None],
     ) -> EndStep:
-        names = [name for name in given.gradients if exact.get(name) is not None]
+        # A parameter that has moved trained once, so it must be given a gradient even now.
+        names = [
+            name
+            for name, gradient in exact.items()
+            if gradient is not None and (name in given.rates or name not in self._unmoved)
+        ]
         alone = dict(zip(exact, self._alone, strict=True))
         found, right, near, lone = (
             {name: _plain(its.get(name)) for name in names}
@@ -237,6 +261,7 @@ class _EndStep:
             share=share if math.isfinite(share) else 0.0,
             rate=self._rate(given.rates),
             optimizer_steps=given.optimizer_steps,
+            changes_outside=given.changes_outside,
         )
 
     def _rate(self, rates: dict[str, float]) -> float:
@@ -244,7 +269,7 @@ class _EndStep:
         task = self._live.anew()
         model = task.build_model()
         expected = task.rates_at(model, self._steps)
-        ratios = [rate / expected[name] for name, rate in rates.items() if expected.get(name)]
+        ratios = [ratio_of(rate, expected[name]) for name, rate in rates.items() if name in expected]
         return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
 
     def _why_no_measure(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> str:
@@ -256,7 +281,7 @@ class _EndStep:
         self._pace.note()
         try:
             live = copy.deepcopy(self._replica.model)
-        except (RuntimeError, TypeError):
+        except Exception:  # noqa: BLE001 -- each model refuses in its own way; FSDP's by an assertion
             return "its model cannot be copied, so what it remembers is not known"
         shard = Shard(self._task, index, count, live, None)
         shard.fetch(self._task.config.accumulate, self._replica.parts)

@@ -79,6 +79,7 @@ class Reference:
         self.trainable = len(names)
         self._wrong: dict[WrongKind, Gradients] = {}
         self._right: Gradients = []
+        self._mean: Gradients = []
         self._gradients: list[Gradients] = []
         self._keeps = sum(p.numel() for p in own.model.parameters()) * (count + 2) <= MOST_EXPLAINED
         self._samples: list[set[str]] = []
@@ -163,7 +164,7 @@ class Reference:
             gradients.append(shard.gradients(scale_of(index, scale), dense=not self._drifts))
         if step == 0:
             self._note_use(gradients)
-        mean = mean_of(gradients)
+        self._mean = mean = mean_of(gradients)
         self._gradients = gradients if self._keeps or self.shard_count == 1 else []
         self.alone = gradients[self._index]
         return mean
@@ -334,7 +335,7 @@ class Reference:
         batches keeps them from being compared.
         """
         batch = combine([shard.taken for shard in self._shards], self._task.config.batch_size_per_rank)
-        if batch is None or self.shard_count == 1 or not self._start:
+        if batch is None or self.shard_count == 1 or not self._start or not self._mean:
             return None
         shard = Shard(self._task, 0, self.shard_count, self.model, None)
         _copy(self._start, shard.model.parameters())
@@ -346,8 +347,7 @@ class Reference:
         draws = generators != states_of_generators()
         if draws or any(not torch.equal(b, k) for b, k in zip(shard.model.buffers(), buffers, strict=True)):
             return None
-        mean = mean_of(self._gradients) if self._gradients else []
-        pairs = [(f, m) for f, m in zip(found, mean, strict=False) if f is not None and m is not None]
+        pairs = [(f, m) for f, m in zip(found, self._mean, strict=True) if f is not None and m is not None]
         whole = sum(_dot(m, m) for _, m in pairs)
         return math.sqrt(sum(_dot(f - m, f - m) for f, m in pairs) / whole) if whole else None
 

@@ -11,6 +11,22 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+FROM_ZERO = 1e9
+"""What stands for a rate that should be zero, and is not, over the right one."""
+
+
+def ratio_of(rate: float, right: float) -> float:
+    """Return a learning rate over the right one; both may be zero."""
+    if right:
+        return rate / right
+    return FROM_ZERO if rate else 1.0
+
+
+def copies(tensors: list[nn.Parameter]) -> list[torch.Tensor]:
+    """Return copies of tensors as they are now."""
+    local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
+    return [tensor.detach().clone() for tensor in local]
+
 
 class StepRecord:
     """The optimizers' steps and the backward passes of one training step."""
@@ -23,6 +39,8 @@ class StepRecord:
         """What each parameter was stepped by, by its id."""
         self.rates: dict[int, float] = {}
         """The learning rate of each parameter, by its id."""
+        self.at_step: list[tuple[list[torch.Tensor], ...]] = []
+        """The parameters before and after each optimizer's step, where gradients are kept."""
         self._parameters = parameters
         self._sums: list[float] = []
         self._depth = 0
@@ -34,8 +52,15 @@ class StepRecord:
 
     def rate_over(self, right: float) -> float:
         """Return the learning rate that is furthest from the right one, over it; 1 without any."""
-        ratios = [rate / right for rate in self.rates.values()] if right else []
+        ratios = [ratio_of(rate, right) for rate in self.rates.values()]
         return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
+
+    def changes_outside(self, start: list[torch.Tensor]) -> bool:
+        """Return whether a parameter that trains changed from ``start`` other than in an optimizer's step."""
+        states = [start, *(state for pair in self.at_step for state in pair), copies(self._parameters)]
+        pairs = zip(states[::2], states[1::2], strict=True)
+        trained = [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
+        return any(not torch.equal(one[index], other[index]) for one, other in pairs for index in trained)
 
     @property
     def structure(self) -> str:
@@ -51,6 +76,8 @@ class StepRecord:
 
     def enter(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note what a step begins with."""
+        if self._keeps_gradients and not self._depth:
+            self.at_step.append((copies(self._parameters),))
         self._depth += 1
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -63,6 +90,8 @@ class StepRecord:
         """Count a step, unless another optimizer's calls it."""
         self._depth -= 1
         self.calls[id(optimizer)] += self._depth == 0
+        if self._keeps_gradients and not self._depth:
+            self.at_step[-1] += (copies(self._parameters),)
 
     def note_backward(self) -> None:
         """Note the parameters at a backward pass, by their sum."""

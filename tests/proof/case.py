@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FOUND = ("failed", "nothing", "refused")
-"""How the proof of a wrong step may end."""
+FOUND = ("failed", "nothing")
+"""How the proof of a wrong step may end; ``refused`` and ``crashed`` are named by a case."""
 CASES: list[Case] = []
 """The cases of all imported files, in their order."""
 

@@ -35,14 +35,15 @@ class Verdict:
     gates: list[Gate] = field(default_factory=list)
     failures: list[RankFailure] = field(default_factory=list)
     logs: str = ""
+    silent: bool = False
+    """Whether a rank ended without results and without a reason."""
 
     @property
     def outcome(self) -> str:
-        """The worst of all gates; ``refused`` without any."""
+        """The worst of all gates; without any, ``refused`` if every rank says why, else ``crashed``."""
         found = {gate.outcome for gate in self.gates}
-        return next(
-            (one for one in ("failed", "incomparable", "nothing", "passed") if one in found), "refused"
-        )
+        refused = "refused" if self.failures and not self.silent else "crashed"
+        return next((one for one in ("failed", "incomparable", "nothing", "passed") if one in found), refused)
 
     @property
     def words(self) -> str:
@@ -119,6 +120,7 @@ def prove(ranks, tmp_path):
             results = [read_json(files.result(rank), RankResult) for rank in held]
             return Verdict(check_gates(arm, results), logs=logs)
         failures = [read_json(file, RankFailure) for file in map(files.failure, held) if file.exists()]
-        return Verdict(failures=failures, logs=f"exit statuses {statuses}\n{logs}")
+        silent = len(failures) < config.ranks
+        return Verdict(failures=failures, logs=f"exit statuses {statuses}\n{logs}", silent=silent)
 
     return proven

@@ -66,6 +66,23 @@ def late_schedule_once_a_rank():
     return workload(own_step=_following(drop_at_46, 2), schedule=drop_at_46)
 
 
+def zero_in_the_end(step):
+    """End with a rate of zero."""
+    return 1.0 if step < LATE else 0.0
+
+
+@wrong(origin="diffusers#3954", ends="failed", names="learning rate is not zero")
+def schedule_to_zero_left_out():
+    """The step has no schedule, and that of the workload ends at zero."""
+    return workload(own_step=hand_step(average), schedule=zero_in_the_end)
+
+
+@wrong(origin="own", ends="passed", names="the schedule bends at step 26")
+def schedule_that_bends_between_left_out():
+    """The schedule bends in steps that the proof does not take, so it is only named."""
+    return workload(own_step=hand_step(average), schedule=lambda step: 0.1 if step in {26, 27} else 1.0)
+
+
 @wrong(origin="diffusers#3954", or_names="schedule")
 def schedule_left_out():
     """The step has no schedule, and that of the workload bends late."""
@@ -190,6 +207,41 @@ def frozen_after_25_steps():
             gradient.zero_()
 
     return workload(own_step=late(average, nothing))
+
+
+@wrong(origin="own", ends="failed", names="differ from the mean")
+def one_layer_frozen_after_25_steps():
+    """One layer gets no gradient from the 26th step on."""
+
+    def without_the_first(model):
+        average(model)
+        for parameter in model[0].parameters():
+            parameter.grad = None
+
+    return workload(own_step=late(average, without_the_first))
+
+
+@wrong(origin="own", ends="failed", names="change outside the optimizer's step")
+def weights_shrink_after_25_steps():
+    """Weights are halved after the optimizer's step, from the 26th on."""
+
+    def own_step(model, make_optimizer):
+        optimizer, taken = make_optimizer(model.parameters()), [0]
+
+        def step(batch):
+            optimizer.zero_grad()
+            mse(model, batch).backward()
+            average(model)
+            optimizer.step()
+            taken[0] += 1
+            if taken[0] > LATE:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(0.5)
+
+        return step
+
+    return workload(own_step=own_step)
 
 
 # ---- clips ----

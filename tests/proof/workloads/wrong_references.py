@@ -113,7 +113,7 @@ def hidden_state_and_a_late_sum():
     return workload(model=Stateful(), data=series(), own_step=late(average, add_up))
 
 
-@wrong("ddp", origin="a public report")
+@wrong("ddp", origin="a public report", ends="refused", names="torch.distributed.is_initialized")
 def annealing_that_counts_the_rank():
     """A weight of the loss that differs between ranks."""
     made = annealing_in_a_closure()

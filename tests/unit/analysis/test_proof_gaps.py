@@ -8,12 +8,14 @@ import pytest
 from compare.analysis.ends import distance_of_ends
 from compare.analysis.parity import check_gates, check_launches, fail_alike
 from compare.analysis.proven import parity_of
+from compare.data.catalogue import DatasetSource
 from compare.errors import ParityError
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.parity import EndStep, WrongStep
 from tests.unit.factories import a_launch, a_pass, a_rank, a_run
 
 DDP, OWN = Arm("ddp"), Arm("own_torch")
+OWN_DATA = DatasetSource(name="own", requested="own", directory="/here", workload="train.py:make")
 NAMES = ["0.weight", "0.bias"]
 NOTHING: dict = {"trainable": 2, "shards": 2}
 
@@ -40,6 +42,7 @@ def test_proof_says_what_it_would_not_have_shown(ranks, untold, outcome, what):
     gate = gate_of(ranks=ranks, untold=untold)
     assert gate.outcome == outcome
     assert what in gate.what
+    assert bool(gate.what) == bool(what)
     assert bool(gate.remedy) == (outcome == "nothing")
 
 
@@ -78,6 +81,8 @@ def test_step_at_the_end_proves_what_the_first_steps_could_not():
         ({"rate": 0.5}, "its learning rate is 0.5 times what the schedule says"),
         ({"optimizer_steps": 2}, "it calls optimizer.step() 2 times"),
         ({"optimizer_steps": 0}, "its parameters do not move"),
+        ({"rate": 1e9}, "its learning rate is not zero, as the schedule has it"),
+        ({"changes_outside": True}, "its parameters change outside the optimizer's step"),
     ],
 )
 def test_wrong_step_at_the_end_fails_with_its_cause(changes, found):
@@ -105,15 +110,15 @@ def test_end_where_gradients_tell_nothing_is_exempt():
             "not a plain step of one loss (2 opt",
         ),
         (OWN, {"rounded": True}, "incomparable", "except for half precision"),
-        (DDP, {"structure": "2 optimizers step"}, "failed", ""),
-        (OWN, {"structure": "2 backward passes", "shares": [2, 2], "unexplained": 0.0}, "failed", ""),
+        (DDP, {"structure": "2 optimizers step"}, "failed", "on gradients of other samples"),
+        (OWN, {"structure": "2 backward passes", "shares": [2, 2], "unexplained": 0.0}, "failed", "a sum"),
     ],
 )
 def test_step_without_a_measure_is_not_accused(arm, wrong, outcome, what):
     step = WrongStep(step=1, parameter="0.weight", difference=0.1, **wrong)
     gate = gate_of(arm, differences=[0.1], wrong=step, error_of_first_update=0.7)
     assert gate.outcome == outcome
-    assert what in gate.what
+    assert what in (gate.what if outcome == "incomparable" else gate.found)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +134,16 @@ def test_factor_of_ranks_tells_a_sum_from_a_learning_rate(rate, found):
 def test_workload_is_suspected_where_all_arms_fail_alike():
     step = WrongStep(step=1, parameter="0.weight", difference=0.1)
     ranks = [a_rank(0, parity=[a_pass(differences=[0.1], wrong=step, error_of_first_update=0.7)])]
+    own = a_run({"ddp": [], "manual": [], "none": []}, dataset=OWN_DATA)
+    pairs = [(DDP, ranks), (Arm("manual"), ranks), (Arm("none"), [a_rank(0, parity=[])])]
     with pytest.raises(ParityError) as caught:
-        check_launches([(DDP, ranks), (Arm("manual"), ranks), (Arm("none"), [a_rank(0, parity=[])])])
+        check_launches(pairs, own)
     assert "suspect the workload and not the arms" in caught.value.remedy
-    assert not fail_alike([DDP, Arm("manual")], [(DDP, "float64")])
-    assert not fail_alike([DDP], [(DDP, "float64")])
+    with pytest.raises(ParityError) as caught:
+        check_launches(pairs, a_run({"ddp": [], "manual": []}))
+    assert "suspect" not in caught.value.remedy, "a built-in model remembers nothing"
+    assert not fail_alike(own, [(DDP, "float64")])
+    assert not fail_alike(a_run({"ddp": []}, dataset=OWN_DATA), [(DDP, "float64")])
 
 
 def launches(**sketches):
