@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from compare import __version__, data
 from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.doctor import check_beforehand
+from compare.doctor.facts import Finding
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.allocation import endings_named, require_time, too_little_time
 from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
@@ -104,12 +105,15 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         wait_for_hosts(hosts, carrier=carrier, seconds=request.wait_seconds, say=say)
     findings = check_beforehand(hosts, carrier=carrier)
     with ExitStack() as opened:
-        with endings_named(job):
-            cluster = opened.enter_context(
-                open_cluster(request.allocation, interface=request.interface, exported=request.exported)
-            )
-        for finding in findings(failed=False):
-            say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
+        try:
+            with endings_named(job):
+                cluster = opened.enter_context(
+                    open_cluster(request.allocation, interface=request.interface, exported=request.exported)
+                )
+        except RingsideError:
+            _say_findings(findings(failed=True), say)
+            raise
+        _say_findings(findings(failed=False), say)
         cluster.defects = lambda: [
             Defect(each.topic, each.host, f"{each.what} {each.found}", each.fix)
             for each in findings(failed=True)
@@ -119,6 +123,12 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         for line in cluster.topology() if named else ():
             say(line)
         yield cluster
+
+
+def _say_findings(findings: Iterable[Finding], say: Callable[[str], None]) -> None:
+    """Print what the check of the hosts found."""
+    for finding in findings:
+        say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
 
 
 def begin(

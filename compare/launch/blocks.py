@@ -48,7 +48,6 @@ def blocks_of(job: Job, place: LaunchPlace, hosts: Unreached) -> list[Block]:
         ]
     (command,) = commands
     others = [host for host in hosts.hosts if not is_local(host)]
-    assert place.programs  # noqa: S101 -- other hosts are reached
     programs = {place.programs / name: text for name, text in hosts.remote_shell(place.programs).items()}
     path = f"{place.programs / 'bin'}{os.pathsep}{command.environment['PATH']}"
     here = Command(command.argv, {**command.environment, "PATH": path}) if programs else command

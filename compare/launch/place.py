@@ -80,8 +80,8 @@ class LaunchPlace:
         in_memory = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
         self._directory = files.directory if in_place else on_disk / name
         self._temporary = on_disk / f"{name}-tmp"
-        self.programs = None if in_place else executable_root() / f"{name}-programs"
-        """Where launchers find programs for other hosts."""
+        self._programs_name = f"{name}-programs"
+        self._programs: Path | None = None
         shared = in_memory if not in_place or os.access(in_memory, os.W_OK) else self._temporary
         self._shared_memory = shared / name
         self._exported = self._temporary / "exported.json"
@@ -92,6 +92,18 @@ class LaunchPlace:
         """The job, at the same path on every host."""
         self.mark = str(self._directory)
         """The launch's name, in the environment of every process of it."""
+
+    @property
+    def programs(self) -> Path:
+        """Return the folder where launchers find programs for other hosts.
+
+        It is chosen where a launch needs it first.
+
+        Raises:
+            OutputError: no folder lets a program be executed.
+        """
+        self._programs = self._programs or executable_root() / self._programs_name
+        return self._programs
 
     def settings(self) -> dict[str, str]:
         """Return the environment of this launch alone."""
@@ -118,7 +130,7 @@ class LaunchPlace:
     def _scratch(self) -> tuple[Path, ...]:
         """Return the folders that are removed after the launch."""
         mirrored = () if self.cluster.is_this_machine else (self._directory,)
-        return (*mirrored, self._temporary, self._shared_memory, *filter(None, [self.programs]))
+        return (*mirrored, self._temporary, self._shared_memory, *filter(None, [self._programs]))
 
     def begin(self, commands: Sequence[Command], job: LaunchJob, *, deadline_seconds: float) -> None:
         """Make the folders on every host, and start the commands.
@@ -293,7 +305,8 @@ class LaunchPlace:
         environment = dict(command.environment) if command else {}
         folders = [self._temporary, self._shared_memory, *([self._pipes] if self.turns else [])]
         programs: dict[str, bytes] = {}
-        if (at := self.programs) and command and command.host is None:
+        if not cluster.is_this_machine and command and command.host is None:
+            at = self.programs
             programs = {str(at / name): text.encode() for name, text in cluster.remote_shell(at).items()}
             environment["PATH"] = f"{at / 'bin'}{os.pathsep}{environment['PATH']}"
             folders.append(at)

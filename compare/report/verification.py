@@ -108,7 +108,7 @@ def _cell(name: str, arm: ArmVerification) -> str:
     if gate is None:
         return "–"
     if gate.outcome in _UNPROVEN:
-        return "–" if name == "ranks" else _UNPROVEN[gate.outcome].split()[0]
+        return "–" if name == "ranks" else _UNPROVEN[gate.outcome]
     if gate.outcome == "exempt":
         if gate.figure is None:
             return "–" if name == "end" else gate.what or "exempt"
@@ -151,8 +151,15 @@ def warnings(verification: Verification) -> list[str]:
         for gate in arm.gates
         if gate.outcome == "failed" and arm.arm in arms
     ]
-    lines += filter(None, [fail_alike(run, failed)])
+    lines += [*filter(None, [fail_alike(run, failed)]), *_unproven(verification)]
     return lines + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
+
+
+def _unproven(verification: Verification) -> Iterator[str]:
+    """Say why arms that failed nothing are not proven, and what would let them be."""
+    for arm in verification.arms:
+        if not arm.refuted and (gate := arm.unproven):
+            yield f"{arm.arm}, {_UNPROVEN[gate.outcome]}: {gate.what}. {gate.remedy}"
 
 
 def failures(verification: Verification) -> Iterator[str]:
@@ -167,8 +174,6 @@ def failures(verification: Verification) -> Iterator[str]:
             failed = {"samples": failed["samples"]}
         for gate in failed.values():
             yield " ".join(filter(None, [gate.what, gate.found, gate.remedy]))
-        if not arm.refuted and (open_gate := arm.unproven):
-            yield f"{arm.arm}, {_UNPROVEN[open_gate.outcome]}: {open_gate.what}. {open_gate.remedy}"
 
 
 def notes(verification: Verification) -> Iterator[str]:

@@ -117,7 +117,7 @@ class Connection:
         """How far the host's clock is ahead, by its fastest message."""
         return self._ahead_seconds or 0.0
 
-    def start(self, launch: Start, files: LaunchFiles | None, ranks: Collection[int] = frozenset()) -> None:
+    def start(self, launch: Start, files: LaunchFiles | None, ranks: Collection[int]) -> None:
         """Start a launch on the host.
 
         The files of its ``ranks`` are mirrored into ``files``, except where the agent works in the run's own

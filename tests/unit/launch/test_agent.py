@@ -35,6 +35,7 @@ from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 from tests.waiting import wait_until
 
 HERE = Host(name="localhost", slots=1)
+RANKS = range(2)
 RANK = Path(__file__).resolve().parents[2] / "lab" / "rank.py"
 
 
@@ -97,7 +98,7 @@ def test_agent_finds_a_free_port(agent):
 
 
 def test_agent_reports_the_start_when_the_files_are_there(agent, mark, files):
-    agent.start(a_launch(mark), files)
+    agent.start(a_launch(mark), files, RANKS)
     assert not agent.started
     tick_until(agent, lambda: agent.started)
     assert (Path(mark) / "job.json").is_file()
@@ -122,7 +123,7 @@ def test_connections_open_and_close_together():
 
 
 def test_agent_sends_all_files_back_and_leaves_none(agent, mark, files):
-    agent.start(a_launch(mark, "0", "3"), files)
+    agent.start(a_launch(mark, "0", "3"), files, RANKS)
     seen = set()
     tick_until(agent, lambda: seen.add(progress_of(files)) or agent.exited)
     assert agent.exited.status == 0
@@ -144,32 +145,32 @@ def progress_of(files):
 
 def test_agent_carries_out_one_launch_after_the_other(agent, mark, files):
     for rank in ("0", "1"):
-        agent.start(a_launch(mark, rank, "0.1"), files)
+        agent.start(a_launch(mark, rank, "0.1"), files, RANKS)
         tick_until(agent, lambda: agent.exited)
     assert files.result(0).exists()
     assert files.result(1).exists()
 
 
 def test_agent_sends_a_failure_back_with_the_status(agent, mark, files):
-    agent.start(a_launch(mark, "0", "0.1", "failure"), files)
+    agent.start(a_launch(mark, "0", "0.1", "failure"), files, RANKS)
     tick_until(agent, lambda: agent.exited)
     assert agent.exited.status == 1
     assert json.loads(files.failure(0).read_text())["message"] == "on purpose"
 
 
 def test_agent_ends_a_launch_when_asked_or_at_its_deadline(agent, mark, files):
-    agent.start(a_launch(mark, "0", "60"), files)
+    agent.start(a_launch(mark, "0", "60"), files, RANKS)
     tick_until(agent, lambda: read_progress(files, 0))
     agent.end()
     tick_until(agent, lambda: agent.exited)
     assert (agent.exited.status, agent.exited.abandoned) == (None, False)
-    agent.start(a_launch(mark, "0", "60", deadline_seconds=1.0), files)
+    agent.start(a_launch(mark, "0", "60", deadline_seconds=1.0), files, RANKS)
     tick_until(agent, lambda: agent.exited)
     assert agent.exited.status is None
 
 
 def test_agent_without_a_command_watches_ranks_started_elsewhere(agent, mark, files):
-    agent.start(a_launch(mark), files)
+    agent.start(a_launch(mark), files, RANKS)
     directory = Path(mark)
     tick_until(agent, (directory / "lease").exists)
     environment = os.environ | {"PYTHONPATH": str(RANK.parents[2]), MARKER: mark}
@@ -185,7 +186,7 @@ def test_agent_without_a_command_watches_ranks_started_elsewhere(agent, mark, fi
 def test_agent_makes_scratch_folders_and_removes_them(agent, mark, files, tmp_path):
     scratch = (str(tmp_path / "a" / "scratch"), str(tmp_path / "b"))
     launch = a_launch(mark, argv=("sleep", "60"), folders=scratch)
-    agent.start(launch, files)
+    agent.start(launch, files, RANKS)
     tick_until(agent, lambda: all(Path(folder).is_dir() for folder in scratch))
     assert stat.S_IMODE(Path(scratch[0]).stat().st_mode) == 0o700
     agent.end()
@@ -195,7 +196,7 @@ def test_agent_makes_scratch_folders_and_removes_them(agent, mark, files, tmp_pa
 
 def test_agent_removes_the_first_folder_if_the_second_fails(agent, mark, files, tmp_path):
     first = tmp_path / "first"
-    agent.start(a_launch(mark, "0", "0", folders=(str(first), "/proc/no/folder")), files)
+    agent.start(a_launch(mark, "0", "0", folders=(str(first), "/proc/no/folder")), files, RANKS)
     with pytest.raises(HostError, match="could not be used"):
         tick_until(agent, lambda: agent.exited)
     assert list(tmp_path.iterdir()) == [files.directory]
@@ -204,7 +205,7 @@ def test_agent_removes_the_first_folder_if_the_second_fails(agent, mark, files, 
 def test_agent_programs_are_executable_and_files_are_not(agent, mark, files, tmp_path):
     program, secret = tmp_path / "scratch" / "bin" / "ssh", tmp_path / "scratch" / "exported.json"
     scratch = {"folders": (str(program.parents[1]),), "files": {str(secret): b"{}"}}
-    agent.start(a_launch(mark, programs={str(program): b"#!/bin/sh\n"}, **scratch), files)
+    agent.start(a_launch(mark, programs={str(program): b"#!/bin/sh\n"}, **scratch), files, RANKS)
     tick_until(agent, lambda: agent.started)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (program, secret)] == [0o700, 0o600]
     agent.end()
@@ -224,7 +225,7 @@ def own_folder(mark):
 
 
 def test_agent_in_place_sends_nothing_back_and_keeps_the_folder(agent, mark, own_folder):
-    agent.start(a_launch(mark, "0", "0.1", in_place=True), None)
+    agent.start(a_launch(mark, "0", "0.1", in_place=True), None, RANKS)
     tick_until(agent, lambda: agent.exited)
     assert agent.exited.status == 0
     assert own_folder.result(0).exists()
@@ -242,14 +243,14 @@ def test_agent_in_place_sends_nothing_back_and_keeps_the_folder(agent, mark, own
     ],
 )
 def test_agent_in_place_keeps_the_class_of_its_error(agent, mark, own_folder, changes, error, says):
-    agent.start(a_launch(mark, in_place=True, **changes), None)
+    agent.start(a_launch(mark, in_place=True, **changes), None, RANKS)
     with pytest.raises(error) as caught:
         tick_until(agent, lambda: agent.exited)
     assert all(part in str(caught.value) for part in says)
 
 
 def test_agent_in_place_whose_folder_vanishes_is_an_error_of_output(agent, mark, own_folder):
-    agent.start(a_launch(mark, argv=("sleep", "60"), in_place=True), None)
+    agent.start(a_launch(mark, argv=("sleep", "60"), in_place=True), None, RANKS)
     tick_until(agent, lambda: agent.started)
     shutil.rmtree(own_folder.directory)
     with pytest.raises(OutputError, match="can no longer be written"):
@@ -259,7 +260,7 @@ def test_agent_in_place_whose_folder_vanishes_is_an_error_of_output(agent, mark,
 def test_agent_refuses_a_folder_that_exists_and_keeps_it(agent, mark, files):
     folder = Path(mark)
     folder.mkdir()
-    agent.start(a_launch(mark, "0", "0"), files)
+    agent.start(a_launch(mark, "0", "0"), files, RANKS)
     with pytest.raises(HostError, match=r"Host localhost: .* could not be used") as raised:
         tick_until(agent, lambda: agent.exited)
     assert "File exists" in raised.value.found
@@ -267,20 +268,20 @@ def test_agent_refuses_a_folder_that_exists_and_keeps_it(agent, mark, files):
 
 
 def test_agent_refuses_a_command_that_does_not_exist(agent, mark, files):
-    agent.start(a_launch(mark, argv=("/no/such/launcher",)), files)
+    agent.start(a_launch(mark, argv=("/no/such/launcher",)), files, RANKS)
     with pytest.raises(HostError, match="/no/such/launcher could not be executed"):
         tick_until(agent, lambda: agent.exited)
 
 
 def test_agent_sends_a_large_log_in_full(agent, mark, files):
     code = "import sys; sys.stdout.write('0123456789' * 1_000_000)"
-    agent.start(a_launch(mark, argv=(sys.executable, "-c", code)), files)
+    agent.start(a_launch(mark, argv=(sys.executable, "-c", code)), files, RANKS)
     tick_until(agent, lambda: agent.exited)
     assert (files.directory / "launcher-localhost.log").read_text() == "0123456789" * 1_000_000
 
 
 def test_agent_shows_no_secret_in_arguments(agent, mark, files):
-    agent.start(a_launch(mark, "0", "60"), files)
+    agent.start(a_launch(mark, "0", "60"), files, RANKS)
     tick_until(agent, lambda: read_progress(files, 0))
     arguments = []
     for process in psutil.process_iter():
@@ -295,7 +296,7 @@ def test_agent_shows_no_secret_in_arguments(agent, mark, files):
 @pytest.mark.timed
 def test_agent_ends_its_launch_when_the_connection_closes(mark, files):
     agent = Connection(HERE, python=sys.executable, carrier=Local())
-    agent.start(a_launch(mark, "0", "60"), files)
+    agent.start(a_launch(mark, "0", "60"), files, RANKS)
     tick_until(agent, lambda: read_progress(files, 0))
     began = time.monotonic()
     close_all([agent])
@@ -307,7 +308,7 @@ def test_agent_ends_its_launch_when_the_connection_closes(mark, files):
 @pytest.mark.slow
 def test_agent_ends_its_launch_when_the_parent_is_silent(mark, files):
     agent = Connection(HERE, python=sys.executable, carrier=Local())
-    agent.start(a_launch(mark, "0", "60"), files)
+    agent.start(a_launch(mark, "0", "60"), files, RANKS)
     tick_until(agent, lambda: read_progress(files, 0))
     began = time.monotonic()
     while list(descendants(mark)) or Path(mark).exists():
@@ -332,7 +333,7 @@ def test_connection_to_a_killed_agent_is_lost(mark, files):
 
 def test_killed_agent_leaves_nothing_of_its_launch(mark, files):
     agent = Connection(HERE, python=sys.executable, carrier=Local())
-    agent.start(a_launch(mark, "0", "60"), files)
+    agent.start(a_launch(mark, "0", "60"), files, RANKS)
     tick_until(agent, lambda: read_progress(files, 0))
     os.kill(agent._process.pid, signal.SIGKILL)
     wait_until(lambda: not list(descendants(mark)) and not Path(mark).exists(), 5)

@@ -132,7 +132,7 @@ def test_programs_for_hosts_lie_where_they_can_be_executed(
 def test_programs_for_hosts_without_a_folder_for_them_are_refused(hosts, files, monkeypatch):
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(OutputError, match="temporary programs") as refused:
-        hosts.place(files)
+        _ = hosts.place(files).programs
     assert "/tmp" in refused.value.found  # noqa: S108 -- a name; nothing is written
     assert "TMPDIR" in refused.value.remedy
 
