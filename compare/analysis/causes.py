@@ -195,9 +195,9 @@ def _transports(run: Run, summary: Summary) -> Iterator[Cause]:
     """Name arms that use TCP while another arm shares memory.
 
     The other arm must have more bandwidth and a shorter step: else the transport explains no cost. A run that
-    is too noisy shows no shorter step.
+    can rank nothing shows no shorter step.
     """
-    if len(run.hosts) > 1 or summary.too_noisy:
+    if len(run.hosts) > 1 or summary.noise_hides_all:
         return
     known = [
         (own, bandwidth)

@@ -36,7 +36,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     """
     noisy_rounds: int = 0
     """How many of them are noisy."""
-    too_noisy: bool = False
+    noise_hides_all: bool = False
     """The noise hides every difference between arms."""
     step_seconds: dict[str, float]
     """Of each arm: geometric mean over its launches."""
@@ -73,7 +73,7 @@ def enter(name: str, run: Run) -> RunEntry:
         rounds=rounds_done(run),
         state=_state(run),
         noisy_rounds=len(summary.noisy_rounds),
-        too_noisy=summary.too_noisy,
+        noise_hides_all=summary.noise_hides_all,
         step_seconds={
             arm.label: statistics.geometric_mean(map(step_seconds, launches))
             for arm in run.config.arms
@@ -101,7 +101,7 @@ def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
             group=group,
             arm=arm,
             step_seconds=[entry.step_seconds[arm] for entry in own],
-            noisy=sum(bool(entry.noisy_rounds) or entry.too_noisy for entry in own),
+            noisy=sum(bool(entry.noisy_rounds) or entry.noise_hides_all for entry in own),
         )
         for (group, arm), own in found.items()
         if len(own) > 1

@@ -1,67 +1,61 @@
-"""Judge whether a run is too noisy to compare its arms."""
+"""Judge whether noise hides every difference of a run, and what would help."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from compare.analysis.budget import is_oversubscribed
-from compare.analysis.estimate import Estimate
+from compare.analysis.budget import elapsed_seconds, is_oversubscribed
+from compare.analysis.load import find_load_dependence
 from compare.analysis.step_times import noisy_rounds
-from compare.analysis.verdict import Verdict
+from compare.analysis.verdict import FIRST_LOOK, Verdict
 from compare.schema.results import Run
 
 NOISE_LIMIT = 0.25
-"""Largest noise floor of a run without a clear difference."""
+"""Largest half-width of an interval that still tells something."""
 _FEWEST_ROUNDS = 3
-"""Fewer rounds have no useful interval."""
+"""One or two rounds that are all noisy tell nothing."""
 _BUDGET_STEP_SECONDS = 60
 
 
-def is_too_noisy(
-    run: Run, noise: float | None, verdicts: Sequence[Verdict], efficiencies: Sequence[Estimate]
-) -> bool:
+def hides_all(run: Run, verdicts: Sequence[Verdict]) -> bool:
     """Return whether noise hides every difference between the arms.
 
-    The noise floor must exceed the limit, and no interval may be narrower or exclude equality. Without
-    verdicts, the efficiencies decide. An A/A test measures the noise itself, and oversubscribed arms are not
-    ranked in any case.
+    Every verdict must be open, and its own interval contain 1 and be wider than the limit. A ratio that is
+    shown to depend on the load is a difference too. One or two rounds tell nothing if all of them are noisy.
+    An A/A test measures the noise itself, and oversubscribed arms are not ranked in any case.
     """
-    if tells_nothing(run):
-        return True
-    rounds = len({launch.round for launch in run.launches})
-    if noise is None or noise <= NOISE_LIMIT or rounds < _FEWEST_ROUNDS:
-        return False
-    if run.config.comparisons is not None or is_oversubscribed(run):
-        return False
-    if verdicts:
-        return all(verdict.kind == "unresolved" and _is_wide(verdict) for verdict in verdicts)
-    return all(efficiency.high >= 1 for efficiency in efficiencies)
-
-
-def tells_nothing(run: Run) -> bool:
-    """Return whether all of a run's one or two rounds are noisy.
-
-    Then nothing tells noise from a difference.
-    """
-    if run.config.comparisons is not None or len(run.config.arms) == 1 or is_oversubscribed(run):
+    if run.config.comparisons is not None or is_oversubscribed(run) or len(run.config.arms) == 1:
         return False
     rounds = len({launch.round for launch in run.launches})
-    return len(noisy_rounds(run)) == rounds < _FEWEST_ROUNDS and rounds > 0
+    if rounds < _FEWEST_ROUNDS:
+        return len(noisy_rounds(run)) == rounds > 0
+    open_and_wide = bool(verdicts) and all(map(_is_open_and_wide, verdicts))
+    return open_and_wide and not find_load_dependence(run)
 
 
-def _is_wide(verdict: Verdict) -> bool:
+def _is_open_and_wide(verdict: Verdict) -> bool:
+    if verdict.kind != "unresolved" or verdict.n < FIRST_LOOK:
+        return False
     low, high = verdict.low, verdict.high
-    return low is None or high is None or (low <= 1 <= high and high / low > (1 + NOISE_LIMIT) ** 2)
+    return low is None or high is None or (low <= 1 <= high and half_width(low, high) > 1 + NOISE_LIMIT)
 
 
-def budget_to_compare(run: Run, noise: float) -> int:
-    """Return about how many seconds bring the noise floor below its limit.
+def half_width(low: float, high: float) -> float:
+    """Return the factor by which an interval of ratios reaches either way."""
+    return math.sqrt(high / low)
 
-    The floor falls with the square root of the rounds, at the pace so far. Twice the time is the least.
+
+def narrowest(verdicts: Sequence[Verdict]) -> float | None:
+    """Return the smallest half-width of all intervals from the first look on; None without any."""
+    judged = [verdict for verdict in verdicts if verdict.n >= FIRST_LOOK]
+    return min((half_width(v.low, v.high) for v in judged if v.low and v.high), default=None)
+
+
+def budget_to_rank(run: Run, width: float) -> int:
+    """Return about how many seconds bring an interval of this half-width below the limit.
+
+    It falls with the square root of the rounds, at the pace so far. Twice the time is the least.
     """
-    taken = [*run.launches, *run.discarded]
-    start = min(launch.started_at for launch in taken)
-    elapsed = max(launch.started_at + launch.seconds for launch in taken) - start
-    factor = max(2.0, (math.log1p(noise) / math.log1p(NOISE_LIMIT)) ** 2)
-    return math.ceil(elapsed * factor / _BUDGET_STEP_SECONDS) * _BUDGET_STEP_SECONDS
+    factor = max(2.0, (math.log(width) / math.log1p(NOISE_LIMIT)) ** 2)
+    return math.ceil(elapsed_seconds(run) * factor / _BUDGET_STEP_SECONDS) * _BUDGET_STEP_SECONDS

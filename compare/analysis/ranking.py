@@ -1,4 +1,4 @@
-"""Rank the arms of a run: verdicts, noise floor, fastest arm."""
+"""Rank the arms of a run: verdicts and the fastest arm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 import msgspec
 
 from compare.analysis.budget import looks
-from compare.analysis.estimate import t_quantile
 from compare.analysis.step_times import step_seconds
 from compare.analysis.uneven import withhold
 from compare.analysis.verdict import FIRST_LOOK, Verdict, judge
@@ -50,26 +49,6 @@ def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
     if not ratios:
         return {}
     return judge(ratios, looks(run), fewest=FIRST_LOOK, accept=partial(withhold, run, baseline))
-
-
-def noise_floor(run: Run) -> float | None:
-    """Return the relative difference that two equal arms may show.
-
-    They stay below it 19 times in 20. The residuals of the log step times come from a two-way layout, by arm
-    and round. The half-width is that of a paired comparison with as many rounds: t sqrt(2 s^2 / n).
-    """
-    times = {arm.label: {r: math.log(own) for r, own in _times(run, arm).items()} for arm in run.config.arms}
-    rounds = sorted(set.intersection(*map(set, times.values())))
-    freedom = (len(times) - 1) * (len(rounds) - 1)
-    if freedom < 2:  # noqa: PLR2004 -- with one degree of freedom the interval is useless
-        return None
-    of_arm = {arm: statistics.fmean(own[r] for r in rounds) for arm, own in times.items()}
-    of_round = {r: statistics.fmean(own[r] for own in times.values()) for r in rounds}
-    overall = statistics.fmean(of_arm.values())
-    squares = sum(
-        (own[r] - of_arm[arm] - of_round[r] + overall) ** 2 for arm, own in times.items() for r in rounds
-    )
-    return math.expm1(t_quantile(freedom) * math.sqrt(2 * squares / freedom / len(rounds)))
 
 
 class Lead(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ OTHER_LOAD_LIMIT = 0.10
 """Largest share of CPUs that others may use in a quiet launch."""
 _TRIMMED = 0.1
 """Share of slowest steps to drop: an interruption is no phase."""
+_FEWEST_BLOCKS = 3
+"""The median of one or two blocks is their mean."""
 
 
 def step_seconds(launch: Launch, mode: Mode = "training") -> float:
@@ -36,9 +38,26 @@ def turn_seconds(launch: Launch, mode: Mode = "training") -> dict[int, float]:
 
     It is the median over blocks of the mean over ranks.
     """
+    return {turn: statistics.median(blocks) for turn, blocks in _block_seconds(launch, mode).items()}
+
+
+def mean_over_median(launch: Launch) -> float | None:
+    """Return the time of the timed blocks over that of as many median blocks.
+
+    It is 1 if no block stalls. Every turn has its own median, so a change between turns is no stall. A turn
+    counts by its time. One with fewer than three blocks tells nothing; None if all are so short.
+    """
+    turns = [blocks for blocks in _block_seconds(launch).values() if len(blocks) >= _FEWEST_BLOCKS]
+    if not turns:
+        return None
+    return sum(map(sum, turns)) / sum(statistics.median(blocks) * len(blocks) for blocks in turns)
+
+
+def _block_seconds(launch: Launch, mode: Mode = "training") -> dict[int, list[float]]:
+    """Return the mean over ranks of each block's step time, turn by turn."""
     of_ranks = [_by_turn(rank, mode) for rank in launch.ranks]
-    times = {turn: zip(*(own[turn] for own in of_ranks), strict=True) for turn in of_ranks[0]}
-    return {turn: statistics.median(map(statistics.fmean, blocks)) / 1e9 for turn, blocks in times.items()}
+    blocks = {turn: zip(*(own[turn] for own in of_ranks), strict=True) for turn in of_ranks[0]}
+    return {turn: [statistics.fmean(own) / 1e9 for own in of_turn] for turn, of_turn in blocks.items()}
 
 
 def turn_cores(launch: Launch) -> dict[int, float]:

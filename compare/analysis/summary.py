@@ -21,15 +21,16 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
 from compare.analysis.estimate import Estimate
-from compare.analysis.noise import is_too_noisy
-from compare.analysis.power import Power, find_power
+from compare.analysis.noise import hides_all
+from compare.analysis.power import would_have_seen
 from compare.analysis.proven import Parity, parity_of
-from compare.analysis.ranking import Lead, find_lead, noise_floor, verdicts
+from compare.analysis.ranking import Lead, find_lead, verdicts
 from compare.analysis.step_times import (
     collective_seconds,
     cores_per_rank,
     has_reference,
     imbalance_seconds,
+    mean_over_median,
     noisy_rounds,
     other_cpu_load,
     phase_changes,
@@ -109,6 +110,11 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     step_seconds: Estimate
     """T_S."""
+    mean_over_median: Estimate | None
+    """Mean over median of the blocks of a turn: the table's times show no stall beyond 1.
+
+    None if no turn has three blocks.
+    """
     samples_per_second: Estimate
     """Over all ranks together."""
     sync_seconds: Estimate | None
@@ -121,6 +127,11 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The baseline's step time over this arm's; above 1 is faster."""
     verdict: Verdict | None
     """None for the control and the baseline, and if ranks outnumber cores."""
+    would_have_seen: float | None
+    """The smallest relative difference that this verdict finds in 80 of 100 such runs.
+
+    None before the first look, and where there is no verdict or uneven load withholds it.
+    """
     accuracy: float | None
     """On the whole test set, or the metric of an own workload."""
     test_loss: float | None
@@ -157,12 +168,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     rounds_repeated: int
     noisy_rounds: list[int]
     """Rounds that count although they were noisy: no more could be repeated."""
-    noise: float | None
-    """The noise floor: the relative difference that two equal arms may show."""
-    too_noisy: bool
-    """The noise hides every difference between arms."""
-    power: Power | None
-    """The smallest difference that the run is likely to find."""
+    noise_hides_all: bool
+    """Noise hides every difference between arms: the run can rank nothing."""
 
 
 def summarise(run: Run) -> Summary:
@@ -177,17 +184,13 @@ def summarise(run: Run) -> Summary:
         for arm in run.config.arms
         if run.of(arm)
     ]
-    noise = noise_floor(run)
-    costs = [arm.efficiency for arm in arms if arm.sync_share and arm.efficiency]
     return Summary(
         arms=arms,
         lead=lead,
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),
         noisy_rounds=noisy_rounds(run),
-        noise=noise,
-        too_noisy=is_too_noisy(common, noise, list(found.values()), costs),
-        power=find_power(run),
+        noise_hides_all=hides_all(common, list(found.values())),
     )
 
 
@@ -228,6 +231,7 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
         launcher=launches[-1].launcher,
         transport=transport_of(ranks[0]),
         step_seconds=Estimate.geometric(steps),
+        mean_over_median=_geometric(filter(None, map(mean_over_median, compared))),
         samples_per_second=Estimate.geometric(run.config.global_batch_size / step for step in steps),
         sync_seconds=_difference((step_seconds(own), step_seconds(other)) for own, other in paid),
         sync_share=efficiency.rest() if efficiency and paid else None,
@@ -236,6 +240,7 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
             (step_seconds(other), step_seconds(own)) for own, other in _pairs(compared, baseline)
         ),
         verdict=verdict,
+        would_have_seen=would_have_seen(verdict) if verdict else None,
         accuracy=None if None in rights else sum(filter(None, rights)) / samples,
         test_loss=None if None in losses else sum(filter(None, losses)) / samples,
         final_hash=hashes.pop() if len(hashes) == 1 else None,

@@ -73,7 +73,7 @@ def _sorted(analysis: Analysis, by: str | None) -> Analysis:
     Where nothing is ranked, the default is the order of the run.
     """
     summary = analysis.summary
-    if by is None and (summary.too_noisy or summary.oversubscribed):
+    if by is None and (summary.noise_hides_all or summary.oversubscribed):
         return analysis
     arms = sorted(summary.arms, key=_KEYS[by or "step"])
     return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
@@ -82,10 +82,10 @@ def _sorted(analysis: Analysis, by: str | None) -> Analysis:
 def _without_noise(analysis: Analysis) -> Analysis:
     """Leave out the costs of a few rounds that are all noisy.
 
-    Formats for programs keep them, beside ``too_noisy``.
+    Formats for programs keep them, beside ``noise_hides_all``.
     """
     summary = analysis.summary
-    if not summary.too_noisy or any(arm.step_seconds.method == "t" for arm in summary.arms):
+    if not summary.noise_hides_all or any(arm.step_seconds.method == "t" for arm in summary.arms):
         return analysis
     arms = list(map(_without_costs, summary.arms))
     return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))

@@ -15,6 +15,7 @@ from compare.analysis.summary import ArmSummary
 from compare.report.causes import main_cause
 from compare.report.columns import BELOW_NOISE, against_baseline
 from compare.report.headline import shared_options, short_headline
+from compare.report.noise import would_have_seen
 from compare.report.notes import noise_first, warnings
 from compare.report.rows import printable_line
 from compare.report.sentences import MARK, conclusion, marks, proof, why_marked
@@ -55,7 +56,7 @@ def lines(run: Run, analysis: Analysis, width: int, *, again: str) -> Iterator[T
     yield from (
         printable_line(warning, "bold yellow") for warning in warnings(run, analysis) if warning not in first
     )
-    yield from map(printable_line, marks(run, summary))
+    yield from map(printable_line, [*marks(run, summary), *would_have_seen(summary)])
     if why := main_cause(analysis, run.config.baseline):
         yield printable_line(why)
     yield from map(printable_line, proof(run, summary))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from compare.analysis.estimate import Estimate
+from compare.analysis.noise import half_width
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import FIRST_LOOK, Verdict
 from compare.schema.arms import CONTROL
@@ -37,9 +37,9 @@ def arm_column() -> Column:
 def speed_columns(run: Run, summary: Summary) -> list[Column]:
     """Show speed, sync cost and verdict, then the outcome.
 
-    A run that is too noisy shows no ratio as if it were known.
+    A run that can rank nothing shows no ratio as if it were known.
     """
-    noisy = summary.too_noisy
+    noisy = summary.noise_hides_all
     baseline = run.config.baseline if len(run.config.baseline) <= _LONG_LABEL else "baseline"
     return [
         Column("samples/s", lambda arm: f"{arm.samples_per_second.mean:,.0f}"),
@@ -60,7 +60,7 @@ def speed_columns(run: Run, summary: Summary) -> list[Column]:
 def _ratio(summary: Summary, arm: ArmSummary) -> str:
     if summary.oversubscribed:
         return "not ranked"
-    return "noise" if summary.too_noisy and _in_noise(arm) else _against(arm)
+    return "noise" if summary.noise_hides_all and _in_noise(arm) else _against(arm)
 
 
 def _gpu_columns(summary: Summary) -> list[Column]:
@@ -124,7 +124,9 @@ def describe(verdict: Verdict) -> str:
         reason = "one round has no spread" if verdict.n == 1 else _more_rounds(verdict.rounds_to_settle)
         return f"unresolved: {reason}"
     if verdict.kind == "unresolved":
-        return f"unresolved: {_half_width(low, high)}, {_more_rounds(verdict.rounds_to_settle)}"
+        width = size_of(half_width(low, high))
+        either_way = f"±{width}" if width.endswith("%") else f"{width} either way"
+        return f"unresolved: {either_way}, {_more_rounds(verdict.rounds_to_settle)}"
     if verdict.kind == "slower":
         ratio, low, high = 1 / ratio, 1 / high, 1 / low
     if ratio >= 2:  # noqa: PLR2004 -- "3.1×" reads better than "212 % faster"
@@ -146,9 +148,9 @@ def _verdict(arm: ArmSummary) -> str:
     return f"{text} ({so_far})" if "±" in text else f"unresolved: {so_far}"
 
 
-def _half_width(low: float, high: float) -> str:
-    factor = math.sqrt(high / low)
-    return f"±{in_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g} either way"  # noqa: PLR2004
+def size_of(factor: float) -> str:
+    """Write by how much a factor of 1 or more differs from 1."""
+    return f"{in_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g}"  # noqa: PLR2004 -- as above
 
 
 def _more_rounds(rounds: int | None) -> str:
@@ -166,7 +168,7 @@ def in_percent(ratio: float) -> str:
 def against_baseline(run: Run, summary: Summary, arm: ArmSummary) -> str:
     """Write an arm's verdict in the words of the first table.
 
-    A run that is too noisy, or whose arms are not ranked, shows no ratio.
+    A run that can rank nothing shows no ratio.
     """
     if arm.arm == run.config.baseline:
         return "baseline"
@@ -174,7 +176,7 @@ def against_baseline(run: Run, summary: Summary, arm: ArmSummary) -> str:
         return ""
     if summary.oversubscribed:
         return "not ranked"
-    if summary.too_noisy:
+    if summary.noise_hides_all:
         return "noise"
     return "–" if arm.verdict is None else _verdict(arm).replace("unresolved", "open")
 

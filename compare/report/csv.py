@@ -20,9 +20,13 @@ def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:
     An estimate becomes three columns: mean, low and high.
     """
     del detail
-    arms, noisy = analysis.summary.arms, analysis.summary.too_noisy
-    of_run = {"dataset": run.dataset.name, "complete": run.complete, "too_noisy": noisy}
-    return csv_text([_flat(arm) | of_run for arm in arms])
+    summary = analysis.summary
+    of_run = {
+        "dataset": run.dataset.name,
+        "complete": run.complete,
+        "noise_hides_all": summary.noise_hides_all,
+    }
+    return csv_text([_flat(arm) | of_run for arm in summary.arms])
 
 
 def _flat(value: ArmSummary | Detail, prefix: str = "") -> dict[str, object]:

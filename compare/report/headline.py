@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compare.analysis.noise import NOISE_LIMIT, budget_to_compare
-from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
-from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.arms import Arm
 from compare.schema.hosts import rehearsed_on
 from compare.schema.results import Run
@@ -41,22 +38,6 @@ def short_headline(run: Run, summary: Summary) -> str:
     parts = [_trained(run), f"{_ranks(run)}, {run.config.device}", *_arithmetic(run), batch]
     rehearsed = filter(None, [rehearsed_on(run.network, run.hosts)])
     return " · ".join([*parts, *rehearsed, *_rounds(run, summary), *_shared(run)])
-
-
-def too_noisy(run: Run, summary: Summary) -> str:
-    """State that a run is too noisy, with the remedy; otherwise empty."""
-    if not summary.too_noisy:
-        return ""
-    if summary.noise is None or summary.noise <= NOISE_LIMIT:
-        share = f"{OTHER_LOAD_LIMIT * 100:g} %"
-        return (
-            f"TOO NOISY TO COMPARE: other processes used more than {share} of the CPUs in every round. "
-            f"Stop other programs, and take {FIRST_LOOK} rounds or more."
-        )
-    return (
-        f"TOO NOISY TO COMPARE: equal arms could differ by {summary.noise * 100:.0f} %. "
-        f"Stop other programs, or give it longer: --budget {budget_to_compare(run, summary.noise)}."
-    )
 
 
 def shared_options(run: Run) -> Arm | None:
@@ -107,7 +88,7 @@ def _rounds(run: Run, summary: Summary) -> Iterator[str]:
         yield counted(max(arm.step_seconds.n for arm in summary.arms), "round")
     yield from _order(run)
     if summary.arms:
-        noisy = summary.noisy_rounds or summary.too_noisy
+        noisy = summary.noisy_rounds or summary.noise_hides_all
         yield "noisy" if noisy else "oversubscribed" if summary.oversubscribed else "quiet"
 
 

@@ -49,7 +49,8 @@ def _title(entry: RunEntry) -> str:
 def _line(title: str, entry: RunEntry) -> str:
     """Write one run with the steps of as many arms as fit."""
     state = "" if entry.state == "complete" else cut_in_the_middle(_one_line(entry.state), _STATE_CELLS)
-    noise = f"{entry.noisy_rounds} noisy" if entry.noisy_rounds else "too noisy" if entry.too_noisy else ""
+    noisy = entry.noisy_rounds
+    noise = f"{noisy} noisy" if noisy else "all noise" if entry.noise_hides_all else ""
     line = f"{title}  {', '.join(filter(None, [counted(entry.rounds, 'round'), state, noise]))}:"
     if not entry.step_seconds:
         return f"{line} no launch"

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from compare.analysis import Analysis
-from compare.analysis.budget import elapsed_seconds, rounds_done
+from compare.analysis.budget import elapsed_seconds
 from compare.analysis.conditions import Condition
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
 from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
-from compare.report.headline import too_noisy
 from compare.report.limits import limits
-from compare.report.outlook import seen
+from compare.report.noise import intervals, nothing_ranked, stalls, would_have_seen
 from compare.report.turns import load_dependence, turns
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
@@ -30,19 +29,23 @@ _LONGER = 3
 
 
 def warnings(run: Run, analysis: Analysis) -> list[str]:
-    """List what limits the figures, the most serious first."""
+    """List what limits the figures, the most serious first.
+
+    Where noise hides every difference, the first line says that, and no other line names noise.
+    """
+    summary = analysis.summary
     return [
         *_incomplete(run),
         *([f"{run.dataset.note}."] if run.dataset.note else []),
-        *limits(run, analysis.summary),
-        *_repeated(analysis.summary),
-        *noisy_rounds(analysis.summary),
-        *uneven_loads(run.config.baseline, analysis.summary),
+        *limits(run, summary),
+        *_repeated(summary),
+        *noise_first(run, summary),
         *load_dependence(run, analysis.load_dependence),
+        *stalls(summary),
         *(f"CONDITIONS DIFFER: {_in_short(condition)}" for condition in analysis.different),
         *(
             f"{arm.arm} diverged: its loss is no longer a number. Try a smaller --lr."
-            for arm in analysis.summary.arms
+            for arm in summary.arms
             if arm.test_loss is None
         ),
         *_unused(run),
@@ -129,8 +132,8 @@ def uneven_loads(baseline: str, summary: Summary) -> list[str]:
 
 def noise_first(run: Run, summary: Summary) -> list[str]:
     """Return what a noisy run states before anything else."""
-    if summary.too_noisy:
-        return [too_noisy(run, summary)]
+    if summary.noise_hides_all:
+        return [nothing_ranked(run, summary)]
     return [*noisy_rounds(summary), *uneven_loads(run.config.baseline, summary)]
 
 
@@ -156,13 +159,9 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_no_sync_cost(run),
         *turns(run, analysis.turns),
         *_end(run, summary),
-        *(
-            [f"Noise: differences below {summary.noise * 100:.1f} % mean nothing in this run."]
-            if summary.noise is not None
-            else []
-        ),
-        *_power(run, summary),
+        *intervals(summary),
         *_unresolved(run, summary),
+        *would_have_seen(summary),
         *_trained_model(run, summary),
         *_parity(run, summary),
         *_buffers(run),
@@ -196,9 +195,10 @@ def _aa_test(analysis: Analysis) -> list[str]:
 def _meaning(run: Run, summary: Summary) -> list[str]:
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     method = next(arm.step_seconds.method for arm in summary.arms if arm.step_seconds.n == rounds)
-    brackets = {"t": "95 % interval by t", "range": "smallest–largest"}[method]
+    brackets = {"t": "Student's 95 % interval of the mean", "range": "smallest–largest"}[method]
     sync = (
-        "Sync cost: step time minus that of none, which does not communicate."
+        "Sync cost: step time minus that of none, which does not communicate. Its interval is that of its "
+        "share, at the mean step time."
         if run.config.control
         else "No sync cost: the control none did not run."
     )
@@ -254,14 +254,6 @@ def _end(run: Run, summary: Summary) -> list[str]:
     else:
         why = "every verdict is settled" if judged else "there is no verdict to settle"
     return [f"Ended after {counted(rounds, 'round')}: {why}."]
-
-
-def _power(run: Run, summary: Summary) -> list[str]:
-    power = summary.power
-    if power is None:
-        return []
-    early = rounds_done(run) < power.rounds
-    return [f"{f'{power.rounds} rounds would see' if early else 'This run sees'} {seen(power)}."]
 
 
 def _unresolved(run: Run, summary: Summary) -> list[str]:

@@ -1,15 +1,13 @@
-"""Write the standing of a run, and its length, time and power."""
+"""Write the standing of a run, and its length and time."""
 
 from __future__ import annotations
 
 import statistics
 
 from compare.analysis.budget import expected_seconds, is_oversubscribed, planned_rounds, rounds_done
-from compare.analysis.power import POWER, Power, plan_power
 from compare.analysis.ranking import verdicts
 from compare.analysis.step_times import step_seconds
 from compare.analysis.verdict import FIRST_LOOK
-from compare.report.columns import in_percent
 from compare.schema.collectives import SweepConfig
 from compare.schema.config import MOST_ROUNDS, RunConfig
 from compare.schema.results import Run
@@ -95,15 +93,15 @@ def _settled(run: Run, rounds: int) -> str:
 
 
 def outlook(run: Run) -> list[str]:
-    """Announce the length, after one round the time, after two the power.
+    """Announce the length, and after one round the time.
 
     An A/A test and a run that is over have nothing to announce.
     """
     done = rounds_done(run)
     if run.config.comparisons is not None or planned_rounds(run) <= done:
         return []
-    lines = {0: lambda run: length(run.config), 1: time_to_take, 2: planned_power}
-    return [line] if done in lines and (line := lines[done](run)) else []
+    lines = {0: lambda run: length(run.config), 1: time_to_take}
+    return [lines[done](run)] if done in lines else []
 
 
 def length(config: RunConfig) -> str:
@@ -136,25 +134,12 @@ def planned_time(config: RunConfig, round_seconds: float, *, in_turns: bool) -> 
 def time_to_take(run: Run) -> str:
     """Estimate the time of the whole run at the pace so far."""
     config, most = run.config, planned_rounds(run)
+    rivals = sum(arm.synchronises for arm in config.arms) - 1
+    unsettled = f" A verdict takes {FIRST_LOOK}." if rivals > 0 and most < FIRST_LOOK else ""
     if config.budget_seconds is not None:
-        return f"{config.budget_seconds:g} s allow about {counted(most, 'round')}."
+        return f"{config.budget_seconds:g} s allow about {counted(most, 'round')}.{unsettled}"
     sure = most if config.limit_seconds is None else FIRST_LOOK
     line = f"About {duration(expected_seconds(run, sure))} for {counted(sure, 'round')}"
     if config.limit_seconds is None or most == sure:
-        return f"{line}."
+        return f"{line}.{unsettled}"
     return f"{line}; {duration(config.limit_seconds)} allow {most}."
-
-
-def planned_power(run: Run) -> str:
-    """Write what the planned rounds will see; empty if nothing is judged."""
-    power, planned = plan_power(run), planned_rounds(run)
-    if power is None:
-        return ""
-    if planned < power.rounds:
-        return f"{counted(planned, 'round')} settle no verdict; {power.rounds} would see {seen(power)}."
-    return f"{counted(power.rounds, 'round')} will see {seen(power)}."
-
-
-def seen(power: Power) -> str:
-    """Write the smallest difference that a run is likely to find."""
-    return f"differences of {in_percent(1 + power.difference)} % ({POWER * 100:g} % power)"

@@ -151,7 +151,7 @@ def conclusion(run: Run, analysis: Analysis) -> str:
     if analysis.aa:
         compared = counted(len(analysis.aa.verdicts), "comparison")
         return f"{analysis.aa.false_differences} of {compared} found a difference where none exists."
-    if summary.too_noisy:
+    if summary.noise_hides_all:
         return "No arm is ranked: the noise of this run hides every difference."
     if summary.oversubscribed:
         return "No arm is ranked: ranks and threads outnumber the cores."

@@ -44,7 +44,7 @@ RUNS = {
     "one round": measured(rounds=1),
     "one arm": measured({"ddp": 5.0}),
     "no launch": a_run({"none": [], "ddp": []}, complete=False),
-    "too noisy": a_run(
+    "all noise": a_run(
         {
             "none": [1.0, 2.5, 1.2, 2.0, 0.9],
             "ddp": [2.0, 1.0, 2.4, 0.9, 1.8],

@@ -16,6 +16,7 @@ from compare.report.columns import against_baseline
 from compare.report.html.canvas import LEFT, RIGHT, Picture
 from compare.report.html.charts import BYTES, SECONDS, Point, draw_lines
 from compare.report.html.scales import Scale, around, from_zero, linear_ticks, log_ticks
+from compare.report.noise import INTERVALS_OF_VERDICTS
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 
@@ -137,13 +138,13 @@ def _caveat(seconds: float, interval: Estimate | None) -> str:
 def _speed(run: Run, analysis: Analysis) -> Picture | None:
     """Show each verdict's interval beside the band that does not matter."""
     judged = [arm for arm in analysis.summary.arms if arm.verdict]
-    if not judged or analysis.summary.too_noisy:
+    if not judged or analysis.summary.noise_hides_all:
         return None
     picture = Picture(
         "speed",
         f"Speed against {run.config.baseline}",
         "Ratio of step times with its interval. Right is faster. The band of ±3 % does not matter. "
-        "A hollow dot is open: more rounds may settle it.",
+        f"A hollow dot is open: more rounds may settle it. {INTERVALS_OF_VERDICTS}",
     )
     picture.legend([("rect", "band", "±3 %"), ("dot", "settled", "settled"), ("hollow dot", "open", "open")])
     ends = [end for arm in judged if arm.verdict for end in _ends(arm.verdict)]

@@ -115,7 +115,11 @@ def of_scale(series: Scale) -> Item:
             SHARE,
         ),
         *_lines(
-            Picture("step", "Step time over the number of ranks", f"Means with 95 % intervals.{hollow}"),
+            Picture(
+                "step",
+                "Step time over the number of ranks",
+                f"Means with their 95 % intervals.{hollow}",
+            ),
             _by_arm(figures.points, lambda point: point.step_seconds),
             counts,
             SECONDS_FROM_ZERO,

@@ -1,17 +1,15 @@
-"""Test the noise floor, and which arm is called fastest."""
+"""Test which arm is called fastest."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 
 import pytest
-import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compare.analysis.ranking import find_lead, log_ratios, noise_floor, verdicts
+from compare.analysis.ranking import find_lead, log_ratios, verdicts
 from compare.analysis.summary import summarise
 from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.arms import parse_arm
@@ -102,46 +100,3 @@ def test_fastest_arm_has_the_lowest_mean_and_all_others_are_slower(milliseconds)
         assert min(means, key=means.get) == name
         against = verdicts(run, name)
         assert {arm: against[arm].kind for arm in others} == dict.fromkeys(others, "slower")
-
-
-# ---- the noise floor ----
-
-
-def test_noise_floor_of_two_arms_is_that_of_the_paired_comparison():
-    run = a_run({"none": [4.0, 4.4, 3.9, 4.1], "ddp": [5.0, 5.2, 5.1, 5.6]})
-    differences = log_ratios(run, parse_arm("ddp"), parse_arm("none"))
-    compared = scipy.stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert math.log1p(noise_floor(run)) == pytest.approx((compared.high - compared.low) / 2)
-
-
-def test_noise_floor_excludes_slow_arms_and_slow_rounds():
-    run = a_run({"none": [4, 8, 12], "ddp": [5, 10, 15], "mpi": [50, 100, 150]})
-    assert noise_floor(run) == pytest.approx(0, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("arms", "rounds", "known"), [(1, 9, False), (2, 2, False), (3, 1, False), (2, 3, True), (3, 2, True)]
-)
-def test_noise_floor_needs_two_degrees_of_freedom(arms, rounds, known):
-    times = {
-        arm: [4 + 0.1 * ((3 * index + round_) % 4) for round_ in range(rounds)]
-        for index, arm in enumerate(ARMS[:arms])
-    }
-    assert (noise_floor(a_run(times)) is not None) is known
-
-
-def test_noise_floor_excludes_incomplete_rounds():
-    whole = {"none": [4, 4.4, 3.9], "ddp": [5, 5.2, 5.1]}
-    assert noise_floor(a_run({**whole, "ddp": [5, 5.2, 5.1, 99]})) == noise_floor(a_run(whole))
-
-
-def test_noise_floor_is_exceeded_by_equal_arms_one_time_in_twenty():
-    """600 seeded runs of four equal arms, on a machine that drifts."""
-    chance = random.Random(7)
-    experiments, beyond = 600, 0
-    for _ in range(experiments):
-        drift = [chance.gauss(0, 0.3) for _ in range(4)]
-        run = a_run({arm: [5 * math.exp(d + chance.gauss(0, 0.05)) for d in drift] for arm in ARMS})
-        difference = statistics.fmean(log_ratios(run, parse_arm("ddp"), parse_arm("mpi")))
-        beyond += abs(difference) > math.log1p(noise_floor(run))
-    assert beyond / experiments == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / experiments))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from compare.analysis import analyse
 from compare.analysis.estimate import Estimate
-from compare.analysis.noise import budget_to_compare
 from compare.analysis.step_times import step_seconds
 from compare.analysis.summary import Detail, Parity, summarise
 from compare.report.notes import warnings
@@ -460,9 +459,6 @@ def test_parts_have_the_interval_of_their_paired_ratio():
 
 # ---- noise ----
 
-SCATTER = [1.0, 2.5, 1.2, 2.0, 0.9]
-WILD = [2.0, 1.0, 2.4, 0.9, 1.8]
-
 
 @pytest.mark.parametrize(
     ("control", "own", "below"),
@@ -477,36 +473,6 @@ WILD = [2.0, 1.0, 2.4, 0.9, 1.8]
 def test_sync_cost_is_below_noise_if_its_interval_reaches_zero(control, own, below):
     arms = summary_of({"none": control, "ddp": own})
     assert (arms["none"].below_noise, arms["ddp"].below_noise) == (False, below)
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "changes", "noisy"),
-    [
-        pytest.param({"none": SCATTER, "ddp": WILD, "mpi": SCATTER[::-1]}, {}, True, id="all is noise"),
-        pytest.param({"none": SCATTER, "ddp": WILD}, {}, True, id="one arm below noise"),
-        pytest.param({"none": SCATTER, "ddp": [9 * t for t in WILD]}, {}, False, id="a clear cost"),
-        pytest.param(
-            {"none": SCATTER, "ddp": WILD, "mpi": [30 * t for t in SCATTER]},
-            {},
-            False,
-            id="a clear difference",
-        ),
-        pytest.param(
-            {"none": SCATTER, "ddp": [5.0] * 5, "mpi": [5.0, 5.1, 4.9, 5.2, 5.0]}, {}, False, id="equal arms"
-        ),
-        pytest.param({"none": SCATTER[:2], "ddp": WILD[:2], "mpi": WILD[1:3]}, {}, False, id="two rounds"),
-        pytest.param({"none": SCATTER, "ddp": WILD}, {"cores": 1}, False, id="oversubscribed"),
-    ],
-)
-def test_run_is_too_noisy_if_noise_hides_every_difference(milliseconds, changes, noisy):
-    assert summarise(a_run(milliseconds, **changes)).too_noisy is noisy
-
-
-def test_budget_to_compare_grows_with_the_noise():
-    """The run took 12.5 s; more rounds lower the floor."""
-    run = a_run({"none": SCATTER, "ddp": WILD})
-    assert budget_to_compare(run, 0.26) == 60, "twice the time, in whole minutes"
-    assert budget_to_compare(run, 1.25**4 - 1) == 240, "16 times the time"
 
 
 # ---- noisy and discarded rounds ----
@@ -531,7 +497,6 @@ def test_discarded_rounds_are_counted_and_change_no_figure():
     summary = summarise(msgspec.structs.replace(run, discarded=discarded))
     assert summary.rounds_repeated == 2
     assert summary.arms == summarise(run).arms
-    assert summary.noise == summarise(run).noise
 
 
 # ---- a training that went wrong ----

@@ -136,13 +136,12 @@ def test_first_table_without_colours_has_none():
 @pytest.mark.parametrize("name", ["busy", "noise"])
 def test_first_table_of_a_noisy_run_says_so_first(name):
     first = printed(RUNS[name], 200).splitlines()[0]
-    assert first.startswith(("Noisy: ", "TOO NOISY TO COMPARE: "))
+    assert first.startswith(("Noisy: ", "NOTHING CAN BE RANKED: "))
     assert "quieter machine" in first or "--budget" in first
 
 
-def test_first_table_that_is_too_noisy_has_no_ratio():
+def test_first_table_of_noise_alone_has_no_ratio():
     text = printed(RUNS["noise"], 200)
-    assert analyse(RUNS["noise"]).summary.too_noisy
     assert "faster" not in text
     assert "slower" not in text
     assert text.splitlines()[-1].startswith("No arm is ranked: the noise")
@@ -161,7 +160,7 @@ NOISE_ALONE = {
 def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(name, shown):
     run = NOISE_ALONE[name]
     text = render(run, analyse(run), "table", **shown)
-    assert text.startswith("TOO NOISY TO COMPARE: other processes used more than 10 % of the CPUs in every")
+    assert text.startswith("NOTHING CAN BE RANKED: other processes used more than 10 % of the CPUs in every")
     rows = [line for line in text.splitlines() if line.split() and line.split()[0] in SIX and "×" in line]
     assert [row for row in rows if "×" in row.replace("1.00×", "")] == []
     for arm in arrange(analyse(run), None).summary.arms:
@@ -171,14 +170,14 @@ def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(name, shown):
     assert [arm for arm in analyse(run).summary.arms if arm.sync_seconds], "programs get all figures"
 
 
-def test_one_arm_has_nothing_to_compare_and_is_not_too_noisy():
+def test_one_arm_has_nothing_to_compare_so_noise_hides_nothing():
     run = noisy(measured({"ddp": 5.0}, rounds=1), 1)
-    assert not analyse(run).summary.too_noisy
+    assert not analyse(run).summary.noise_hides_all
 
 
 def test_two_rounds_with_a_quiet_one_have_costs():
     run = noisy(measured(SIX, rounds=2), 1)
-    assert not analyse(run).summary.too_noisy
+    assert not analyse(run).summary.noise_hides_all
     assert all(arm.sync_share for arm in analyse(run).summary.arms if arm.arm != "none")
 
 

@@ -187,9 +187,10 @@ LINES = [
         a_run(MEASURED, config=CONVNET),
         [
             "convnet on MNIST · 2 ranks × 1 thread · cpu · batch 64 per rank · adam lr 0.001 · 77 steps",
-            "Geometric means over 3 rounds (95 % interval by t).",
+            "Geometric means over 3 rounds (Student's 95 % interval of the mean).",
             "Sync cost: step time minus that of none",
-            "Noise: differences below 5.9 % mean nothing in this run.",
+            "Its interval is that of its share, at the mean step time.",
+            "The intervals of all verdicts together, at every look, exclude equality wrongly in at most 5 of",
             "ended with the same parameters, bit for bit (abcdef012345)",
         ],
         ["INCOMPLETE", "NOT MNIST", "Oversubscribed", "did not run", "repeated", "Noisy", "◀"],
@@ -314,10 +315,13 @@ LINES = [
         )
         for mpi, line in (
             ([6.0], "unresolved: 1 of 5 rounds"),
-            ([6.0, 6.1, 6.0], "5 rounds would see differences of"),
-            ([6.0, 6.1, 6.0, 6.3, 6.2], "This run sees differences of 3.7 % (80 % power)."),
+            (
+                [5.1, 5.5, 4.9, 5.3, 5.2],
+                "Open: 80 of 100 such runs would have seen a difference of 6.0 % in mpi.",
+            ),
             ([6.0, 2.0], "unresolved: 2 of 5 rounds"),
             ([6.0, 6.3, 5.9, 6.2], "unresolved: ±3.1 % (4 of 5 rounds)"),
+            ([6.0, 6.3, 5.9, 6.2, 6.2], "Fastest is judged apart, with the quickest arm as the baseline"),
             ([6.0, 6.3, 5.9, 6.2, 6.1], "21 % slower [18, 24]"),
         )
     ),
@@ -429,27 +433,28 @@ def test_render_cost_below_noise_has_no_negative_figure(form):
     assert "-" not in re.sub(r"[|\s]", "", row_of(table, "ddp"))
 
 
-TOO_NOISY = a_run(
+ALL_NOISE = a_run(
     {"none": [1.0, 2.5, 1.2, 2.0, 0.9], "ddp": [2.0, 1.0, 2.4, 0.9, 1.8], "mpi": [1.5, 2.2, 0.8, 2.6, 1.0]}
 )
 
 
 @every_form
-def test_render_run_that_is_too_noisy_states_it(form):
-    text = unfolded(shown(TOO_NOISY, form))
-    assert analyse(TOO_NOISY).summary.too_noisy
+def test_render_run_that_can_rank_nothing_states_it(form):
+    text = unfolded(shown(ALL_NOISE, form))
     if form in FOR_PROGRAMS:
-        assert all(row["too_noisy"] == "True" for row in rows_of(TOO_NOISY))
-        assert json.loads(shown(TOO_NOISY, "json"))["summary"]["too_noisy"] is True
+        assert all(row["noise_hides_all"] == "True" for row in rows_of(ALL_NOISE))
+        assert json.loads(shown(ALL_NOISE, "json"))["summary"]["noise_hides_all"] is True
         return
-    assert text.strip("* ").startswith("TOO NOISY TO COMPARE: equal arms could differ by ")
-    assert "%. Stop other programs, or give it longer: --budget " in text
-    assert "TOO NOISY" not in shown(QUIET, form)
+    first, *_ = text.strip("* ").partition("either way.")
+    assert first.startswith("NOTHING CAN BE RANKED: every verdict is open, and the narrowest interval")
+    assert "either way. Measure on a quieter machine, or give it longer: --budget " in text
+    assert "would have seen" not in text
+    assert "NOTHING CAN BE RANKED" not in shown(QUIET, form)
 
 
 @with_every_column
-def test_render_run_that_is_too_noisy_has_no_ratio(form):
-    text = shown(TOO_NOISY, form)
+def test_render_run_that_can_rank_nothing_has_no_ratio(form):
+    text = shown(ALL_NOISE, form)
     assert "1.00×" in row_of(text, "ddp")
     for arm in ("none", "mpi"):
         assert "×" not in row_of(text, arm)
@@ -726,7 +731,7 @@ def test_csv_holds_every_field_of_the_summary():
 
 def test_csv_marks_what_the_figures_are_worth():
     (row,) = rows_of(a_run({"ddp": [5.0]}, dataset=DIGITS, complete=False))
-    assert (row["dataset"], row["complete"], row["too_noisy"]) == ("digits", "False", "False")
+    assert (row["dataset"], row["complete"], row["noise_hides_all"]) == ("digits", "False", "False")
     assert (row["parity"], row["parity_steps"], row["parity_difference"]) == ("passed", "20", "2e-16")
 
 

@@ -1,0 +1,70 @@
+"""Write what noise hides, and what the intervals are worth."""
+
+from __future__ import annotations
+
+from compare.analysis.noise import budget_to_rank, narrowest
+from compare.analysis.power import POWER
+from compare.analysis.step_times import OTHER_LOAD_LIMIT
+from compare.analysis.summary import Summary
+from compare.analysis.verdict import ALPHA, FIRST_LOOK
+from compare.report.columns import in_percent, size_of
+from compare.schema.results import Run
+from compare.text import listed
+
+STALLS = 0.05
+"""Stalls are named where the mean over blocks exceeds the median by this share."""
+WRONG_AT_MOST = f"in at most {ALPHA * 100:g} of 100 runs"
+INTERVALS_OF_VERDICTS = (
+    f"The intervals of all verdicts together, at every look, exclude equality wrongly {WRONG_AT_MOST}."
+)
+"""What the interval beside a verdict is worth; alone it has a level of its own, which is higher."""
+FASTEST_IS_APART = (
+    "Fastest is judged apart, with the quickest arm as the baseline: every other arm must be slower. "
+    f"It is wrong {WRONG_AT_MOST}, too."
+)
+
+
+def nothing_ranked(run: Run, summary: Summary) -> str:
+    """State that noise hides every difference, with the remedy."""
+    width = narrowest([arm.verdict for arm in summary.arms if arm.verdict])
+    if width is None:
+        return (
+            f"NOTHING CAN BE RANKED: other processes used more than {OTHER_LOAD_LIMIT * 100:g} % of the CPUs "
+            f"in every round. Stop other programs, and take {FIRST_LOOK} rounds or more."
+        )
+    remedy = "Stop other programs" if summary.noisy_rounds else "Measure on a quieter machine"
+    return (
+        "NOTHING CAN BE RANKED: every verdict is open, and the narrowest interval reaches "
+        f"{size_of(width)} either way. {remedy}, or give it longer: --budget {budget_to_rank(run, width)}."
+    )
+
+
+def intervals(summary: Summary) -> list[str]:
+    """Say what the intervals of the verdicts are worth, and the name of the fastest."""
+    if all(arm.verdict is None for arm in summary.arms):
+        return []
+    fastest = any(arm.fastest for arm in summary.arms)
+    return [INTERVALS_OF_VERDICTS, *([FASTEST_IS_APART] if fastest else [])]
+
+
+def would_have_seen(summary: Summary) -> list[str]:
+    """Name the difference that each open verdict would probably have found."""
+    of = {
+        arm.arm: arm.would_have_seen
+        for arm in summary.arms
+        if arm.verdict and arm.verdict.kind == "unresolved" and arm.would_have_seen is not None
+    }
+    if not of or summary.noise_hides_all:
+        return []
+    each = listed(f"{size_of(1 + difference)} in {arm}" for arm, difference in of.items())
+    return [f"Open: {POWER * 100:g} of 100 such runs would have seen a difference of {each}."]
+
+
+def stalls(summary: Summary) -> list[str]:
+    """Name the arms with blocks that took much longer than most."""
+    above = {arm.arm: arm.mean_over_median.mean for arm in summary.arms if arm.mean_over_median}
+    each = listed(f"{in_percent(ratio)} % for {arm}" for arm, ratio in above.items() if ratio > 1 + STALLS)
+    if not each or summary.noise_hides_all:
+        return []
+    found = f"Stalls: some blocks took so long that their mean exceeds the median, by {each}."
+    return [f"{found} The table shows medians, so these stalls are in no figure."]

@@ -1,0 +1,126 @@
+"""Test when noise hides every difference of a run."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from compare.analysis import analyse
+from compare.analysis.noise import budget_to_rank, half_width, narrowest
+from compare.analysis.summary import summarise
+from compare.report.notes import warnings
+from compare.schema.results import Interleaved
+from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
+
+SCATTER = [1.0, 2.5, 1.2, 2.0, 0.9]
+WILD = [2.0, 1.0, 2.4, 0.9, 1.8]
+ALL_NOISE = {"none": SCATTER, "ddp": WILD, "mpi": SCATTER[::-1]}
+NARROW = [2.0, 1.02, 2.4, 0.9, 1.82]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "changes", "hidden"),
+    [
+        pytest.param(ALL_NOISE, {}, True, id="all is noise"),
+        pytest.param(ALL_NOISE | {"manual": NARROW}, {}, False, id="one narrow interval"),
+        pytest.param(ALL_NOISE | {"manual": [30 * t for t in WILD]}, {}, False, id="a clear difference"),
+        pytest.param(ALL_NOISE | {"none": [0.1] * 5}, {}, True, id="a clear cost ranks nothing"),
+        pytest.param({"none": SCATTER, "ddp": WILD}, {}, False, id="there is no verdict"),
+        pytest.param({arm: times[:4] for arm, times in ALL_NOISE.items()}, {}, False, id="four rounds"),
+        pytest.param(ALL_NOISE, {"cores": 1}, False, id="oversubscribed"),
+        pytest.param(ALL_NOISE, {"config": {"comparisons": 1}}, False, id="an A/A test"),
+    ],
+)
+def test_noise_hides_all_if_every_arms_own_interval_is_open_and_wide(milliseconds, changes, hidden):
+    assert summarise(a_run(milliseconds, **changes)).noise_hides_all is hidden
+
+
+@pytest.mark.parametrize(
+    ("rounds", "busy", "hidden"), [(2, (1, 2), True), (2, (1,), False), (3, (1, 2, 3), False)]
+)
+def test_one_or_two_rounds_tell_nothing_if_all_are_noisy(rounds, busy, hidden):
+    run = noisy(a_run({arm: times[:rounds] for arm, times in ALL_NOISE.items()}), *busy)
+    assert summarise(run).noise_hides_all is hidden
+
+
+def by_load(arm, round_, load):
+    """Return a launch of four turns in which mpi is fast on a quiet machine, and slow on a busy one."""
+    milliseconds = {"none": load, "ddp": 3.0 * load, "mpi": 1.5 * load**3}[arm]
+    blocks = [
+        a_block(milliseconds * (1 + 0.02 * turn), turn=turn, cpu_ns=round(30e6 * milliseconds / load))
+        for turn in range(1, 5)
+    ]
+    return a_launch(arm, round_, ranks=[a_rank(rank, blocks=blocks) for rank in range(2)])
+
+
+def test_ratio_that_depends_on_the_load_is_a_difference():
+    """No line names a ratio beside one which says that nothing can be ranked."""
+    arms = ("none", "ddp", "mpi")
+    loads = enumerate([1.0, 2.0, 1.05, 1.9, 1.1, 1.8], start=1)
+    launches = [by_load(arm, round_, load) for round_, load in loads for arm in arms]
+    run = a_run({arm: [] for arm in arms}, launches=launches, interleaved=Interleaved(mode="blocks"))
+    found = analyse(run)
+    assert found.load_dependence
+    (verdict,) = (arm.verdict for arm in found.summary.arms if arm.verdict)
+    assert verdict.low < 1 / 1.25 < 1.25 < verdict.high
+    assert not found.summary.noise_hides_all
+
+
+def test_run_that_can_rank_nothing_says_that_alone():
+    run = noisy(a_run(ALL_NOISE), 1, 2)
+    assert summarise(run).noisy_rounds == [1, 2]
+    (line,) = warnings(run, analyse(run))
+    assert line.startswith("NOTHING CAN BE RANKED: every verdict is open, and the narrowest interval reaches")
+    assert "Stop other programs, or give it longer: --budget" in line
+
+
+def test_budget_to_rank_follows_from_the_narrowest_interval():
+    """The run took 12.5 s."""
+    run = a_run(ALL_NOISE | {"manual": [2 * t for t in SCATTER]})
+    assert budget_to_rank(run, 1.26) == 60, "twice the time, in whole minutes"
+    assert budget_to_rank(run, 1.25**4) == 240, "16 times the time"
+    found = [arm.verdict for arm in summarise(run).arms if arm.verdict]
+    assert narrowest(found) == min(half_width(one.low, one.high) for one in found)
+    assert narrowest([]) is None
+
+
+# ---- stalls ----
+
+
+def with_stalls(milliseconds, **changes):
+    """Return a run whose arm ddp has these blocks in each of two turns."""
+    blocks = [a_block(ms * turn, turn=turn) for turn in (1, 2) for ms in milliseconds]
+    launches = [
+        a_launch("ddp", round_, ranks=[a_rank(rank, blocks=blocks) for rank in range(2)])
+        for round_ in range(1, 4)
+    ]
+    run = a_run({"ddp": [], "mpi": [5.0] * 3}, **changes)
+    return msgspec.structs.replace(run, launches=[*launches, *run.launches])
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "ratio"),
+    [
+        pytest.param([5.0] * 4, 1.0, id="no stall"),
+        pytest.param([5.0, 5.0, 8.0, 5.0], 1.15, id="one block of four"),
+        pytest.param([5.0, 8.0], None, id="the median of two blocks is their mean"),
+    ],
+)
+def test_stall_shorter_than_half_a_turn_is_in_mean_over_median_alone(milliseconds, ratio):
+    found = {arm.arm: arm for arm in summarise(with_stalls(milliseconds)).arms}
+    assert found["mpi"].mean_over_median is None, "it has one block"
+    if ratio is None:
+        assert found["ddp"].mean_over_median is None
+    else:
+        assert found["ddp"].mean_over_median.mean == pytest.approx(ratio)
+        assert found["ddp"].step_seconds.mean == pytest.approx(5e-3 * math.sqrt(2))
+
+
+@pytest.mark.parametrize(("stall", "named"), [(5.9, False), (6.1, True)])
+def test_stalls_are_named_beyond_5_percent(stall, named):
+    run = with_stalls([5.0, 5.0, stall, 5.0])
+    lines = [line for line in warnings(run, analyse(run)) if line.startswith("Stalls:")]
+    assert len(lines) == named
+    assert all("exceeds the median, by 5.5 % for ddp." in line for line in lines)
