@@ -17,7 +17,7 @@ WRONG_AT_MOST = f"in at most {ALPHA * 100:g} of 100 runs"
 INTERVALS_OF_VERDICTS = (
     f"The intervals of all verdicts together, at every look, exclude equality wrongly {WRONG_AT_MOST}."
 )
-"""What the interval beside a verdict is worth; alone it has a level of its own, which is higher."""
+"""What the intervals beside verdicts are worth; each alone has a level of 95 % or more."""
 FASTEST_IS_APART = (
     "Fastest is judged apart, with the quickest arm as the baseline: every other arm must be slower. "
     f"It is wrong {WRONG_AT_MOST}, too."

@@ -46,7 +46,7 @@ def test_one_or_two_rounds_tell_nothing_if_all_are_noisy(rounds, busy, hidden):
 
 
 def by_load(arm, round_, load):
-    """Return a launch of four turns in which mpi is fast on a quiet machine, and slow on a busy one."""
+    """Return a launch of four turns; mpi is fast on a quiet machine alone."""
     milliseconds = {"none": load, "ddp": 3.0 * load, "mpi": 1.5 * load**3}[arm]
     blocks = [
         a_block(milliseconds * (1 + 0.02 * turn), turn=turn, cpu_ns=round(30e6 * milliseconds / load))
