@@ -41,7 +41,8 @@ def nothing_ranked(run: Run, summary: Summary) -> str:
 
 def intervals(summary: Summary) -> list[str]:
     """Say what the intervals of the verdicts are worth, and the name of the fastest."""
-    if all(arm.verdict is None for arm in summary.arms):
+    shown = [arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.low is not None]
+    if not shown or summary.noise_hides_all:
         return []
     fastest = any(arm.fastest for arm in summary.arms)
     return [INTERVALS_OF_VERDICTS, *([FASTEST_IS_APART] if fastest else [])]
