@@ -19,8 +19,9 @@ from collections.abc import Sequence
 import msgspec
 
 from compare.analysis.budget import is_oversubscribed, looks, planned_rounds, rounds_done
+from compare.analysis.looks import ALPHA, FIRST_LOOK, Look, levels
 from compare.analysis.ranking import paired_log_ratios
-from compare.analysis.verdict import ALPHA, FIRST_LOOK, MARGIN, Look, levels
+from compare.analysis.verdict import MARGIN
 from compare.schema.results import Run
 
 POWER = 0.8

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from compare.analysis.estimate import Estimate
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.summary import ArmSummary, Summary
-from compare.analysis.verdict import FIRST_LOOK, Verdict
+from compare.analysis.verdict import Verdict
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 from compare.text import counted

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import NOISE_LIMIT, budget_to_compare
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
-from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.arms import Arm
 from compare.schema.hosts import rehearsed_on
 from compare.schema.results import Run

@@ -8,9 +8,9 @@ from statistics import fmean
 from compare.analysis import Analysis
 from compare.analysis.budget import elapsed_seconds, rounds_done
 from compare.analysis.conditions import Condition
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
-from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
 from compare.report.headline import too_noisy
 from compare.report.limits import limits

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 
 from compare.analysis.budget import expected_seconds, is_oversubscribed, planned_rounds, rounds_done
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.power import POWER, Power, plan_power
 from compare.analysis.ranking import verdicts
 from compare.analysis.step_times import step_seconds
-from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import in_percent
 from compare.schema.collectives import SweepConfig
 from compare.schema.config import MOST_ROUNDS, RunConfig

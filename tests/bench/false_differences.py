@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
 from compare.analysis.ranking import log_ratios
 from compare.analysis.simulate import binomial_interval, simulate_aa
 from compare.analysis.step_times import other_cpu_load, step_seconds
-from compare.analysis.verdict import FIRST_LOOK, Look
 from compare.schema.store import read_run
 from tests.bench import loads
 from tests.comparing import ROOT, compare, find_mnist
@@ -60,7 +60,7 @@ def _resampled(pairs):
     if len(pairs) < 2 * _LOOKS:
         return ""
     once = simulate_aa(pairs, [Look(FIRST_LOOK, FIRST_LOOK)])
-    often = simulate_aa(pairs, [Look(rounds, _LOOKS) for rounds in range(FIRST_LOOK, _LOOKS + 1)])
+    often = simulate_aa(pairs, planned_looks(_LOOKS))
     return f"; resampled {once.rate:.1%}, with optional stopping {often.rate:.1%}"
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import nct, t
 
+from compare.analysis.looks import FIRST_LOOK, Look
 from compare.analysis.power import POWER, Power, find_power, plan_power, smallest_difference
 from compare.analysis.summary import summarise
-from compare.analysis.verdict import FIRST_LOOK, MARGIN, Look, judge
+from compare.analysis.verdict import MARGIN, judge
 from tests.unit.factories import a_launch, a_run
 
 untimed = settings(deadline=None, max_examples=40)
