@@ -7,7 +7,7 @@ One procedure serves all designs: a fixed number of rounds is a single look.
 * **Several arms.** Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6
   (1979). The k-th smallest of K p-values must be at most alpha / (K - k + 1), and all before it must pass.
   That bounds the false differences of a run. It does not bound the misses of its intervals: each one has the
-  level of its own arm. ``docs/measuring.md`` has figures.
+  level of its own arm. ``docs/method.md`` has figures.
 * **Several looks.** They share alpha out among them: see ``looks.py``.
 * **All rounds.** A look decides what kind of verdict an arm has. Ratio and interval are those of all rounds,
   so that the figures of a table divide. If the ratio no longer lies on the verdict's side, the arm is open.

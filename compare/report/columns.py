@@ -14,7 +14,7 @@ from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 from compare.text import counted
 
-COST_TITLE = "Where the sync cost goes, in ms per step (docs/measuring.md defines the terms)"
+COST_TITLE = "Where the sync cost goes, in ms per step (docs/method.md defines the terms)"
 BELOW_NOISE = "below noise"
 """Cell of a cost or an overlap whose interval reaches zero."""
 _MIB = 1 << 20
