@@ -183,7 +183,7 @@ def _aa_test(analysis: Analysis) -> list[str]:
     comparisons = f"{found.false_differences} of {counted(len(found.verdicts), 'comparison')} of {length}"
     rate = f"{found.rate * 100:.1f} % (95 % interval {found.low * 100:.1f}–{found.high * 100:.1f} %)"
     lines = [f"A/A test of {found.arm}: {comparisons} found a difference, {rate}."]
-    ways = ((found.fixed, f"of {length}"), (found.sequential, "with a look after every round"))
+    ways = ((found.fixed, f"of {length}"), (found.sequential, "with the looks of a run of limited time"))
     for simulated, how in ways:
         if simulated:
             lines.append(
