@@ -65,10 +65,18 @@ def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
 
 def look_rounds(most: int) -> Iterator[int]:
     """Yield the rounds with a look: 5, 8, 12, 18 and so on, each half as far again."""
-    rounds = FIRST_LOOK
+    rounds = next_look(0)
     while rounds <= most:
         yield rounds
+        rounds = next_look(rounds)
+
+
+def next_look(done: int) -> int:
+    """Return the rounds of the first look after so many."""
+    rounds = FIRST_LOOK
+    while rounds <= done:
         rounds += math.ceil(rounds / 2)
+    return rounds
 
 
 def planned_looks(planned: int) -> list[Look]:
