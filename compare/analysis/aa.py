@@ -10,11 +10,12 @@ from functools import partial
 
 import msgspec
 
+from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
 from compare.analysis.ranking import log_ratios
 from compare.analysis.simulate import SimulatedRate, binomial_interval, simulate_aa
 from compare.analysis.step_times import step_seconds
 from compare.analysis.uneven import withhold
-from compare.analysis.verdict import FIRST_LOOK, Look, Verdict, judge
+from compare.analysis.verdict import Verdict, judge
 from compare.schema.arms import Arm
 from compare.schema.results import Run
 
@@ -43,7 +44,7 @@ class AAResult(msgspec.Struct, frozen=True, kw_only=True):
     fixed: SimulatedRate | None
     """Simulated comparisons of the same length; None for too few rounds."""
     sequential: SimulatedRate | None
-    """The same with a look after every round, until it is settled."""
+    """The same with the looks of a run of limited time, until it is settled."""
 
 
 def twins(arm: Arm) -> tuple[Arm, Arm]:
@@ -64,7 +65,6 @@ def assess(run: Run) -> AAResult | None:
         return None
     false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
     planned = min(_MOST_LOOKS, len(ratios))
-    after_every_round = [Look(rounds, planned) for rounds in range(FIRST_LOOK, planned + 1)]
     low, high = binomial_interval(false, len(found))
     return AAResult(
         arm=msgspec.structs.replace(first, twin=0).label,
@@ -76,7 +76,7 @@ def assess(run: Run) -> AAResult | None:
         low=low,
         high=high,
         fixed=_simulated(run, [Look(each, each)]),
-        sequential=_simulated(run, after_every_round),
+        sequential=_simulated(run, planned_looks(planned)),
     )
 
 

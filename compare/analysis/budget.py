@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import math
 
-from compare.analysis.verdict import FIRST_LOOK, Look
+from compare.analysis.looks import FIRST_LOOK, Look, is_close_to_the_end, look_rounds
 from compare.schema.results import Launch, Run
 
 
 def looks(run: Run) -> list[Look]:
     """Return the looks at the verdicts so far.
 
-    A run of exactly so many rounds has one look, at its end. Otherwise there is a look after every round, and
-    time alone decides how many rounds are planned.
+    A run of exactly so many rounds has one look, at its end. Otherwise there are few, at ``look_rounds`` and
+    at the end, because each one makes the others cost more. Time alone decides how many rounds are planned.
     """
     width = len(run.config.arms)
     done = rounds_done(run)
     if run.config.limit_seconds is None or done < FIRST_LOOK:
         return [Look(max(1, done), max(1, done))]
-    ends = {rounds: _end(run.launches[: rounds * width]) for rounds in range(FIRST_LOOK, done + 1)}
+    ends = {rounds: _end(run.launches[: rounds * width]) for rounds in look_rounds(done)}
     found = [
         Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, end))) for rounds, end in ends.items()
     ]
-    # The time ended before the planned rounds: the last look may spend the rest of alpha.
-    return found + ([Look(done, done)] if run.complete and found[-1].planned > done else [])
+    found = [look for look in found if not is_close_to_the_end(look)]
+    # A run may end before or after its plan. Its last look may spend the rest of alpha.
+    return found + ([Look(done, done)] if run.complete and found[-1] != Look(done, done) else [])
 
 
 def rounds_done(run: Run) -> int:
@@ -71,6 +72,11 @@ def seconds_left(run: Run, now: float) -> float:
     taken = [*run.launches, *run.discarded]
     start = _start(taken) if taken else now
     return math.inf if run.config.budget_seconds is None else start + run.config.budget_seconds - now
+
+
+def seconds_to_settle(run: Run) -> float:
+    """Return what is left of the time for rounds; infinity where none is given."""
+    return math.inf if run.config.limit_seconds is None else run.config.limit_seconds - elapsed_seconds(run)
 
 
 def fullest_host(run: Run) -> tuple[int, int]:

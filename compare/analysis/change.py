@@ -14,7 +14,8 @@ from typing import Literal
 import msgspec
 
 from compare.analysis.estimate import Estimate
-from compare.analysis.verdict import ALPHA, FIRST_LOOK, Sample, Settled, Verdict, decide, ratio_of
+from compare.analysis.looks import ALPHA, FIRST_LOOK
+from compare.analysis.verdict import Sample, Settled, Verdict, decide, ratio_of
 
 SLOWER_LIMIT = 0.05
 """Largest slowdown that a gate allows."""

@@ -18,9 +18,9 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed, rounds_done
 from compare.analysis.change import Change, Changes, Differing, judge_between, outcome_of
 from compare.analysis.estimate import Estimate
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import log_ratios
 from compare.analysis.step_times import noisy_rounds
-from compare.analysis.verdict import FIRST_LOOK
 from compare.errors import ConditionsError, OutputError
 from compare.schema.arms import CONTROL, Arm
 from compare.schema.environment import library_settings

@@ -14,10 +14,11 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed, looks, rounds_done
 from compare.analysis.change import Changes, Differing, from_verdict, outcome_of
 from compare.analysis.estimate import Estimate
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import log_ratios
 from compare.analysis.step_times import noisy_rounds, step_seconds
 from compare.analysis.uneven import withhold
-from compare.analysis.verdict import FIRST_LOOK, Verdict, judge
+from compare.analysis.verdict import Verdict, judge
 from compare.errors import ConditionsError
 from compare.schema.arms import Arm
 from compare.schema.interpreter import Interpreter
@@ -35,7 +36,7 @@ def judge_gate(run: Run) -> Changes | None:
     other = next((arm.against for arm in run.config.arms if arm.against), None)
     if limit is None or other is None:
         return None
-    pairs = [(new, old) for new, old in _pairs(run.config.arms) if log_ratios(run, new, old)]
+    pairs = [(new, old) for new, old in pairs_of(run.config.arms) if log_ratios(run, new, old)]
     ratios = {new.label: log_ratios(run, new, old) for new, old in pairs}
     found = _judge(run, pairs, ratios, limit) if ratios else {}
     changes = []
@@ -105,7 +106,7 @@ def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: 
                 )
 
 
-def _pairs(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
+def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
     """Pair each arm of this environment with its twin."""
     for new in arms:
         twin = next((a for a in arms if a.against and (a.backend, a.given) == (new.backend, new.given)), None)

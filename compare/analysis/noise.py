@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from compare.analysis.budget import elapsed_seconds, is_oversubscribed
 from compare.analysis.load import find_load_dependence
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.step_times import noisy_rounds
-from compare.analysis.verdict import FIRST_LOOK, Verdict
+from compare.analysis.verdict import Verdict
 from compare.schema.results import Run
 
 NOISE_LIMIT = 0.25

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 
-from compare.analysis.verdict import FIRST_LOOK, MARGIN, Verdict
+from compare.analysis.looks import FIRST_LOOK
+from compare.analysis.verdict import MARGIN, Verdict
 
 POWER = 0.8
 """Probability of finding a difference."""

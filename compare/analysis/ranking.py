@@ -9,9 +9,10 @@ from functools import partial
 import msgspec
 
 from compare.analysis.budget import looks
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.step_times import step_seconds
 from compare.analysis.uneven import withhold
-from compare.analysis.verdict import FIRST_LOOK, Verdict, judge
+from compare.analysis.verdict import Verdict, judge
 from compare.schema.arms import Arm
 from compare.schema.results import Run
 

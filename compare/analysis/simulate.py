@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.analysis.verdict import ALPHA, MARGIN, Look, Sample, Settled, decide, levels
+from compare.analysis.looks import ALPHA, Look, levels
+from compare.analysis.verdict import MARGIN, Sample, Settled, decide
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

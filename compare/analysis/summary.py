@@ -1,6 +1,6 @@
 """Summarise a run: derive every figure of its tables.
 
-``docs/measuring.md`` defines the terms. In short, of one step:
+``docs/method.md`` defines the terms. In short, of one step:
 
 - T_S is its time with synchronisation
 - T_R is the time of the reference in the same processes

@@ -50,7 +50,11 @@ def withhold(run: Run, baseline: str, name: str, verdict: Verdict) -> Verdict:
     if abs(more) <= UNEVEN_LIMIT or stands:
         return verdict
     return msgspec.structs.replace(
-        verdict, kind="unresolved", rounds_to_settle=None, uneven_load=(beside, beside_baseline)
+        verdict,
+        kind="unresolved",
+        settled_after=None,
+        rounds_to_settle=None,
+        uneven_load=(beside, beside_baseline),
     )
 
 

@@ -7,13 +7,11 @@ One procedure serves all designs: a fixed number of rounds is a single look.
 * **Several arms.** Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6
   (1979). The k-th smallest of K p-values must be at most alpha / (K - k + 1), and all before it must pass.
   That bounds the false differences of a run. It does not bound the misses of its intervals: each one has the
-  level of its own arm. ``docs/measuring.md`` has figures.
-* **Several looks.** Lan & DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70 (1983).
-  Their spending function has its Pocock form: ln(1 + (e - 1) t) over the planned rounds. The level of a
-  look is what it may spend (Bonferroni over looks). The sum of levels holds for any dependence between looks.
-  The plan may change during a run, if time changes it and never the figures. Boundaries that use the
-  dependence end a run 3 to 20 % earlier, but they need a z statistic. Few rounds give t with few degrees of
-  freedom.
+  level of its own arm. ``docs/method.md`` has figures.
+* **Several looks.** They share alpha out among them: see ``looks.py``.
+* **All rounds.** A look decides what kind of verdict an arm has. Ratio and interval are those of all rounds,
+  so that the figures of a table divide. If the ratio no longer lies on the verdict's side, the arm is open.
+  That only takes verdicts away, so the level holds.
 """
 
 from __future__ import annotations
@@ -24,19 +22,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from compare.analysis.looks import ALPHA, Look, levels
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MARGIN = 0.03
 """Largest relative difference that does not matter."""
-ALPHA = 0.05
-"""Probability of any false difference in a run."""
-FIRST_LOOK = 5
-"""Rounds before the first of several looks.
-
-If launches are either quick or slow, a few rounds may all fall the same way with hardly any spread. Runs of
-four arms and 12 rounds were simulated. First looks at 3, 4 and 5 rounds gave 10, 3 and 1 % false differences.
-"""
 _MOST_ROUNDS = 10_000
 """Beyond this the effect is on the margin, and nothing settles it."""
 _TWO_ROUNDS = 2
@@ -56,18 +48,23 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     - *unresolved*: anything else
     """
     speed_ratio: float
-    """Baseline's step time over the arm's, geometric mean; above 1 is faster."""
+    """Baseline's step time over the arm's, geometric mean of all rounds; above 1 is faster."""
     low: float | None
-    """Lower end of the interval; None for a single round."""
+    """Lower end of the interval over all rounds; None for a single round."""
     high: float | None
     level: float
-    """Confidence level of this interval alone, after Holm and spending."""
+    """Confidence level of this interval alone, after Holm and spending.
+
+    It is that of the look which settled the arm, or of the last one.
+    """
     p: float
-    """Two-sided p of no difference, for this arm and this look alone."""
+    """Two-sided p of no difference, for this arm and that look alone."""
     p_adjusted: float
-    """The same after Holm, for all arms of this look."""
+    """The same after Holm, for all arms of that look."""
     n: int
     """Number of paired rounds."""
+    settled_after: int | None = None
+    """Rounds after which a look settled the arm; None while it is unresolved."""
     margin: float
     """The margin, as a fraction."""
     rounds_to_settle: int | None
@@ -82,19 +79,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-class Look(msgspec.Struct, frozen=True):
-    """One look at the verdicts.
-
-    A run that ends before its plan may look once more, with ``planned`` equal to ``rounds``. That spends the
-    rest of alpha.
-    """
-
-    rounds: int
-    """Rounds finished by then."""
-    planned: int
-    """Rounds expected at the end of the run, by the clock alone."""
-
-
 def judge(
     log_ratios: Mapping[str, Sequence[float]],
     looks: Sequence[Look] | None = None,
@@ -107,7 +91,7 @@ def judge(
 ) -> dict[str, Verdict]:
     """Judge every arm against the baseline.
 
-    An arm that a look settles keeps that verdict, and needs no more rounds.
+    An arm that a look settles keeps the kind of its verdict while the ratio of all rounds agrees with it.
 
     Args:
         log_ratios: ln(baseline's step time / arm's) of each round, for each arm except the baseline. An arm
@@ -141,7 +125,7 @@ def judge(
             if sample.n[index] and not (settled.different | settled.equivalent)[index]:
                 verdicts[arm] = accept(arm, _verdict(index, sample, decision, margin, fewest))
         settled = Settled(*(each & _settled_arms(arms, verdicts) for each in decision.settled))
-    return verdicts
+    return {arm: _over_all_rounds(verdict, log_ratios[arm], fewest) for arm, verdict in verdicts.items()}
 
 
 def _settled_arms(arms: Sequence[str], verdicts: Mapping[str, Verdict]) -> NDArray:
@@ -149,25 +133,6 @@ def _settled_arms(arms: Sequence[str], verdicts: Mapping[str, Verdict]) -> NDArr
 
     settled = [arm in verdicts and verdicts[arm].kind != "unresolved" for arm in arms]
     return np.array(settled, dtype=bool)
-
-
-def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
-    """Share alpha out among the looks.
-
-    The sum is alpha if the last look has all planned rounds.
-
-    Raises:
-        ValueError: a look comes before the first round, or has fewer rounds than the one before.
-    """
-    shares, spent, rounds = [], 0.0, 1
-    for look in looks:
-        if look.rounds < rounds or look.planned < 1:
-            raise ValueError(f"{look} cannot follow a look at {rounds} rounds")
-        rounds = look.rounds
-        allowed = math.log1p((math.e - 1) * min(1.0, look.rounds / look.planned))
-        shares.append(alpha * max(0.0, allowed - spent))
-        spent = max(spent, allowed)
-    return shares
 
 
 # ---- the procedure, for arrays whose last axis is the arms of one run --------------------------------------
@@ -334,26 +299,63 @@ def _check(log_ratios: Mapping[str, Sequence[float]], alpha: float, margin: floa
 
 def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewest: int) -> Verdict:
     mean, n = float(sample.mean[index]), int(sample.n[index])
-    half_width, alpha = float(decision.half_width[index]), float(decision.alpha[index])
     kind: Literal["faster", "slower", "equivalent", "unresolved"] = "unresolved"
     if decision.settled.different[index]:
         kind = "faster" if mean > 0 else "slower"
     elif decision.settled.equivalent[index]:
         kind = "equivalent"
-    low, high = ratio_of(mean - half_width), ratio_of(mean + half_width)
-    more = None
-    if kind == "unresolved" and n >= _TWO_ROUNDS:
-        more = _rounds_to_settle(mean, float(sample.error[index]), n, alpha, margin)
-    return Verdict(
+    undrawn = Verdict(
         kind=kind,
         speed_ratio=math.exp(mean),
-        low=low if high is not None else None,
-        high=high if low is not None else None,
-        level=1 - alpha,
+        low=None,
+        high=None,
+        level=1 - float(decision.alpha[index]),
         p=float(decision.p[index]),
         p_adjusted=float(decision.p_adjusted[index]),
         n=n,
+        settled_after=None if kind == "unresolved" else n,
         margin=margin,
+        rounds_to_settle=None,
+    )
+    return _with_interval(undrawn, mean, float(sample.error[index]), n, fewest)
+
+
+def _over_all_rounds(verdict: Verdict, values: Sequence[float], fewest: int) -> Verdict:
+    """Return the verdict with the ratio and the interval of all rounds.
+
+    A ratio that contradicts it makes the arm *unresolved*.
+    """
+    if verdict.n == len(values):
+        return verdict
+    sample = Sample.of([values])
+    mean, error = float(sample.mean[0]), float(sample.error[0])
+    agrees = {
+        "faster": mean > 0,
+        "slower": mean < 0,
+        "equivalent": abs(mean) <= math.log1p(verdict.margin),
+        "unresolved": True,
+    }
+    if not agrees[verdict.kind]:
+        verdict = msgspec.structs.replace(verdict, kind="unresolved", settled_after=None)
+    return _with_interval(verdict, mean, error, len(values), fewest)
+
+
+def _with_interval(verdict: Verdict, mean: float, error: float, n: int, fewest: int) -> Verdict:
+    """Return the verdict with the ratio and the interval of ``n`` rounds, at its own level."""
+    from scipy.special import stdtrit
+
+    alpha = 1 - verdict.level
+    half_width = -float(stdtrit(max(n - 1, 1), alpha / 2)) * error
+    low, high = ratio_of(mean - half_width), ratio_of(mean + half_width)
+    more = None
+    if verdict.kind == "unresolved" and n >= _TWO_ROUNDS and verdict.uneven_load is None:
+        more = _rounds_to_settle(mean, error, n, alpha, verdict.margin)
+    return msgspec.structs.replace(
+        verdict,
+        speed_ratio=math.exp(mean),
+        low=low if high is not None else None,
+        high=high if low is not None else None,
+        n=n,
         rounds_to_settle=None if more is None else max(fewest - n, more),
     )
 

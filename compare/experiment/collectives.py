@@ -17,8 +17,8 @@ from compare.doctor.availability import Survey
 from compare.errors import BudgetError, LaunchError, UnavailableError, UsageError
 from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
 from compare.experiment.run import Watch, kept, open_hosts
-from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
+from compare.experiment.turn_plan import START_SECONDS
 from compare.launch import Observer, launch_sweep
 from compare.launch.cluster import Cluster
 from compare.schema.clock import unix_time

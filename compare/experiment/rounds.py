@@ -14,7 +14,8 @@ from compare.analysis.gate import check_interpreter
 from compare.analysis.parity import check_launch, check_launches
 from compare.analysis.step_times import other_cpu_load
 from compare.errors import InterleaveError, LaunchError
-from compare.experiment.schedule import discard_noisy, next_cohort, next_launch, plan_turns
+from compare.experiment.schedule import discard_noisy, next_cohort, next_launch
+from compare.experiment.turn_plan import plan_turns
 from compare.launch import Observer, launch_arm
 from compare.launch.arm import forget_launch
 from compare.launch.cluster import Cluster

@@ -19,8 +19,9 @@ from compare.doctor.facts import Finding
 from compare.errors import BudgetError, OutputError, RingsideError
 from compare.experiment.allocation import endings_named, require_time, too_little_time
 from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
-from compare.experiment.schedule import discard_unfinished, least_round_seconds
+from compare.experiment.schedule import discard_unfinished
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
+from compare.experiment.turn_plan import least_round_seconds
 from compare.launch import Observer, open_cluster
 from compare.launch.circumstances import Defect
 from compare.launch.cluster import Cluster

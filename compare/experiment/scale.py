@@ -14,8 +14,8 @@ from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.experiment.allocation import endings_named, require_time
 from compare.experiment.run import Watch, carry_out, find_data, kept, new_run, open_hosts
-from compare.experiment.schedule import least_round_seconds
 from compare.experiment.settle import UserRequest, settle
+from compare.experiment.turn_plan import least_round_seconds
 from compare.launch import Observer, open_cluster
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation

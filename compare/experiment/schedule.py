@@ -9,29 +9,18 @@ that stays noisy would spend all repetitions on one round.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import msgspec
 
-from compare.analysis.budget import has_time_left, is_oversubscribed, rounds_done
+from compare.analysis.budget import has_time_left, is_oversubscribed
 from compare.analysis.gate import judge_gate
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import verdicts
 from compare.analysis.step_times import is_noisy
-from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
 from compare.schema.results import Run
-from compare.schema.turns import PlannedTurn
-
-TURNS = 4
-"""Turns of an arm in a cohort."""
-TURN_SECONDS = 0.7
-"""Length of a turn, without its blocks of the reference."""
-LEAD_SECONDS = 0.1
-"""First part of a turn, not timed: its steps take longer."""
-START_SECONDS = 3.0
-"""Least time to start the ranks of an arm: they load torch."""
 
 MOST_IN_A_ROW = 2
 """Repetitions of one round; the next attempt counts, noisy or not."""
@@ -57,61 +46,6 @@ def next_cohort(run: Run) -> list[Planned]:
         return []
     first = len(run.launches) + len(run.discarded) + 1
     return [Planned(first + i, rounds + 1, arm) for i, arm in enumerate(order_of(run.config, rounds + 1))]
-
-
-def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
-    """Order the turns of a cohort, settled before its first one.
-
-    Every arm takes one turn in a pass. As in ``order_of``, every two passes are shuffled anew, and the second
-    is the first in reverse. ``planned`` are the launches of the cohort.
-    """
-    order, turns = random.Random(f"{run.config.seed}/{planned[0].round}/turns"), []
-    seconds, arms = turn_seconds(run), list(range(len(planned)))
-    for number in range(1, TURNS + 1):
-        if number % 2:
-            order.shuffle(arms)
-        else:
-            arms.reverse()
-        turns += [
-            PlannedTurn(
-                arm=arm,
-                number=number,
-                seconds=seconds[planned[arm].arm.label],
-                lead_seconds=LEAD_SECONDS,
-            )
-            for arm in arms
-        ]
-    return turns
-
-
-def turn_seconds(run: Run) -> dict[str, float]:
-    """Choose the length of every arm's turns, from the finished cohorts alone.
-
-    A pass takes the same time in every cohort. From the first look on, arms with a verdict take half of
-    their time. The others and the baseline share the rest: it shortens their intervals most.
-    """
-    config = run.config
-    seconds = {arm.label: TURN_SECONDS for arm in config.arms}
-    if rounds_done(run) < FIRST_LOOK or is_oversubscribed(run) or config.slower_limit is not None:
-        return seconds
-    found = verdicts(run, config.baseline)
-    settled = [arm for arm, verdict in found.items() if verdict.kind != "unresolved"]
-    open_arms = [arm for arm in found if arm not in settled]
-    if not open_arms:
-        return seconds
-    freed = len(settled) * TURN_SECONDS / 2
-    gain = freed / (len(open_arms) + 1)
-    return (
-        seconds
-        | dict.fromkeys(settled, TURN_SECONDS / 2)
-        | dict.fromkeys([*open_arms, config.baseline], TURN_SECONDS + gain)
-    )
-
-
-def least_round_seconds(config: RunConfig, mode: str) -> float:
-    """Return the least time of a round, by its starts and turns."""
-    turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
-    return len(config.arms) * (START_SECONDS + turns)
 
 
 def next_launch(run: Run) -> Planned | None:

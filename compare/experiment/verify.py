@@ -14,8 +14,8 @@ from compare.analysis.passes import pass_of
 from compare.errors import BudgetError, LaunchError
 from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
 from compare.experiment.run import Watch, begin, kept, open_hosts
-from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
+from compare.experiment.turn_plan import START_SECONDS
 from compare.launch import Observer, launch_arm
 from compare.launch.cluster import Cluster
 from compare.schema.clock import unix_time

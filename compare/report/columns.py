@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from compare.analysis.estimate import Estimate
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import half_width
 from compare.analysis.summary import ArmSummary, Summary
-from compare.analysis.verdict import FIRST_LOOK, Verdict
+from compare.analysis.verdict import Verdict
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 from compare.text import counted
 
-COST_TITLE = "Where the sync cost goes, in ms per step (docs/measuring.md defines the terms)"
+COST_TITLE = "Where the sync cost goes, in ms per step (docs/method.md defines the terms)"
 BELOW_NOISE = "below noise"
 """Cell of a cost or an overlap whose interval reaches zero."""
 _MIB = 1 << 20

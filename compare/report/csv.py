@@ -11,7 +11,17 @@ from compare.analysis.summary import ArmSummary, Detail
 from compare.report.rows import csv_text
 from compare.schema.results import Run
 
-_OF_VERDICTS = ("speed_ratio", "low", "high", "level", "p", "p_adjusted", "n", "rounds_to_settle")
+_OF_VERDICTS = (
+    "speed_ratio",
+    "low",
+    "high",
+    "level",
+    "p",
+    "p_adjusted",
+    "n",
+    "settled_after",
+    "rounds_to_settle",
+)
 
 
 def render(run: Run, analysis: Analysis, *, detail: bool = False) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from compare.analysis.looks import ALPHA, FIRST_LOOK
 from compare.analysis.noise import budget_to_rank, narrowest
 from compare.analysis.power import POWER
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
-from compare.analysis.verdict import ALPHA, FIRST_LOOK
 from compare.report.columns import in_percent, size_of
 from compare.schema.results import Run
 from compare.text import listed
@@ -14,10 +14,10 @@ from compare.text import listed
 STALLS = 0.05
 """Stalls are named where the mean over blocks exceeds the median by this share."""
 WRONG_AT_MOST = f"in at most {ALPHA * 100:g} of 100 runs"
-INTERVALS_OF_VERDICTS = (
-    f"The intervals of all verdicts together, at every look, exclude equality wrongly {WRONG_AT_MOST}."
+VERDICTS_TOGETHER = (
+    f"All verdicts together, at every look, find a difference where there is none {WRONG_AT_MOST}. Their intervals "
+    f"share these {ALPHA * 100:g} %, so each is as wide as a 95 % interval or wider."
 )
-"""What the intervals beside verdicts are worth; each alone has a level of 95 % or more."""
 FASTEST_IS_APART = (
     "Fastest is judged apart, with the quickest arm as the baseline: every other arm must be slower. "
     f"It is wrong {WRONG_AT_MOST}, too."
@@ -45,7 +45,7 @@ def intervals(summary: Summary) -> list[str]:
     if not shown or summary.noise_hides_all:
         return []
     fastest = any(arm.fastest for arm in summary.arms)
-    return [INTERVALS_OF_VERDICTS, *([FASTEST_IS_APART] if fastest else [])]
+    return [VERDICTS_TOGETHER, *([FASTEST_IS_APART] if fastest else [])]
 
 
 def would_have_seen(summary: Summary) -> list[str]:

@@ -8,9 +8,9 @@ from statistics import fmean
 from compare.analysis import Analysis
 from compare.analysis.budget import elapsed_seconds
 from compare.analysis.conditions import Condition
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
-from compare.analysis.verdict import FIRST_LOOK
 from compare.report.columns import describe
 from compare.report.limits import limits
 from compare.report.noise import intervals, nothing_ranked, stalls, would_have_seen
@@ -182,7 +182,7 @@ def _aa_test(analysis: Analysis) -> list[str]:
     comparisons = f"{found.false_differences} of {counted(len(found.verdicts), 'comparison')} of {length}"
     rate = f"{found.rate * 100:.1f} % (95 % interval {found.low * 100:.1f}–{found.high * 100:.1f} %)"
     lines = [f"A/A test of {found.arm}: {comparisons} found a difference, {rate}."]
-    ways = ((found.fixed, f"of {length}"), (found.sequential, "with a look after every round"))
+    ways = ((found.fixed, f"of {length}"), (found.sequential, "with the looks of a run of limited time"))
     for simulated, how in ways:
         if simulated:
             lines.append(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 
 from compare.analysis.budget import expected_seconds, is_oversubscribed, planned_rounds, rounds_done
+from compare.analysis.looks import FIRST_LOOK, next_look
 from compare.analysis.ranking import verdicts
 from compare.analysis.step_times import step_seconds
-from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.collectives import SweepConfig
 from compare.schema.config import MOST_ROUNDS, RunConfig
 from compare.schema.results import Run
@@ -89,7 +89,9 @@ def _settled(run: Run, rounds: int) -> str:
         return ""
     found = [verdict.kind for verdict in verdicts(run, config.baseline).values()]
     settled = sum(kind != "unresolved" for kind in found)
-    return f"; {settled} of {counted(len(found), 'verdict')} settled" if found else ""
+    goes_on = config.limit_seconds is not None and settled < len(found)
+    look = f", next look after round {next_look(rounds)} or at the end" if goes_on else ""
+    return f"; {settled} of {counted(len(found), 'verdict')} settled{look}" if found else ""
 
 
 def outlook(run: Run) -> list[str]:

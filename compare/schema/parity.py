@@ -28,7 +28,7 @@ def rounding_limit(kind: PassKind, update: float, shards: int) -> float:
 
     A step is p - lr · (g1 + … + gn) / n. The subtraction rounds once, relative to p. The gradients round with
     every addition, in samples, layers and shards, relative to the update. ``update`` is its largest number
-    over the largest of its parameter. docs/measuring.md has the derivation, and what was found.
+    over the largest of its parameter. docs/method.md has the derivation, and what was found.
     """
     return EPSILON[kind] * (_OF_THE_SUM + _OF_THE_UPDATE * shards * update)
 

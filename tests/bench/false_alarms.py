@@ -16,9 +16,9 @@ from pathlib import Path
 
 from compare.analysis.change import SLOWER_LIMIT
 from compare.analysis.gate import judge_gate
+from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
 from compare.analysis.simulate import binomial_interval, simulate_gates
 from compare.analysis.step_times import other_cpu_load, step_seconds
-from compare.analysis.verdict import FIRST_LOOK, Look
 from compare.errors import SlowerError, TooNoisyError
 from compare.schema.store import read_run
 from tests.comparing import ROOT, compare, find_mnist
@@ -67,7 +67,7 @@ def summary(record, also=()):
 def _drawn(name, pairs):
     """Return the rates of gates drawn from recorded rounds, by slowdown."""
     designs = {"5 rounds": [Look(FIRST_LOOK, FIRST_LOOK)]}
-    designs["5 to 20 rounds"] = [Look(rounds, _LOOKS) for rounds in range(FIRST_LOOK, _LOOKS + 1)]
+    designs["5 to 20 rounds"] = planned_looks(_LOOKS)
     if len(pairs) < _LOOKS:
         return [f"{name}: {len(pairs)} rounds are too few to draw from"]
     lines = []

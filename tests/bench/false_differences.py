@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
 from compare.analysis.ranking import log_ratios
 from compare.analysis.simulate import binomial_interval, simulate_aa
 from compare.analysis.step_times import other_cpu_load, step_seconds
-from compare.analysis.verdict import FIRST_LOOK, Look
 from compare.schema.store import read_run
 from tests.bench import loads
 from tests.comparing import ROOT, compare, find_mnist
@@ -45,14 +45,18 @@ def summary(record):
     """Return a line for every arm, mode and load of a record."""
     entries = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     lines = []
-    for key in sorted({(entry["arm"], entry["mode"], entry["load"]) for entry in entries}):
-        own = [entry for entry in entries if (entry["arm"], entry["mode"], entry["load"]) == key]
+    for key in sorted(set(map(_design, entries))):
+        own = [entry for entry in entries if _design(entry) == key]
         false = sum(entry["kind"] in {"faster", "slower"} for entry in own)
         low, high = binomial_interval(false, len(own))
-        arm, mode, load = key
-        line = f"{arm}, {mode}, load {load}: {false} of {len(own)} false [{low:.1%}, {high:.1%}]"
+        arm, mode, load, lengths = key
+        line = f"{arm}, {mode}, load {load}, {lengths}: {false} of {len(own)} false [{low:.1%}, {high:.1%}]"
         lines.append(line + _resampled([pair for entry in own for pair in entry["step_seconds"]]))
     return lines
+
+
+def _design(entry):
+    return entry["arm"], entry["mode"], entry["load"], entry.get("lengths", "turns of equal length")
 
 
 def _resampled(pairs):
@@ -60,7 +64,7 @@ def _resampled(pairs):
     if len(pairs) < 2 * _LOOKS:
         return ""
     once = simulate_aa(pairs, [Look(FIRST_LOOK, FIRST_LOOK)])
-    often = simulate_aa(pairs, [Look(rounds, _LOOKS) for rounds in range(FIRST_LOOK, _LOOKS + 1)])
+    often = simulate_aa(pairs, planned_looks(_LOOKS))
     return f"; resampled {once.rate:.1%}, with optional stopping {often.rate:.1%}"
 
 
@@ -85,6 +89,7 @@ def _compare_once(given, data_dir):
         "arm": given.arm,
         "mode": run.interleaved.mode,
         "load": given.load,
+        "lengths": "turns by spread" if run.interleaved.mode == "blocks" else "launches",
         "kind": verdict["kind"],
         "ratio": verdict["speed_ratio"],
         "low": verdict["low"],

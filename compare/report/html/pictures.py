@@ -16,7 +16,7 @@ from compare.report.columns import against_baseline
 from compare.report.html.canvas import LEFT, RIGHT, Picture
 from compare.report.html.charts import BYTES, SECONDS, Point, draw_lines
 from compare.report.html.scales import Scale, around, from_zero, linear_ticks, log_ticks
-from compare.report.noise import INTERVALS_OF_VERDICTS
+from compare.report.noise import VERDICTS_TOGETHER
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 
@@ -144,7 +144,7 @@ def _speed(run: Run, analysis: Analysis) -> Picture | None:
         "speed",
         f"Speed against {run.config.baseline}",
         "Ratio of step times with its interval. Right is faster. The band of ±3 % does not matter. "
-        f"A hollow dot is open: more rounds may settle it. {INTERVALS_OF_VERDICTS}",
+        f"A hollow dot is open: more rounds may settle it. {VERDICTS_TOGETHER}",
     )
     picture.legend([("rect", "band", "±3 %"), ("dot", "settled", "settled"), ("hollow dot", "open", "open")])
     ends = [end for arm in judged if arm.verdict for end in _ends(arm.verdict)]

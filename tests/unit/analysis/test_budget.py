@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from compare.analysis.budget import (
     planned_rounds,
     seconds_left,
 )
-from compare.analysis.verdict import FIRST_LOOK, Look, levels
+from compare.analysis.looks import FIRST_LOOK, Look, levels, look_rounds, planned_looks
 from compare.schema.hosts import Host, Network
 from compare.schema.link import Link
 from tests.unit.factories import a_launch, a_run
@@ -52,14 +53,27 @@ def a_run_of_rounds(
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(5, 9), st.sets(st.integers(1, 9), max_size=3), st.floats(1, 40), st.floats(10, 900), LIMITS
+    st.integers(5, 30), st.sets(st.integers(1, 9), max_size=3), st.floats(1, 40), st.floats(10, 900), LIMITS
 )
-def test_look_has_alpha_left_if_there_is_time_for_a_round(rounds, again, seconds, budget, limit):
+def test_looks_are_few_and_have_alpha_left_while_there_is_time(rounds, again, seconds, budget, limit):
     run = a_run_of_rounds(seconds, again=again, budget=budget, rounds=rounds, limit=limit)
-    last = looks(run)[-1]
-    assert last.rounds == rounds
-    assert (last.planned > rounds) is has_time_left(run)
+    *_, last = found = looks(run)
+    assert {look.rounds for look in found} <= {5, 8, 12, 18, 27}
     assert (planned_rounds(run) > rounds) is has_time_left(run)
+    if last.rounds == rounds:
+        assert (last.planned > rounds) is has_time_left(run)
+    ended = looks(msgspec.structs.replace(run, complete=True))
+    assert ended[-1] == Look(rounds, rounds), "the end has a look"
+    assert ended[: len(found)] == found, "what was looked at stays"
+    assert sum(levels(ended)) <= 0.05 + 1e-12
+
+
+def test_looks_lie_each_half_as_far_again():
+    assert list(look_rounds(60)) == [5, 8, 12, 18, 27, 41]
+    assert [look.rounds for look in planned_looks(30)] == [5, 8, 12, 18, 30]  # 27 is close to the end
+    assert [look.rounds for look in planned_looks(14)] == [5, 8, 14]
+    assert [planned_looks(5), planned_looks(6)] == [[Look(5, 5)], [Look(5, 6), Look(6, 6)]]
+    assert sum(levels(planned_looks(14))) == pytest.approx(0.05)
 
 
 @settings(deadline=None, max_examples=60)
@@ -84,10 +98,10 @@ def test_expected_time_continues_the_pace_with_discarded_rounds():
 
 
 def test_last_look_of_a_run_that_ended_early_spends_the_rest():
-    running = a_run_of_rounds(10, budget=135, rounds=6)
-    assert looks(running)[-1] == Look(6, 6)
-    cut_short = a_run_of_rounds(10, budget=145, rounds=6, complete=True)
-    assert looks(cut_short)[-2:] == [Look(6, 7), Look(6, 6)]
+    running = a_run_of_rounds(10, budget=185, rounds=8)
+    assert looks(running) == [Look(5, 9)], "the ninth round is near"
+    cut_short = a_run_of_rounds(10, budget=230, rounds=8, complete=True)
+    assert looks(cut_short) == [Look(5, 11), Look(8, 11), Look(8, 8)]
     assert sum(levels(looks(cut_short))) == pytest.approx(0.05)
 
 

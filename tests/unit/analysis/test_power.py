@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import nct, t
 
+from compare.analysis.looks import ALPHA, FIRST_LOOK, Look
 from compare.analysis.power import POWER, smallest_difference, would_have_seen
 from compare.analysis.summary import summarise
-from compare.analysis.verdict import ALPHA, FIRST_LOOK, MARGIN, Look, judge
+from compare.analysis.verdict import MARGIN, judge
 from tests.unit.factories import a_run
 
 untimed = settings(deadline=None, max_examples=40)

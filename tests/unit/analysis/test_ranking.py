@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import find_lead, log_ratios, verdicts
 from compare.analysis.summary import summarise
-from compare.analysis.verdict import FIRST_LOOK
 from compare.schema.arms import parse_arm
 from tests.unit.factories import a_run
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from compare.analysis import simulate, verdict
+from compare.analysis.looks import ALPHA, FIRST_LOOK, Look, levels
 from compare.analysis.simulate import binomial_interval, simulate_aa, simulate_gates
-from compare.analysis.verdict import ALPHA, FIRST_LOOK, MARGIN, Look, judge, levels
+from compare.analysis.verdict import MARGIN, judge
 from tests.comparing import ROOT
 
 FIXED = [Look(5, 5)]

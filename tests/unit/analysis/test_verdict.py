@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import msgspec
 import numpy as np
@@ -11,15 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from compare.analysis.verdict import (
-    ALPHA,
-    FIRST_LOOK,
-    MARGIN,
-    Look,
-    Verdict,
-    judge,
-    levels,
-)
+from compare.analysis.looks import ALPHA, FIRST_LOOK, Look, levels
+from compare.analysis.verdict import MARGIN, Verdict, judge
 from compare.report.columns import describe
 
 untimed = settings(deadline=None, max_examples=40)
@@ -277,7 +271,7 @@ def test_looks_keep_what_is_settled():
     looks = [Look(5, 20), Look(20, 20)]
     first, second = judge(run, looks[:1]), judge(run, looks)
     assert [first[arm].kind for arm in run] == ["faster", "unresolved", "unresolved"]
-    assert second["mpi"] == first["mpi"]
+    assert second["mpi"] == first["mpi"], "no further round of it"
     assert (second["ddp"].kind, second["ddp"].n) == ("faster", 20)
     spent = levels(looks)[1]
     assert 1 - second["ddp"].level == pytest.approx(spent / 2)  # the second of three steps
@@ -297,4 +291,26 @@ def test_verdict_that_is_not_accepted_is_judged_again():
     kinds = [judge(run, looks[:n], accept=accept)["mpi"].kind for n in (1, 2, 3)]
     assert kinds == ["unresolved", "unresolved", "faster"]
     found = judge(run, looks, accept=accept)
-    assert (found["mpi"].n, found["ddp"].n) == (20, 5)
+    assert (found["mpi"].settled_after, found["ddp"].settled_after) == (20, 5)
+
+
+def test_settled_verdict_shows_the_ratio_of_all_rounds():
+    early, all_rounds = rounds_with(0.5, 0.01, 5), [*rounds_with(0.5, 0.01, 5), *rounds_with(0.2, 0.1, 5)]
+    looks = [Look(5, 20)]
+    then, now = judge({"mpi": early}, looks)["mpi"], judge({"mpi": all_rounds}, looks)["mpi"]
+    assert (now.kind, now.settled_after, now.n) == (then.kind, 5, 10) == ("faster", 5, 10)
+    assert now.speed_ratio == pytest.approx(math.exp(statistics.fmean(all_rounds)))
+    assert (now.level, now.p) == (then.level, then.p), "as the look decided"
+    assert now.high / now.low > then.high / then.low, "its spread is that of all rounds"
+
+
+@pytest.mark.parametrize(
+    ("early", "later", "kind"), [(0.5, -0.6, "faster"), (-0.5, 0.6, "slower"), (0.0, 0.08, "equivalent")]
+)
+def test_verdict_that_all_rounds_contradict_is_open_again(early, later, kind):
+    looks = [Look(5, 20)]
+    values = rounds_with(early, 0.001, 5)
+    assert judge({"mpi": values}, looks)["mpi"].kind == kind
+    found = judge({"mpi": values + rounds_with(later, 0.1, 5)}, looks)["mpi"]
+    assert (found.kind, found.settled_after) == ("unresolved", None)
+    assert found.rounds_to_settle is not None

@@ -379,7 +379,7 @@ def test_status_of_a_folder_without_rights_does_not_call_it_empty(small, tmp_pat
 
 @contextlib.contextmanager
 def files_seen_as_another_user():
-    """Let the kernel check this thread's files as those of nobody, because root may search every folder."""
+    """Let the kernel check this thread as another user, because root may search every folder."""
     libc, root = ctypes.CDLL(None), os.geteuid()
     libc.setfsuid(65534 if root == 0 else root)
     try:

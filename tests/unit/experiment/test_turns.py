@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 
-from compare.analysis.verdict import FIRST_LOOK
+from compare.analysis.spread import launch_variance, turn_spreads
 from compare.errors import LaunchError
 from compare.experiment import rounds
 from compare.experiment.rounds import choose_interleaving
-from compare.experiment.schedule import TURN_SECONDS, TURNS, next_cohort, plan_turns, turn_seconds
+from compare.experiment.schedule import next_cohort
+from compare.experiment.turn_plan import (
+    MOST_TURNS,
+    SHORT_SECONDS,
+    TURN_SECONDS,
+    TURNS,
+    open_comparisons,
+    plan_turns,
+    turn_seconds,
+)
 from compare.schema.results import Interleaved
 from compare.schema.turns import turn_of
-from tests.unit.factories import a_config, a_run
+from tests.unit.factories import a_block, a_config, a_launch, a_rank, a_run
 
 CLEAR, CLOSE = [5.0, 5.1, 5.2, 5.1, 5.0], [4.0, 6.3, 4.1, 6.0, 5.1]
 
@@ -45,23 +56,110 @@ def test_every_second_pass_is_the_first_in_reverse():
 
 
 def test_turns_are_the_same_for_the_same_past():
-    run = in_turns({"none": [1.0], "ddp": [2.0], "mpi": [3.0]}, config={"rounds": 3})
+    run = cohorts({"none": 0.05, "ddp": 0.05, "mpi": 0.2}, rounds=4)
     assert turns_of(run) == turns_of(run)
 
 
-def test_arms_without_a_verdict_get_the_time_of_settled_ones():
-    milliseconds = {"none": [1.0] * 5, "ddp": CLEAR, "mpi": [1.0, 1.1, 1.0, 1.1, 1.2], "manual": CLOSE}
-    seconds = turn_seconds(in_turns(milliseconds, config={"rounds": 9}))
-    assert sum(seconds.values()) == pytest.approx(4 * TURN_SECONDS), "a pass takes no longer"
-    assert seconds["mpi"] == TURN_SECONDS / 2
-    assert seconds["manual"] == seconds["ddp"] > TURN_SECONDS
-    assert seconds["none"] == TURN_SECONDS
+# ---- lengths ----
 
 
-@pytest.mark.parametrize("rounds", range(FIRST_LOOK))
-def test_before_the_first_look_all_turns_are_alike(rounds):
-    milliseconds = {"none": [1.0] * rounds, "ddp": CLEAR[:rounds], "mpi": [1.0] * rounds}
-    assert set(turn_seconds(in_turns(milliseconds, config={"rounds": 9})).values()) == {TURN_SECONDS}
+def test_time_goes_to_what_is_compared_by_its_spread():
+    """The lengths that make s_a^2 / T_a + s_b^2 / T_b smallest."""
+    seconds = turn_seconds(["none", "ddp", "mpi"], [("mpi", "ddp")], {"none": 9.0, "ddp": 0.1, "mpi": 0.3})
+    assert sum(seconds.values()) == pytest.approx(3 * TURN_SECONDS), "a pass takes no longer"
+    assert seconds["none"] == SHORT_SECONDS
+    assert seconds["mpi"] / seconds["ddp"] == pytest.approx(3)
+    best = 0.1**2 / seconds["ddp"] + 0.3**2 / seconds["mpi"]
+    for shift in (-0.1, 0.1):
+        assert best < 0.1**2 / (seconds["ddp"] + shift) + 0.3**2 / (seconds["mpi"] - shift)
+
+
+def test_baseline_counts_in_every_comparison():
+    comparisons = [(arm, "ddp") for arm in ("a", "b", "c", "d")]
+    seconds = turn_seconds(["ddp", "a", "b", "c", "d"], comparisons, dict.fromkeys(["ddp", *"abcd"], 0.1))
+    assert seconds["ddp"] / seconds["a"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize("comparisons", [[], [("mpi", "ddp")]])
+def test_no_turn_is_shorter_than_a_short_one(comparisons):
+    seconds = turn_seconds(["ddp", "mpi"], comparisons, {"ddp": 0.01, "mpi": 1.0})
+    assert min(seconds.values()) >= SHORT_SECONDS
+
+
+def test_settled_arms_give_their_time_to_the_open_ones():
+    clear = {"none": [1.0] * 5, "ddp": CLEAR, "mpi": [1.0, 1.1, 1.0, 1.1, 1.2], "manual": CLOSE}
+    run = in_turns(clear, config={"rounds": 9})
+    assert open_comparisons(run) == [("manual", "ddp")]
+    assert open_comparisons(in_turns({"none": [], "ddp": [], "mpi": []})) == [("mpi", "ddp")]
+
+
+# ---- numbers ----
+
+
+def cohorts(spreads, *, rounds, launches=0.0, start=12.0, config=None):
+    """Return a run whose turns spread by so much, from a fixed seed; a round takes ``start`` beside them."""
+    random = np.random.default_rng(7)
+    taken, now = [], 0.0
+    for round_ in range(1, rounds + 1):
+        for arm, spread in spreads.items():
+            of_launch = random.normal(0, launches)
+            blocks = [
+                a_block(1, steps=600, turn=turn, wall_ns=round(6e8 * math.exp(of_launch + spread * noise)))
+                for turn, noise in enumerate(random.normal(size=TURNS), start=1)
+            ]
+            seconds = start / len(spreads) + TURNS * TURN_SECONDS
+            taken.append(
+                a_launch(arm, round_, ranks=[a_rank(0, blocks=blocks)], started_at=now, seconds=seconds)
+            )
+            now += seconds
+    return in_turns({arm: [] for arm in spreads}, launches=taken, config={"rounds": 50} | (config or {}))
+
+
+def passes_of(run):
+    return max(turn.number for turn in turns_of(run))
+
+
+def test_cohorts_have_as_many_turns_as_pay():
+    """Launches that hardly spread take many turns, and turns that hardly spread take few."""
+    noisy_turns = cohorts({"none": 0.05, "ddp": 0.05, "mpi": 0.2}, rounds=6)
+    noisy_launches = cohorts({"none": 0.01, "ddp": 0.01, "mpi": 0.01}, rounds=6, launches=0.2)
+    assert passes_of(noisy_turns) > TURNS == passes_of(noisy_launches)
+    assert passes_of(noisy_turns) <= MOST_TURNS
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_first_cohorts_know_no_spread(rounds):
+    run = cohorts({"none": 0.05, "ddp": 0.05, "mpi": 0.2}, rounds=rounds)
+    assert passes_of(run) == TURNS
+    of_arm = {turn.arm: turn.seconds for turn in turns_of(run)}
+    assert sorted(of_arm.values()) == pytest.approx([SHORT_SECONDS, 0.875, 0.875])
+
+
+def test_five_cohorts_fit_into_the_time():
+    spreads = {"none": 0.05, "ddp": 0.05, "mpi": 0.2}
+    assert passes_of(cohorts(spreads, rounds=2, config={"settle_seconds": 105.0})) == TURNS
+    assert passes_of(cohorts(spreads, rounds=2, config={"settle_seconds": 900.0})) > TURNS
+
+
+def test_spread_of_one_arm_is_separated_from_that_of_others():
+    run = cohorts({"none": 0.02, "ddp": 0.05, "mpi": 0.2}, rounds=60)
+    found = turn_spreads(run)
+    one_second = math.sqrt(0.6)
+    assert found["mpi"] == pytest.approx(0.2 * one_second, rel=0.1)
+    assert found["ddp"] == pytest.approx(0.05 * one_second, rel=0.25)
+    assert found["none"] == pytest.approx(found["mpi"] / 4, rel=0.01), "never below a quarter of the largest"
+
+
+def test_two_arms_do_not_tell_which_one_is_noisy():
+    found = turn_spreads(cohorts({"ddp": 0.02, "mpi": 0.2}, rounds=9))
+    assert found["ddp"] == pytest.approx(found["mpi"], rel=0.02)
+
+
+@pytest.mark.parametrize("launches", [0.0, 0.1])
+def test_variance_of_launches_is_what_turns_leave(launches):
+    run = cohorts({"none": 0.05, "ddp": 0.05, "mpi": 0.1}, rounds=100, launches=launches)
+    assert launch_variance(run, "mpi", "ddp") == pytest.approx(2 * launches**2, abs=0.006)
+    assert launch_variance(cohorts({"ddp": 0.05, "mpi": 0.1}, rounds=1), "mpi", "ddp") is None
 
 
 @pytest.mark.parametrize(("step_seconds", "expected"), [(0.001, (100, 600)), (0.1, (1, 6)), (3.0, (1, 1))])

@@ -1,0 +1,148 @@
+"""Plan the turns of a cohort from the finished ones. Pure and seeded.
+
+Lengths and numbers follow from the spread of turns and launches, never from means, so no figure chooses how
+long it is measured. The variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b for turns of the lengths T with
+the spreads s. In a given time, lengths in proportion to s times the root of the number of comparisons make
+the sum over comparisons smallest (J. Neyman, Journal of the Royal Statistical Society 97, 1934).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+from compare.analysis.budget import elapsed_seconds, is_oversubscribed, rounds_done, seconds_to_settle
+from compare.analysis.gate import judge_gate, pairs_of
+from compare.analysis.looks import FIRST_LOOK
+from compare.analysis.ranking import verdicts
+from compare.analysis.spread import cohorts, launch_variance, timed_seconds, turn_spreads
+from compare.schema.config import RunConfig
+from compare.schema.job import Planned
+from compare.schema.results import Run
+from compare.schema.turns import PlannedTurn
+
+TURNS = 4
+"""Turns of an arm in a cohort, while little is known; also the fewest."""
+MOST_TURNS = 10
+"""More gain little: the spread of launches remains."""
+TURN_SECONDS = 0.7
+"""Mean length of a turn, without its blocks of the reference."""
+SHORT_SECONDS = 0.35
+"""Length of the turns of arms in no open comparison: the control, and what is settled."""
+LEAD_SECONDS = 0.1
+"""First part of a turn, not timed: its steps take longer."""
+START_SECONDS = 3.0
+"""Least time to start the ranks of an arm: they load torch."""
+_ENOUGH_COHORTS = 2
+"""Finished cohorts that tell something about spreads."""
+
+Comparison = tuple[str, str]
+"""Labels of two arms that are compared."""
+
+
+def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
+    """Order the turns of a cohort, settled before its first one.
+
+    Every arm takes one turn in a pass. As in ``order_of``, every two passes are shuffled anew, and the second
+    is the first in reverse. ``planned`` are the launches of the cohort.
+    """
+    order, turns = random.Random(f"{run.config.seed}/{planned[0].round}/turns"), []
+    open_ones = open_comparisons(run)
+    spreads = _spreads(run)
+    seconds = turn_seconds([arm.label for arm in run.config.arms], open_ones, spreads)
+    arms = list(range(len(planned)))
+    for number in range(1, turns_of_arm(run, open_ones, seconds, spreads) + 1):
+        if number % 2:
+            order.shuffle(arms)
+        else:
+            arms.reverse()
+        turns += [
+            PlannedTurn(
+                arm=arm,
+                number=number,
+                seconds=seconds[planned[arm].arm.label],
+                lead_seconds=LEAD_SECONDS,
+            )
+            for arm in arms
+        ]
+    return turns
+
+
+def open_comparisons(run: Run) -> list[Comparison]:
+    """Return the pairs of arms whose comparison is not settled yet, baseline or older twin last."""
+    config = run.config
+    if gate := judge_gate(run):
+        done = {change.arm for change in gate.changes if change.kind != "unresolved"}
+        return [(new.label, old.label) for new, old in pairs_of(config.arms) if new.label not in done]
+    settled = {arm for arm, verdict in verdicts(run, config.baseline).items() if verdict.kind != "unresolved"}
+    rivals = [arm.label for arm in config.arms if arm.synchronises and arm.label != config.baseline]
+    return [(arm, config.baseline) for arm in rivals if arm not in settled]
+
+
+def turn_seconds(
+    arms: Sequence[str], comparisons: Sequence[Comparison], spreads: Mapping[str, float]
+) -> dict[str, float]:
+    """Share out the time of a pass among the arms.
+
+    A pass takes as many times `TURN_SECONDS` as it has arms. Arms in no comparison take `SHORT_SECONDS`, and
+    the others share the rest by the spread of their turns.
+    """
+    weights = {
+        arm: spreads[arm] * math.sqrt(count)
+        for arm in arms
+        if (count := sum(arm in pair for pair in comparisons))
+    }
+    if not weights:
+        return dict.fromkeys(arms, TURN_SECONDS)
+    rest = len(arms) * TURN_SECONDS - (len(arms) - len(weights)) * SHORT_SECONDS
+    whole = sum(weights.values())
+    return {
+        arm: max(SHORT_SECONDS, rest * weights[arm] / whole) if arm in weights else SHORT_SECONDS
+        for arm in arms
+    }
+
+
+def turns_of_arm(
+    run: Run, comparisons: Sequence[Comparison], seconds: Mapping[str, float], spreads: Mapping[str, float]
+) -> int:
+    """Return how many turns each arm of the next cohort takes.
+
+    A cohort of m turns has the variance L + V / m, and costs the time to start it plus m passes. At equal
+    time, m = sqrt(V / L * start / pass) makes the variance of the mean smallest (two-stage sampling: W. G.
+    Cochran, "Sampling Techniques", 3rd ed., 1977). L is of launches and V of turns, summed over comparisons.
+    At least five cohorts must fit into the time.
+    """
+    if rounds_done(run) < _ENOUGH_COHORTS or not comparisons or is_oversubscribed(run):
+        return TURNS
+    of_turns = sum(spreads[arm] ** 2 / seconds[arm] for pair in comparisons for arm in pair)
+    of_launches = sum(launch_variance(run, *pair) or 0.0 for pair in comparisons)
+    one_pass = _pass_seconds(run)
+    start = max(0.0, elapsed_seconds(run) - _passes(run) * one_pass) / rounds_done(run)
+    best = math.sqrt(of_turns / of_launches * start / one_pass) if of_launches > 0 else math.inf
+    missing = max(1, FIRST_LOOK - rounds_done(run))
+    fitting = (seconds_to_settle(run) / missing - start) / one_pass
+    return math.floor(max(TURNS, min(best, MOST_TURNS, fitting)))
+
+
+def least_round_seconds(config: RunConfig, mode: str) -> float:
+    """Return the least time of a round, by its starts and turns."""
+    turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
+    return len(config.arms) * (START_SECONDS + turns)
+
+
+def _spreads(run: Run) -> dict[str, float]:
+    if rounds_done(run) < _ENOUGH_COHORTS:
+        return dict.fromkeys((arm.label for arm in run.config.arms), 1.0)
+    return turn_spreads(run)
+
+
+def _pass_seconds(run: Run) -> float:
+    """Return what a pass of the last cohort took: a turn of slow steps is longer than planned."""
+    return sum(timed_seconds(launch) + LEAD_SECONDS for launch in cohorts(run)[-1])
+
+
+def _passes(run: Run) -> int:
+    """Return how many passes the finished cohorts had together."""
+    first = run.config.arms[0]
+    return sum(len({block.turn for block in launch.ranks[0].blocks}) for launch in run.of(first))
