@@ -38,12 +38,13 @@ def main():
 
 
 def of_record(path):
-    """Return the log ratios of every comparison or gate in turns, by arm and load."""
+    """Return the log ratios of every comparison or gate in turns, by arm, load and lengths of turns."""
     found = {}
     for entry in map(json.loads, path.read_text().splitlines()):
         if entry.get("mode", "blocks") == "blocks":
             ratios = [math.log(second / first) for first, second in entry["step_seconds"]]
-            found.setdefault(f"{entry['arm']}, load {entry.get('load', 'none')}", []).append(ratios)
+            design = [entry["arm"], f"load {entry.get('load', 'none')}", entry.get("lengths", "")]
+            found.setdefault(", ".join(filter(None, design)), []).append(ratios)
     return found
 
 

@@ -190,7 +190,7 @@ LINES = [
             "Geometric means over 3 rounds (Student's 95 % interval of the mean).",
             "Sync cost: step time minus that of none",
             "Its interval is that of its share, at the mean step time.",
-            "All verdicts together, at every look, find a difference where there is none in at most 5 of 100 runs.",
+            "All verdicts together, at every look, find a difference where there is none in at most",
             "ended with the same parameters, bit for bit (abcdef012345)",
         ],
         ["INCOMPLETE", "NOT MNIST", "Oversubscribed", "did not run", "repeated", "Noisy", "◀"],
