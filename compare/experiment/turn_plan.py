@@ -70,14 +70,29 @@ def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
 
 
 def open_comparisons(run: Run) -> list[Comparison]:
-    """Return the pairs of arms whose comparison is not settled yet, baseline or older twin last."""
+    """Return the pairs of arms that no look has settled yet, baseline or older twin last.
+
+    A run of exactly so many rounds has its only look at the end.
+    """
     config = run.config
-    if gate := judge_gate(run):
-        done = {change.arm for change in gate.changes if change.kind != "unresolved"}
-        return [(new.label, old.label) for new, old in pairs_of(config.arms) if new.label not in done]
-    settled = {arm for arm, verdict in verdicts(run, config.baseline).items() if verdict.kind != "unresolved"}
-    rivals = [arm.label for arm in config.arms if arm.synchronises and arm.label != config.baseline]
-    return [(arm, config.baseline) for arm in rivals if arm not in settled]
+    if config.slower_limit is not None:
+        pairs = [(new.label, old.label) for new, old in pairs_of(config.arms)]
+    else:
+        rivals = [arm.label for arm in config.arms if arm.synchronises and arm.label != config.baseline]
+        pairs = [(arm, config.baseline) for arm in rivals]
+    settled = set() if config.limit_seconds is None else _settled(run)
+    return [pair for pair in pairs if pair[0] not in settled]
+
+
+def _settled(run: Run) -> set[str]:
+    """Return the labels of arms with a verdict."""
+    gate = judge_gate(run)
+    kinds = (
+        {change.arm: change.kind for change in gate.changes}
+        if gate
+        else {arm: verdict.kind for arm, verdict in verdicts(run, run.config.baseline).items()}
+    )
+    return {arm for arm, kind in kinds.items() if kind != "unresolved"}
 
 
 def turn_seconds(

@@ -85,7 +85,8 @@ def standing(run: Run) -> str:
 def _settled(run: Run, rounds: int) -> str:
     config = run.config
     of_another_kind = config.comparisons is not None or config.slower_limit is not None
-    if rounds < FIRST_LOOK or of_another_kind or is_oversubscribed(run):
+    is_before_its_look = config.limit_seconds is None and rounds < config.rounds
+    if rounds < FIRST_LOOK or of_another_kind or is_before_its_look or is_oversubscribed(run):
         return ""
     found = [verdict.kind for verdict in verdicts(run, config.baseline).values()]
     settled = sum(kind != "unresolved" for kind in found)

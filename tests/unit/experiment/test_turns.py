@@ -88,8 +88,10 @@ def test_no_turn_is_shorter_than_a_short_one(comparisons):
 
 def test_settled_arms_give_their_time_to_the_open_ones():
     clear = {"none": [1.0] * 5, "ddp": CLEAR, "mpi": [1.0, 1.1, 1.0, 1.1, 1.2], "manual": CLOSE}
-    run = in_turns(clear, config={"rounds": 9})
+    run = in_turns(clear, config={"rounds": 99, "settle_seconds": 1e4})
     assert open_comparisons(run) == [("manual", "ddp")]
+    of_fixed_length = in_turns(clear, config={"rounds": 9})
+    assert open_comparisons(of_fixed_length) == [("mpi", "ddp"), ("manual", "ddp")], "its look is the end"
     assert open_comparisons(in_turns({"none": [], "ddp": [], "mpi": []})) == [("mpi", "ddp")]
 
 

@@ -38,7 +38,7 @@ def test_time_is_right_where_a_workload_has_replaced_the_clock(monkeypatch):
         monkeypatch.setattr(time, name, lambda: 0)
     timing = time_together(lambda: _spin(0.02), lambda: None, CPU)
     assert timing.wall_ns > 15_000_000
-    assert timing.cpu_ns > 5_000_000
+    assert timing.cpu_ns > 1_000_000
 
 
 @pytest.mark.parametrize("module", [clock_module, first_step, meters, pipeline, rank, turns, watchdog])
