@@ -17,6 +17,7 @@ import math
 import statistics
 from dataclasses import dataclass
 from multiprocessing import Pool
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -124,7 +125,7 @@ def _described(given):
 
 
 def _recorded(given):
-    run = read_run(given.run)
+    run = read_run(Path(given.run))
     arms = [arm.label for arm in run.config.arms]
     scale = math.sqrt(TURN_SECONDS - LEAD_SECONDS)
     spreads = {arm: spread / scale for arm, spread in turn_spreads(run).items()}

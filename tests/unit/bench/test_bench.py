@@ -208,6 +208,8 @@ def test_false_differences_are_counted_by_arm_mode_and_load(tmp_path):
     entries.append(alike | {"arm": "ddp", "kind": "equivalent"})
     record.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     of_ddp, of_mpi = false_differences.summary(record)
-    assert of_ddp.startswith("ddp, blocks, load none: 0 of 1 false")
-    assert of_mpi.startswith("mpi, blocks, load none: 1 of 10 false [0.3%, 44.5%]; resampled 0.0%")
+    assert of_ddp.startswith("ddp, blocks, load none, turns of equal length: 0 of 1 false")
+    assert of_mpi.startswith(
+        "mpi, blocks, load none, turns of equal length: 1 of 10 false [0.3%, 44.5%]; resampled 0.0%"
+    )
     assert false_differences.summary(tmp_path / "no record") == []
