@@ -87,7 +87,7 @@ def _shown_at_the_end(gate: Gate) -> Gate:
 def check_launches(launches: Sequence[tuple[Arm, list[RankResult]]], run: Run) -> None:
     """Refuse launches if one of them fails a gate.
 
-    ``run`` has the launches before, one of which they may repeat.
+    They may repeat launches of ``run``, which came before.
 
     Raises:
         ParityError: a gate failed; it names the ranks, the difference, and its meaning if that is known.

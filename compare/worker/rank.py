@@ -92,8 +92,6 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     measured = _measure(job, own, joined, watchdog, timed)
     parity = parity or _prove_after(job, joined, initial_hash, timed.trained, watchdog)
     attested = attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
-    trained = timed.trained._asdict()
-    sizes = trained.pop("gradient_bytes")
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -103,8 +101,6 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         initial_hash=initial_hash,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=timed.peak_device_memory_bytes,
-        gradient_bytes=sum(sizes),
-        gradient_tensors=len(sizes),
         **measured._asdict(),
         gradients=timed.gradients,
         cpu_ns=timed.cpu_ns,
@@ -114,7 +110,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
-        **trained,
+        **timed.trained._asdict(),
         whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
         attestation=attested | first.attested | joined.task.attest(),
     )

@@ -279,7 +279,7 @@ def test_proof_that_failed_or_is_missing_is_shown():
     assert "✓ ddp trained what one process trains: proven for 20 steps." in text
 
 
-def test_proof_of_later_rounds_by_their_hashes_is_told():
+def test_proof_of_later_rounds_names_their_hashes():
     run = measured({"ddp": 4.0, "mpi": 5.0})
     later = [
         launch
