@@ -3,7 +3,8 @@
 Five gates:
 
 - ``ranks``: all ranks start from one model, train, and end with the same parameters, bit for bit
-- ``float64``: each of twenty steps ends where that of a single process ends; in every launch
+- ``float64``: each of twenty steps ends where that of a single process ends; a launch that repeats a proven
+  one, bit for bit, takes none of them
 - ``float32``: likewise; for ``compare verify``
 - ``end``: one more step after the training is given the mean of all gradients, at the right learning rate
 - ``samples``: ranks train on samples of their own; where the loader is the user's
@@ -22,7 +23,7 @@ import msgspec
 
 from compare.analysis.end_gate import check_end
 from compare.analysis.failed_gate import GateName, failed_gate
-from compare.analysis.passes import pass_of
+from compare.analysis.passes import pass_of, with_passes
 from compare.analysis.proof_gaps import left_open, nothing_proven, shortened
 from compare.analysis.samples_gate import check_samples
 from compare.analysis.wrong_steps import diagnose, why_incomparable
@@ -83,23 +84,21 @@ def _shown_at_the_end(gate: Gate) -> Gate:
     return msgspec.structs.replace(gate, outcome="passed", what=what, remedy="")
 
 
-def check_launch(arm: Arm, ranks: list[RankResult]) -> None:
-    """Refuse a launch that fails a gate; see ``check_launches``."""
-    check_launches([(arm, ranks)])
-
-
-def check_launches(launches: Sequence[tuple[Arm, list[RankResult]]], run: Run | None = None) -> None:
+def check_launches(launches: Sequence[tuple[Arm, list[RankResult]]], run: Run) -> None:
     """Refuse launches if one of them fails a gate.
+
+    They may repeat launches of ``run``, which came before.
 
     Raises:
         ParityError: a gate failed; it names the ranks, the difference, and its meaning if that is known.
     """
+    proven = [(arm, with_passes(ranks, run.of(arm))) for arm, ranks in launches]
     failed = [
-        (arm, gate) for arm, ranks in launches for gate in check_gates(arm, ranks) if gate.outcome == "failed"
+        (arm, gate) for arm, ranks in proven for gate in check_gates(arm, ranks) if gate.outcome == "failed"
     ]
     if failed:
         gate = failed[0][1]
-        alike = fail_alike(run, [(arm, gate.name) for arm, gate in failed]) if run else ""
+        alike = fail_alike(run, [(arm, gate.name) for arm, gate in failed])
         raise ParityError(gate.what, found=gate.found, remedy=alike or gate.remedy)
 
 

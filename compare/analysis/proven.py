@@ -1,4 +1,7 @@
-"""Sum up what is proven of an arm, over all its launches."""
+"""Sum up what is proven of an arm, over all its launches.
+
+A launch without passes that repeats another one, bit for bit, has its proof.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import msgspec
 
 from compare.analysis.end_gate import unseen_bend
 from compare.analysis.parity import AT_THE_END, UNMOVED, check_training
-from compare.analysis.passes import pass_of
+from compare.analysis.passes import pass_of, with_passes
 from compare.analysis.proof_gaps import left_open, shortened
 from compare.schema.arms import Arm
 from compare.schema.parity import ParityPass
@@ -16,7 +19,7 @@ from compare.schema.results import Gate, Launch, Outcome
 
 
 class Parity(msgspec.Struct, frozen=True, kw_only=True):
-    """Difference between an arm and a single process, before its launches."""
+    """Difference between an arm and a single process."""
 
     outcome: Outcome | Literal["none"]
     """The worst outcome of the gates beside a single process.
@@ -30,6 +33,8 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     """What a proof leaves open: parameters, a clip, the loss."""
     at_end: bool = False
     """Whether one more step after the training was proven as well."""
+    by_hash: int = 0
+    """Launches that took no steps for it, because they repeat a proven one, bit for bit."""
     steps: int | None = None
     """The fewest of any launch."""
     difference: float | None = None
@@ -41,6 +46,10 @@ _WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing")
 
 def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
     """Sum up the gates of all launches of an arm."""
+    without = [launch for launch in launches if not launch.ranks[0].parity]
+    launches = [
+        msgspec.structs.replace(launch, ranks=with_passes(launch.ranks, launches)) for launch in launches
+    ]
     passes = [taken for launch in launches if (taken := pass_of(launch.ranks[0], "float64"))]
     if len(passes) < len(launches):
         return Parity(outcome="none")
@@ -57,6 +66,7 @@ def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
     outcome: Outcome = "exempt" if exempt else worst.outcome if worst else "passed"
     return Parity(
         outcome=outcome,
+        by_hash=len(without),
         steps=min(taken.steps for taken in passes),
         difference=max(numbers) if len(numbers) == len(ends) else None,
         why=f"{worst.what}. {worst.remedy}" if worst and outcome in {"incomparable", "nothing"} else "",

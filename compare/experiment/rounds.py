@@ -11,7 +11,7 @@ import msgspec
 
 from compare.analysis.budget import seconds_left
 from compare.analysis.gate import check_interpreter
-from compare.analysis.parity import check_launch, check_launches
+from compare.analysis.parity import check_launches
 from compare.analysis.step_times import other_cpu_load
 from compare.errors import InterleaveError, LaunchError
 from compare.experiment.schedule import discard_noisy, next_cohort, next_launch
@@ -87,7 +87,7 @@ class Launches:
             budget_ends_at=self._ends_at(),
         )
         check_interpreter(self.run, one.arm, launch.ranks, here=sys.prefix)
-        check_launch(one.arm, launch.ranks)
+        check_launches([(one.arm, launch.ranks)], self.run)
         discarded_before = len(self.run.discarded)
         self._keep([launch])
         self._observer.launch_ended(one, launch)

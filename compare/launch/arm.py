@@ -96,8 +96,8 @@ def launch_arm(
 ) -> Launch:
     """Launch an arm, and once more if another process took its port.
 
-    ``proof`` is what every rank trains beside a single process, before its training. Its outcome is part of
-    what is returned; nothing is judged here. ``budget_ends_at`` is a Unix time.
+    ``proof`` is what every rank trains beside a single process, unless its training repeats a proven one. Its
+    outcome is part of what is returned; nothing is judged here. ``budget_ends_at`` is a Unix time.
 
     Raises:
         BudgetError: the run's budget was over before the launch was.
@@ -112,7 +112,7 @@ def launch_arm(
         planned,
         cluster,
         observer,
-        make_job=partial(Job, dataset=run.dataset, proof=proof),
+        make_job=partial(Job, dataset=run.dataset, proof=proof, proven=run.proven(planned.arm)),
         conclude=PreparedLaunch.conclude,
         budget_ends_at=budget_ends_at,
     )

@@ -114,7 +114,7 @@ class Cohort:
             planned,
             cluster,
             files,
-            partial(Job, dataset=self._run.dataset, proof="brief"),
+            partial(Job, dataset=self._run.dataset, proven=self._run.proven(planned.arm)),
             in_turns=True,
             restarted_because=restarted_because,
         )

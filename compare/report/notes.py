@@ -326,7 +326,13 @@ def _parity(run: Run, summary: Summary) -> list[str]:
         f"{arm} ({'another training' if arm in other else 'lossy'}) {_away(parity.difference)}"
         for arm, parity in lossy.items()
     ]
-    return [f"Parity with a single process, in each of {steps} float64 steps: {'; '.join(found)}."]
+    lines = [f"Parity with a single process, in each of {steps} float64 steps: {'; '.join(found)}."]
+    repeating = {arm: parity.by_hash for arm, parity in proven.items() if parity.by_hash}
+    each = ", ".join(f"{counted(count, 'round')} of {arm}" for arm, count in repeating.items())
+    return [
+        *lines,
+        *([f"Proven by their hashes, equal to those of a proven launch: {each}."] if each else []),
+    ]
 
 
 def _buffers(run: Run) -> list[str]:

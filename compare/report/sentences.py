@@ -82,7 +82,8 @@ def proof(run: Run, summary: Summary) -> list[str]:
     ]
     if len(passed) == 1:
         steps = _proven_steps(passed)
-        lines.append(f"✓ {passed[0].arm} trained what one process trains: proven for {steps}.")
+        by_hash = _by_hash(passed, "its hash")
+        lines.append(f"✓ {passed[0].arm} trained what one process trains: proven for {steps}{by_hash}.")
     elif passed:
         unmarked = [arm for arm in arms if not why_marked(asked[arm.arm])]
         every = "All arms" if len(unmarked) == len(arms) else f"All but {MARK}"
@@ -90,7 +91,8 @@ def proof(run: Run, summary: Summary) -> list[str]:
         names = every if are_all else listed(arm.arm for arm in passed)
         apart = distance_of_ends(run, [arm.arm for arm in passed])
         bits = _bits(asked, passed, apart)
-        lines.append(f"✓ {names} trained the same model: proven for {_proven_steps(passed)}{bits}.")
+        steps = f"{_proven_steps(passed)}{_by_hash(passed, 'their hashes')}"
+        lines.append(f"✓ {names} trained the same model: proven for {steps}{bits}.")
         lines += _ended_apart(passed, apart)
     return [*lines, *_by_reason("Open in that proof", {arm.arm: arm.parity.open for arm in passed})]
 
@@ -103,6 +105,11 @@ def _proven_steps(passed: Sequence[ArmSummary]) -> str:
     return counted(steps, "step") + (
         " and one at the end" if all(arm.parity.at_end for arm in passed) else ""
     )
+
+
+def _by_hash(passed: Sequence[ArmSummary], hashes: str) -> str:
+    """Say that launches repeat a proven one, bit for bit."""
+    return f", in later rounds by {hashes}" if any(arm.parity.by_hash for arm in passed) else ""
 
 
 def _by_reason(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:

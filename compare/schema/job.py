@@ -13,7 +13,7 @@ from compare.schema.collectives import SweepConfig
 from compare.schema.config import LaunchConfig, RunConfig
 from compare.schema.files import read_json
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.parity import PassKind
+from compare.schema.parity import Fingerprint, PassKind
 
 Stage = Literal[
     "start",
@@ -60,7 +60,13 @@ class Job(LaunchJob, frozen=True, kw_only=True, tag="training"):
     config: RunConfig
     dataset: DatasetSource
     proof: Proof = "brief"
-    """The parity check that precedes the training."""
+    """The parity check of the training."""
+    proven: list[Fingerprint] = []
+    """What each rank of the arm's proven launches began and ended with.
+
+    A launch that repeats it needs no proof of its own, and another one is proven after its training. Empty
+    for a launch that is proven before it.
+    """
 
 
 class SweepJob(LaunchJob, frozen=True, kw_only=True, tag="sweep"):

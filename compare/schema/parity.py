@@ -33,6 +33,21 @@ def rounding_limit(kind: PassKind, update: float, shards: int) -> float:
     return EPSILON[kind] * (_OF_THE_SUM + _OF_THE_UPDATE * shards * update)
 
 
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What the training of a rank began and ended with, each as SHA-256.
+
+    A launch that has those of another one trained the same, bit for bit. So the proof of one is that of
+    both.
+    """
+
+    initial: str
+    """Over the bytes of the parameters before the first step."""
+    final: str
+    """Likewise after the last step."""
+    buffers: str = ""
+    """Over the bytes of the rank's own buffers at the end; empty without any."""
+
+
 class WrongStep(msgspec.Struct, frozen=True, kw_only=True):
     """The first step of a rank that rounding does not explain."""
 

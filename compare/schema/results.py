@@ -17,7 +17,7 @@ from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.files import LARGEST
 from compare.schema.hosts import Host, Network
-from compare.schema.parity import EndStep, ParityPass
+from compare.schema.parity import EndStep, Fingerprint, ParityPass
 
 SCHEMA_VERSION = 3
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
@@ -147,7 +147,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Only on the first rank of a host."""
     moments: Moments
     parity: list[ParityPass] = []
-    """Taken before the training; empty in the control."""
+    """Empty in the control, and where the training repeats that of a proven launch, bit for bit."""
     end: EndStep | None = None
     """Taken after the training; None in the control, and in results without this field."""
     unmoved: list[str] = []
@@ -159,6 +159,16 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """
     attestation: dict[str, Any]
     """What ran, read back from the libraries and the kernel."""
+
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """Return what its training began and ended with.
+
+        None if it diverged, because all such ends are alike.
+        """
+        if self.evaluation.loss_sum is None:
+            return None
+        return Fingerprint(self.initial_hash, self.final_hash, self.buffer_hash)
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +245,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, arm: Arm) -> list[Launch]:
         """Return the launches of one arm, in order of rounds."""
         return [launch for launch in self.launches if launch.arm == arm.label]
+
+    def proven(self, arm: Arm) -> list[Fingerprint]:
+        """Return the fingerprint of each rank that all launches of an arm have in common.
+
+        It is empty before the first launch, and where two differ: then every launch needs a proof of its own.
+        """
+        found = {tuple(rank.fingerprint for rank in launch.ranks) for launch in self.of(arm)}
+        (common,) = found if len(found) == 1 else ((),)
+        return [] if None in common else list(filter(None, common))
 
 
 Outcome: TypeAlias = Literal["passed", "failed", "exempt", "nothing", "incomparable"]

@@ -25,8 +25,8 @@ class Trained(NamedTuple):
     buffer_hash: str
     """Of this rank's own buffers; empty without any."""
     evaluation: Evaluation
-    gradient_bytes: list[int]
-    """Of each parameter."""
+    gradient_bytes: int
+    gradient_tensors: int
     unmoved: list[str]
     """Parameters that should train, and that are those of the start; only on rank 0."""
     sketch: list[float]
@@ -52,7 +52,8 @@ def test_model(
         final_hash=hash_parameters(whole),
         buffer_hash=buffer_hash,
         evaluation=evaluation,
-        gradient_bytes=[p.numel() * p.element_size() for p in whole.parameters()],
+        gradient_bytes=sum(p.numel() * p.element_size() for p in whole.parameters()),
+        gradient_tensors=len(list(whole.parameters())),
         **(_changes(task, whole) if group.rank == 0 else {"unmoved": [], "sketch": []}),
     )
 

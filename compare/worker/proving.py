@@ -1,14 +1,19 @@
-"""Prove the training of one launch: before it, and once more after it."""
+"""Prove the training of one launch.
+
+A run proves each arm before its first training. A later launch that began and ended as that one, bit for
+bit, trained the same, so it is as proven. Another one is proven after its training.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from backends.base import Group, MakeOptimizer, Replica
 from compare.schema.job import PASSES, Job
-from compare.schema.parity import EndStep, ParityPass
+from compare.schema.parity import EndStep, Fingerprint, ParityPass
 from compare.worker.blocks import Side
 from compare.worker.compilation import compiled_for_proof
 from compare.worker.end_step import take_end_step
@@ -18,10 +23,19 @@ from compare.worker.task import Task
 from compare.worker.watchdog import Watchdog
 
 
-def prove_start(
+def repeats_proven(job: Job, found: Fingerprint, group: Group) -> bool:
+    """Return whether all ranks began and ended as those of the arm's proven launches. Collective."""
+    if not job.proven:
+        return False
+    differing = torch.tensor([float(found != job.proven[group.rank])], device=group.device)
+    group.all_reduce_(differing)
+    return not differing.item()
+
+
+def prove_steps(
     job: Job, make_replica: Callable[..., Replica], task: Task, group: Group, watchdog: Watchdog
 ) -> list[ParityPass]:
-    """Compare the arm with a single process before the training.
+    """Compare steps of a copy with those of a single process.
 
     The control has no proof. A pass is short, so options that act late are set as in the registry
     (``while_proven``).

@@ -21,7 +21,7 @@ from backends.base import Group, Placement, Replica
 from compare.schema.arms import CONTROL
 from compare.schema.collectives import RankSweep
 from compare.schema.job import Job, Stage, SweepJob
-from compare.schema.parity import EndStep
+from compare.schema.parity import EndStep, Fingerprint, ParityPass
 from compare.schema.results import Block, GradientTimes, MachineUse, Moments, RankResult, Sweep
 from compare.schema.turns import FINISH, Memory
 from compare.worker.attest import attest, attest_group
@@ -51,7 +51,7 @@ from compare.worker.memory import (
 from compare.worker.meters import CPUMeter
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import hash_parameters
-from compare.worker.proving import prove_end, prove_start
+from compare.worker.proving import prove_end, prove_steps, repeats_proven
 from compare.worker.randomness import seed_generators
 from compare.worker.sweep import time_sizes
 from compare.worker.task import Task
@@ -74,7 +74,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     group, device = joined.group, joined.group.device
     with start_up.left_out():
         earlier_peak = max(joined.peak_bytes, peak_memory_bytes())
-        parity = prove_start(job, joined.make_replica, joined.task, group, watchdog)
+        parity = [] if job.proven else prove_steps(job, joined.make_replica, joined.task, group, watchdog)
         proof = read_memory(device)
         was_reset = reset_peak_memory(device)
 
@@ -90,9 +90,8 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
     start_up.mark("first_step_done")
     timed = _timed(job, own, joined, watchdog, first_step_seconds=first.seconds, earlier=proof)
     measured = _measure(job, own, joined, watchdog, timed)
+    parity = parity or _prove_after(job, joined, initial_hash, timed.trained, watchdog)
     attested = attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
-    trained = timed.trained._asdict()
-    sizes = trained.pop("gradient_bytes")
     result = RankResult(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -102,8 +101,6 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         initial_hash=initial_hash,
         peak_memory_bytes=max(earlier_peak, timed.peak_memory_bytes),
         peak_device_memory_bytes=timed.peak_device_memory_bytes,
-        gradient_bytes=sum(sizes),
-        gradient_tensors=len(sizes),
         **measured._asdict(),
         gradients=timed.gradients,
         cpu_ns=timed.cpu_ns,
@@ -113,7 +110,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         machine=timed.machine if placement.local_rank == 0 else None,
         moments=start_up.read(),
         parity=parity,
-        **trained,
+        **timed.trained._asdict(),
         whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
         attestation=attested | first.attested | joined.task.attest(),
     )
@@ -176,6 +173,16 @@ def _measure(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, timed: _T
     # Other ranks may still measure, and some libraries attest by a collective.
     note("end", 1)
     return _Measured(end, message_bytes, collective_ns, swept)
+
+
+def _prove_after(
+    job: Job, joined: _Joined, initial_hash: str, trained: Trained, watchdog: Watchdog
+) -> list[ParityPass]:
+    """Prove a training that does not repeat a proven one."""
+    found = Fingerprint(initial_hash, trained.final_hash, trained.buffer_hash)
+    if not job.arm.synchronises or repeats_proven(job, found, joined.group):
+        return []
+    return prove_steps(job, joined.make_replica, joined.task, joined.group, watchdog)
 
 
 def _test(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, step_seconds: float) -> Trained:

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from compare.schema.config import RunConfig
 from compare.schema.files import read_json, write_json
 from compare.schema.job import Job, RankFailure
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.parity import Fingerprint
 from compare.schema.results import Gate, RankResult
 from tests.proof.case import Case
 from tests.waiting import free_port
@@ -32,6 +35,7 @@ SETTINGS = {"ranks": 2, "steps": 32, "warmup_steps": 2, "batch_size_per_rank": 4
 class Verdict:
     """What the gates say of a case."""
 
+    ranks: list[RankResult] = field(default_factory=list)
     gates: list[Gate] = field(default_factory=list)
     failures: list[RankFailure] = field(default_factory=list)
     logs: str = ""
@@ -99,7 +103,8 @@ def ranks():
 def prove(ranks, tmp_path):
     """Return a function that trains a case and judges its ranks."""
 
-    def proven(case: Case) -> Verdict:
+    def proven(case: Case, repeated: Sequence[Fingerprint] = ()) -> Verdict:
+        """Launch a case; ``repeated`` are the fingerprints of a proven launch of its arm."""
         arm = parse_arm(case.arm)
         workload = f"{case.file.name}:{case.name}"
         config = RunConfig(arms=(arm,), model=workload, **SETTINGS | case.settings)
@@ -110,15 +115,16 @@ def prove(ranks, tmp_path):
             number=1,
             launched_at=time.time(),
             dataset=own_source(f"{case.file}:{case.name}"),
+            proven=list(repeated),
         )
-        files = LaunchFiles(tmp_path)
+        files = LaunchFiles(Path(tempfile.mkdtemp(dir=tmp_path)))
         write_json(files.job, job)
-        statuses = ranks.launch(tmp_path, config.ranks, case.mutation)
+        statuses = ranks.launch(files.directory, config.ranks, case.mutation)
         held = range(config.ranks)
         logs = "\n".join(files.log(rank).read_text() for rank in held if files.log(rank).exists())
         if statuses == [0] * config.ranks:
             results = [read_json(files.result(rank), RankResult) for rank in held]
-            return Verdict(check_gates(arm, results), logs=logs)
+            return Verdict(results, check_gates(arm, results), logs=logs)
         failures = [read_json(file, RankFailure) for file in map(files.failure, held) if file.exists()]
         silent = len(failures) < config.ranks
         return Verdict(failures=failures, logs=f"exit statuses {statuses}\n{logs}", silent=silent)

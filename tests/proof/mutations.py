@@ -68,6 +68,11 @@ def a_sum_from_step_25_on():
     between(AveragingReplica, "backward", lambda self, loss: loss.backward(), first=LATE)
 
 
+def a_sum_in_step_25_alone():
+    """Plant what no gate sees."""
+    between(AveragingReplica, "backward", lambda self, loss: loss.backward(), first=LATE, last=LATE + 1)
+
+
 @mutation("manual", of=PLAIN)
 def no_reduction():
     FlatReducer.reduce = lambda self: None

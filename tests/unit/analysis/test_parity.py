@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from compare.analysis.parity import check_gates, check_launch
+from compare.analysis.parity import check_gates, check_launches
 from compare.errors import ParityError
 from compare.schema.arms import Arm
 from compare.schema.parity import WrongStep, rounding_limit
-from tests.unit.factories import INITIAL, TRAINED, a_pass, a_rank
+from compare.schema.results import Evaluation
+from tests.unit.factories import INITIAL, TRAINED, a_launch, a_pass, a_rank, a_run
 
 OTHER = "5" * 64
 DDP, CONTROL = Arm("ddp", {"bucket_cap_mb": 1.0}), Arm("none")
@@ -21,9 +23,17 @@ def ranks(*hashes):
     ]
 
 
+def check(arm, ranks, *earlier):
+    """Check a launch of an arm after earlier ones."""
+    run = msgspec.structs.replace(
+        a_run({arm.label: []}), launches=[a_launch(arm.label, ranks=its) for its in earlier]
+    )
+    check_launches([(arm, ranks)], run)
+
+
 def refusal(arm, *hashes):
     with pytest.raises(ParityError) as caught:
-        check_launch(arm, ranks(*hashes))
+        check(arm, ranks(*hashes))
     assert caught.value.exit_code == 8
     assert arm.label in caught.value.what
     assert caught.value.found
@@ -34,8 +44,8 @@ def refusal(arm, *hashes):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("arm", [DDP, CONTROL], ids=lambda arm: arm.label)
 def test_ranks_with_one_model_pass(arm, world_size):
-    check_launch(arm, ranks(*[(INITIAL, TRAINED)] * world_size))
-    check_launch(CONTROL, ranks((INITIAL, TRAINED), (INITIAL, OTHER)))
+    check(arm, ranks(*[(INITIAL, TRAINED)] * world_size))
+    check(CONTROL, ranks((INITIAL, TRAINED), (INITIAL, OTHER)))
 
 
 def test_ranks_with_different_models_at_the_end_fail():
@@ -84,7 +94,7 @@ def passes(*ranks):
 
 def failed(ranks):
     with pytest.raises(ParityError) as caught:
-        check_launch(DDP, ranks)
+        check(DDP, ranks)
     assert DDP.label in caught.value.what
     return caught.value.found
 
@@ -92,7 +102,7 @@ def failed(ranks):
 def test_pass_within_the_limit_passes():
     limit = rounding_limit("float64", 0.5, 2)
     taken = a_pass(differences=[limit], updates=[0.5], shards=2)
-    check_launch(DDP, [a_rank(0, parity=[taken]), a_rank(1, parity=[taken])])
+    check(DDP, [a_rank(0, parity=[taken]), a_rank(1, parity=[taken])])
     beyond = a_pass(differences=[limit], updates=[0.4], shards=2)
     assert "Allowed: 7e-15, for rounding." in failed([a_rank(0, parity=[beyond])])
 
@@ -232,7 +242,50 @@ def test_lossy_arm_has_a_whole_update_on_rank_0_alone():
 
 def test_pass_missing_on_a_rank_fails():
     with pytest.raises(ParityError, match="rank 1 on host1 has no float64 pass"):
-        check_launch(DDP, [a_rank(0), a_rank(1, host="host1", parity=[])])
+        check(DDP, [a_rank(0), a_rank(1, host="host1", parity=[])])
+
+
+# ---- by its hashes ----
+
+
+def unproven(*finals, **changes):
+    return [a_rank(rank, final_hash=final, parity=[], **changes) for rank, final in enumerate(finals)]
+
+
+def test_launch_that_repeats_a_proven_one_has_its_proof():
+    proven = [a_rank(0), a_rank(1)]
+    check(DDP, unproven(TRAINED, TRAINED), proven)
+    check(DDP, unproven(TRAINED, TRAINED), unproven(TRAINED, TRAINED), proven)
+    check(
+        DDP, unproven(TRAINED, TRAINED, buffer_hash="1"), [a_rank(rank, buffer_hash="1") for rank in (0, 1)]
+    )
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        unproven(OTHER, OTHER),
+        unproven(TRAINED, TRAINED, buffer_hash="1"),
+        unproven(TRAINED, TRAINED, initial_hash=OTHER),
+        unproven(TRAINED, TRAINED, evaluation=Evaluation(correct=980, samples=5_000, loss_sum=None)),
+    ],
+    ids=["parameters", "buffers", "start", "diverged"],
+)
+def test_launch_that_differs_from_the_proven_one_needs_a_proof(ranks):
+    with pytest.raises(ParityError, match="has no float64 pass"):
+        check(DDP, ranks, [a_rank(0), a_rank(1)])
+
+
+def test_ranks_of_a_launch_are_held_beside_the_same_ranks():
+    proven = [a_rank(rank, buffer_hash=str(rank)) for rank in (0, 1)]
+    swapped = [a_rank(rank, buffer_hash=str(1 - rank), parity=[]) for rank in (0, 1)]
+    with pytest.raises(ParityError, match="has no float64 pass"):
+        check(DDP, swapped, proven)
+
+
+def test_launch_by_hash_whose_ranks_ended_apart_fails():
+    with pytest.raises(ParityError, match="has no float64 pass"):
+        check(DDP, unproven(TRAINED, OTHER), [a_rank(0), a_rank(1)])
 
 
 def test_control_is_exempt_from_every_gate():

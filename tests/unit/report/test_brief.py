@@ -278,6 +278,26 @@ def test_proof_that_failed_or_is_missing_is_shown():
     assert "✓ ddp trained what one process trains: proven for 20 steps." in text
 
 
+def test_proof_of_later_rounds_names_their_hashes():
+    run = measured({"ddp": 4.0, "mpi": 5.0})
+    later = [
+        launch
+        if launch.round == 1
+        else msgspec.structs.replace(
+            launch, ranks=[msgspec.structs.replace(rank, parity=[]) for rank in launch.ranks]
+        )
+        for launch in run.launches
+    ]
+    repeated = msgspec.structs.replace(run, launches=later)
+    line = "trained the same model: proven for 20 steps, in later rounds by their hashes, equal bit for bit."
+    assert line in printed(repeated, 200)
+    detailed = render(repeated, analyse(repeated), "table", wide=True)
+    rounds = run.launches[-1].round - 1
+    assert f"equal to those of a proven launch: {rounds} rounds of ddp, {rounds} rounds of mpi." in detailed
+    one = msgspec.structs.replace(repeated, launches=[la for la in later if la.arm == "ddp"])
+    assert "proven for 20 steps, in later rounds by its hash." in printed(one, 200)
+
+
 def test_why_leaves_out_an_arm_that_costs_little():
     """The collectives of the costly arm are not measured alone."""
     run = measured({"none": 4.0, "ddp": 9.0, "mpi": 4.8})

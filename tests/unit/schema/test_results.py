@@ -19,15 +19,18 @@ import pytest
 from compare.analysis import analyse
 from compare.errors import OutputError
 from compare.report import render
+from compare.schema.arms import Arm
 from compare.schema.files import (
     read_json,
     temporary_root,
     write_json,
     write_text,
 )
+from compare.schema.parity import Fingerprint
 from compare.schema.results import (
     SCHEMA_VERSION,
     ArmVerification,
+    Evaluation,
     Failure,
     Gate,
     MachineUse,
@@ -35,7 +38,7 @@ from compare.schema.results import (
     Verification,
 )
 from compare.schema.store import RESULTS_FILE, read_run
-from tests.unit.factories import DIGITS, a_block, a_launch, a_phased_block, a_rank, a_run
+from tests.unit.factories import DIGITS, INITIAL, a_block, a_launch, a_phased_block, a_rank, a_run
 
 
 def refusal(path):
@@ -110,6 +113,30 @@ def test_run_of_returns_the_launches_of_an_arm():
     control, ddp = run.config.arms
     assert [(launch.arm, launch.round) for launch in run.of(control)] == [("none", 1), ("none", 2)]
     assert [(launch.arm, launch.round) for launch in run.of(ddp)] == [("ddp", 1)]
+
+
+def launched(*ends, loss_sum=1.0):
+    """Return a run of launches that ended with these hashes."""
+    evaluation = Evaluation(correct=1, samples=2, loss_sum=loss_sum)
+    launches = [
+        a_launch(round_=number, ranks=[a_rank(r, final_hash=end, evaluation=evaluation) for r in (0, 1)])
+        for number, end in enumerate(ends, start=1)
+    ]
+    return msgspec.structs.replace(a_run({"ddp": []}), launches=launches)
+
+
+def test_run_proven_is_what_all_launches_of_an_arm_have_in_common():
+    run = launched("a", "a", "a")
+    (ddp,) = run.config.arms
+    assert run.proven(ddp) == [Fingerprint(INITIAL, "a")] * 2
+    assert run.proven(Arm("mpi")) == []
+
+
+@pytest.mark.parametrize(
+    "run", [launched(), launched("a", "b"), launched("a", "b", "a"), launched("a", "a", loss_sum=None)]
+)
+def test_run_proven_is_nothing_where_launches_differ_or_diverged(run):
+    assert run.proven(run.config.arms[0]) == []
 
 
 # ---- whole or not at all ----

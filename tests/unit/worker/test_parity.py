@@ -23,7 +23,7 @@ from compare.worker.difference import largest_difference
 from compare.worker.mnist import MnistTask
 from compare.worker.pace import Pace
 from compare.worker.parity import hash_parameters, prove
-from compare.worker.proving import prove_start
+from compare.worker.proving import prove_steps
 from tests.unit.factories import a_rank
 
 FAR = 1e-6
@@ -397,7 +397,7 @@ def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
     job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
     watchdog = SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0)
-    (taken,) = prove_start(job, DDPReplica, MnistTask(job.config, None, *data), alone, watchdog)
+    (taken,) = prove_steps(job, DDPReplica, MnistTask(job.config, None, *data), alone, watchdog)
     assert taken.steps == 5
     assert max(taken.differences[:2]) <= min(taken.limits[:2])
     assert min(taken.differences[2:]) > 1e-3
@@ -411,7 +411,7 @@ def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, alone,
     watchdog = SimpleNamespace(
         stall_seconds=30.0, note=lambda *_, limit_seconds, **__: noted.append(limit_seconds)
     )
-    prove_start(job, LocalReplica, MnistTask(job.config, None, *data), alone, watchdog)
+    prove_steps(job, LocalReplica, MnistTask(job.config, None, *data), alone, watchdog)
     assert noted[:3] == [limit] * 3
     in_first_step = 5
     assert all(30 < later < 40 for later in noted[in_first_step:])
