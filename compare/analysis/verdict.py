@@ -76,7 +76,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     For *unresolved*; None if there is one round, or if more than 10,000 are needed.
     """
     uneven_load: tuple[float, float] | None = None
-    """Other load beside the arm and beside the baseline, as shares.
+    """Other load beside the arm and beside the baseline, in cores.
 
     Given if they may explain the difference. Then the verdict is *unresolved*.
     """
