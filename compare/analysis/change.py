@@ -1,13 +1,13 @@
 """Judge how the arms of one state changed against another.
 
-``diff`` compares two runs, and ``gate`` two interpreters within one run. Both use the decisions of `judge`,
-one-sided. An arm passes if its interval ends below the limit. It fails if it is slower beyond the limit.
-An arm that does neither is unresolved, and never passes.
+``gate`` compares two interpreters within one run, and has a limit. An arm passes if a one-sided test shows
+that it is not slower by the limit. It fails if its two-sided interval excludes no change and its estimate
+exceeds the limit. An arm that does neither is unresolved, and never passes. ``diff`` describes how two
+runs differ, and passes nothing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -17,8 +17,6 @@ from compare.analysis.estimate import Estimate
 from compare.analysis.looks import ALPHA, FIRST_LOOK
 from compare.analysis.verdict import Sample, Settled, Verdict, decide, ratio_of
 
-SLOWER_LIMIT = 0.05
-"""Largest slowdown that a gate allows."""
 Outcome = Literal["slower", "too noisy", "passed"]
 
 
@@ -29,8 +27,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["slower", "faster", "not slower", "unresolved"]
     """What the change is.
 
-    - *slower* or *faster*: the interval excludes 1, and the estimate exceeds the limit
-    - *not slower*: the interval ends below the limit
+    - *slower* or *faster*: the interval excludes 1, and the estimate exceeds a gate's limit
+    - *not slower*: ``at_most`` is within the limit of a gate
     - *unresolved*: anything else
     """
     ratio: float | None
@@ -42,13 +40,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Confidence level of the interval alone, after Holm and spending."""
     rounds: tuple[int, int]
     """Numbers of rounds, old and new."""
+    at_most: float | None = None
+    """Upper end of the one-sided interval by which an arm of a gate passes."""
     old: Estimate | None = None
     """Old figure, in the unit of the comparison."""
     new: Estimate | None = None
 
     @property
     def passed(self) -> bool:
-        """Return whether the interval excludes the limit."""
+        """Return whether it is shown not to be slower by the limit."""
         return self.kind in {"faster", "not slower"}
 
 
@@ -67,12 +67,13 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     old: str
     """Name of the old side."""
     new: str
-    limit: float
-    """Largest slowdown that passes, as a fraction."""
     reference: str
     """Arm that divides the times of ``diff``; empty for ``gate``."""
     changes: list[Change]
-    outcome: Outcome
+    limit: float | None = None
+    """Largest slowdown that passes, as a fraction; None for ``diff``."""
+    outcome: Outcome | None = None
+    """What a gate concludes; None for ``diff``."""
     unlike: list[Differing] = []
     """What differs and should not; ``--force`` allowed it."""
     changed: list[Differing] = []
@@ -89,11 +90,7 @@ def outcome_of(changes: Sequence[Change]) -> Outcome:
 
 
 def judge_between(
-    old: Mapping[str, Sequence[float]],
-    new: Mapping[str, Sequence[float]],
-    *,
-    limit: float,
-    alpha: float = ALPHA,
+    old: Mapping[str, Sequence[float]], new: Mapping[str, Sequence[float]], *, alpha: float = ALPHA
 ) -> dict[str, Change]:
     """Judge changes between independent runs, from the log costs of each round.
 
@@ -103,16 +100,14 @@ def judge_between(
     if not arms:
         return {}
     sample = Sample.between([old[arm] for arm in arms], [new[arm] for arm in arms])
-    decision = decide(sample, alpha, math.log1p(limit), Settled.none((len(arms),)), one_sided=True)
+    decision = decide(sample, alpha, 0.0, Settled.none((len(arms),)))
     changes = {}
     for index, arm in enumerate(arms):
         mean, half_width = float(-sample.mean[index]), float(decision.half_width[index])
         rounds = (len(old[arm]), len(new[arm]))
-        kind: Literal["slower", "faster", "not slower", "unresolved"] = "unresolved"
+        kind: Literal["slower", "faster", "unresolved"] = "unresolved"
         if min(rounds) >= FIRST_LOOK and decision.settled.different[index]:
             kind = "slower" if mean > 0 else "faster"
-        elif min(rounds) >= FIRST_LOOK and decision.settled.equivalent[index]:
-            kind = "not slower"
         low, high = ratio_of(mean - half_width), ratio_of(mean + half_width)
         changes[arm] = Change(
             arm=arm,
@@ -137,4 +132,5 @@ def from_verdict(arm: str, verdict: Verdict) -> Change:
         high=1 / low if low else None,
         level=verdict.level,
         rounds=(verdict.n, verdict.n),
+        at_most=1 / verdict.least if verdict.least else None,
     )

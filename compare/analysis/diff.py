@@ -4,7 +4,9 @@ Machines change between two runs, so milliseconds say little. The cost of an arm
 the control in the same round: T_S / T_0. Without a control in both runs, the baseline takes its place. One
 round gives one value. The runs are independent, so `judge_between` compares their means.
 
-A slower computation slows the control as well. So ``diff`` cannot see it, and ``gate`` can.
+It describes and decides nothing, because two runs differ by more than what changed: the machine's state is
+in no interval. A slower computation slows the control as well, so a ratio does not show it. ``gate`` has
+neither flaw.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import msgspec
 
 from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed, rounds_done
-from compare.analysis.change import Change, Changes, Differing, judge_between, outcome_of
+from compare.analysis.change import Change, Changes, Differing, judge_between
 from compare.analysis.estimate import Estimate
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import log_ratios
@@ -34,7 +36,7 @@ FREE_SETTINGS = {
 ABSENT = "–"
 
 
-def diff(old: Run, new: Run, names: tuple[str, str], *, limit: float, force: bool = False) -> Changes:
+def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> Changes:
     """Compare what synchronising costs in two runs.
 
     Raises:
@@ -53,7 +55,7 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, limit: float, force: boo
             "every output states it.",
         )
     costs = [{arm.label: _costs(run, arm, reference) for arm in arms} for run in (old, new)]
-    found = judge_between(*costs, limit=limit)
+    found = judge_between(*costs)
     ranked = not is_oversubscribed(old) and not is_oversubscribed(new)
     changes = [
         msgspec.structs.replace(
@@ -67,10 +69,8 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, limit: float, force: boo
         command="diff",
         old=names[0],
         new=names[1],
-        limit=limit,
         reference=reference.label,
         changes=changes,
-        outcome=outcome_of(changes),
         unlike=unlike,
         changed=list(_changed(old, new, [reference, *arms])),
         notes=list(_notes(old, new, names, changes)),
@@ -196,10 +196,10 @@ def _notes(old: Run, new: Run, names: tuple[str, str], changes: list[Change]) ->
         if not run.complete:
             yield f"{name}: the run was stopped, or failed."
         if is_oversubscribed(run):
-            yield f"{name}: ranks and threads outnumber the cores, so nothing is judged."
+            yield f"{name}: ranks and threads outnumber the cores, so no change is named."
     few = [change.arm for change in changes if min(change.rounds) < FIRST_LOOK]
     if few:
-        yield f"Nothing is judged before {FIRST_LOOK} rounds in both runs: {', '.join(few)}."
+        yield f"No change is named before {FIRST_LOOK} rounds in both runs: {', '.join(few)}."
     for run, other, name in ((old, new, names[0]), (new, old, names[1])):
         only = [arm.label for arm in run.config.arms if run.of(arm) and not other.of(arm)]
         if only:

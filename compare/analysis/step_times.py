@@ -6,7 +6,7 @@ Times are seconds per step. A block whose phases were timed is slower, so it cou
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from compare.schema.results import Block, Launch, Mode, RankResult, Run
 
@@ -167,7 +167,20 @@ def other_cpu_load(launch: Launch) -> float:
     It includes the parent of this program and the launchers. Hosts with one kernel and the same CPUs are one
     machine, as in a rehearsal.
     """
-    shares = [0.0]
+    return max([0.0, *(cores / cpus for cores, cpus in _other_use(launch))])
+
+
+def other_cores(launch: Launch) -> float:
+    """Return the cores of the busiest host that other processes used.
+
+    What they are is as for `other_cpu_load`. It may be just below 0, because the kernel counts busy time in
+    ticks.
+    """
+    return max((cores for cores, _ in _other_use(launch)), default=0.0)
+
+
+def _other_use(launch: Launch) -> Iterator[tuple[float, int]]:
+    """Yield the cores that others used on each host, and its CPUs."""
     on = {
         rank.host: (rank.machine.boot_id or rank.host, rank.attestation.get("affinity"))
         for rank in launch.ranks
@@ -176,8 +189,7 @@ def other_cpu_load(launch: Launch) -> float:
     for rank in launch.ranks:
         if rank.machine is not None:
             own = sum(other.cpu_ns for other in launch.ranks if on.get(other.host) == on[rank.host])
-            shares.append((rank.machine.busy_ns - own) / (rank.machine.cpus * rank.machine.wall_ns))
-    return max(shares)
+            yield (rank.machine.busy_ns - own) / rank.machine.wall_ns, rank.machine.cpus
 
 
 def is_noisy(launch: Launch) -> bool:

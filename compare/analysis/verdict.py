@@ -73,9 +73,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     For *unresolved*; None if there is one round, or if more than 10,000 are needed.
     """
     uneven_load: tuple[float, float] | None = None
-    """Other load beside the arm and beside the baseline, as shares.
+    """Other load beside the arm and beside the baseline, in cores.
 
     Given if they may explain the difference. Then the verdict is *unresolved*.
+    """
+    least: float | None = None
+    """Lower end of the one-sided interval of a gate, as a speed ratio.
+
+    Its rounds and its level are those of the look that settled the arm, or of the last one. None for another
+    run, or for a single round.
     """
 
 
@@ -214,6 +220,8 @@ class Decision(NamedTuple):
     alpha: NDArray
     """One minus the level of each arm's interval."""
     half_width: NDArray
+    least: NDArray | None = None
+    """Lower end of each one-sided interval at 1 - alpha of the look, if these decide."""
 
 
 def decide(
@@ -221,7 +229,11 @@ def decide(
 ) -> Decision:
     """Decide on all arms at one look; ``margin`` is logarithmic.
 
-    With ``one_sided``, an arm is equivalent if its interval shows that it is not slower by the margin.
+    With ``one_sided``, an arm is equivalent if a one-sided test at alpha shows that it is not slower by the
+    margin. Holm has no part in that, because a gate passes only with all of its arms. Such an
+    intersection-union test keeps alpha if each of its tests does: R. L. Berger, "Multiparameter hypothesis
+    testing and acceptance sampling", Technometrics 24 (1982). No arm is both equivalent and slower, because
+    its estimate is within the margin.
 
     Holm and the intervals agree:
 
@@ -251,11 +263,11 @@ def decide(
     left = np.maximum(arms - different.sum(-1, keepdims=True), 1)
     own = np.where(different, alpha / divisors[back], alpha / left)
     half_width = _quantile(sample.n, own) * sample.error
-    away = -sample.mean if one_sided else np.abs(sample.mean)
-    within = away + half_width <= margin  # NaN is never within
+    least = sample.mean - _quantile(sample.n, np.array(2 * alpha)) * sample.error if one_sided else None
+    within = np.abs(sample.mean) + half_width <= margin if least is None else least >= -margin  # NaN is not
     equivalent = before.equivalent | (within & ~different & ~settled_before)
     adjusted = np.take_along_axis(adjusted, back, -1)
-    return Decision(Settled(different, equivalent), p, adjusted, own, half_width)
+    return Decision(Settled(different, equivalent), p, adjusted, own, half_width, least)
 
 
 def _p_value(sample: Sample) -> NDArray:
@@ -316,6 +328,7 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
         settled_after=None if kind == "unresolved" else n,
         margin=margin,
         rounds_to_settle=None,
+        least=None if decision.least is None else ratio_of(float(decision.least[index])),
     )
     return _with_interval(undrawn, mean, float(sample.error[index]), n, fewest)
 
@@ -329,10 +342,11 @@ def _over_all_rounds(verdict: Verdict, values: Sequence[float], fewest: int) -> 
         return verdict
     sample = Sample.of([values])
     mean, error = float(sample.mean[0]), float(sample.error[0])
+    is_one_sided, margin = verdict.least is not None, math.log1p(verdict.margin)
     agrees = {
         "faster": mean > 0,
         "slower": mean < 0,
-        "equivalent": abs(mean) <= math.log1p(verdict.margin),
+        "equivalent": mean >= -margin if is_one_sided else abs(mean) <= margin,
         "unresolved": True,
     }
     if not agrees[verdict.kind]:

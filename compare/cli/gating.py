@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 ExportJUnit = Annotated[
     Path | None, output_flag("--export-junit", help="Also write JUnit XML here, one test for each arm.")
 ]
-SlowerLimit = Annotated[
-    str | None,
-    output_flag("--fail-if-slower", metavar="PERCENT", help="Fail if an arm is slower by more: 5%."),
-]
 
 
 def read_percent(written: str) -> float:
@@ -56,13 +52,13 @@ def print_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False)
         typer.echo(CHANGE_RENDERERS[form.value](changes), err=stderr)
 
 
-def write_junit(changes: Changes, path: Path | None) -> None:
+def write_junit(gate: Changes, path: Path | None) -> None:
     """Write JUnit XML, if it is wanted."""
     from compare.report.changes import junit
     from compare.schema.files import write_text
 
     if path:
-        write_text(path, junit(changes) + "\n")
+        write_text(path, junit(gate) + "\n")
 
 
 def export_unfinished(run: Run, analysis: Analysis, *, flags: RunFlags, junit: Path | None) -> None:
@@ -77,7 +73,7 @@ def export_unfinished(run: Run, analysis: Analysis, *, flags: RunFlags, junit: P
             write_text(junit, junit_of_early_end(run) + "\n")
 
 
-def require_passed(changes: Changes) -> None:
+def require_passed(gate: Changes) -> None:
     """Raise unless every arm passed.
 
     The printed changes end with their conclusion, so the error does not repeat it.
@@ -86,14 +82,13 @@ def require_passed(changes: Changes) -> None:
         SlowerError: an arm is slower.
         TooNoisyError: an arm is open.
     """
-    again = "runs with more rounds" if changes.command == "diff" else "a longer --budget"
-    if changes.outcome == "slower":
+    if gate.outcome == "slower":
         raise SlowerError(
-            f"The {changes.command} did not pass (exit code {SlowerError.exit_code}).",
+            f"The gate did not pass (exit code {SlowerError.exit_code}).",
             remedy="Find the cause with `compare report`, or allow more with --fail-if-slower.",
         )
-    if changes.outcome == "too noisy":
+    if gate.outcome == "too noisy":
         raise TooNoisyError(
-            f"The {changes.command} stays open (exit code {TooNoisyError.exit_code}).",
-            remedy=f"Stop other programs, or use {again}. A larger limit needs less time.",
+            f"The gate stays open (exit code {TooNoisyError.exit_code}).",
+            remedy="Stop other programs, or use a longer --budget. A larger limit needs less time.",
         )

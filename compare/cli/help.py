@@ -45,7 +45,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "diff": (
         "compare diff runs/before last",
-        "compare diff runs/before runs/after --fail-if-slower 5% --export-junit diff.xml",
+        "compare diff runs/before runs/after --export-markdown diff.md",
     ),
     "gate": (
         "compare gate --against ../before/.venv/bin/python",

@@ -13,7 +13,6 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 
 from compare.analysis.change import Change, Changes, Differing
-from compare.analysis.estimate import Estimate
 from compare.report.brief import cut_in_the_middle
 from compare.report.rows import markdown_rows, markdown_text
 from compare.schema.files import json_text
@@ -23,21 +22,25 @@ from compare.text import printable
 WIDTH = 80
 _SHORTEST_NAME = 12
 _GAP = "  "
-_HEADINGS = ("arm", "old", "new", "change", "interval", "verdict")
+_NO_DECISION = (
+    "This describes two runs and decides nothing. `compare gate` decides, and it sees a slower computation "
+    "as well."
+)
 _JUNIT_ELEMENT = {"slower": "failure", "unresolved": "error"}
 """An open arm is an error: a skipped test would be green."""
 
 
 def table(changes: Changes, width: int = WIDTH) -> str:
     """Render a table that fits the width, the conclusion last."""
-    rows = [_HEADINGS, *map(_row, _with_units(changes))]
-    widths = [max(cell_len(row[column]) for row in rows) for column in range(1, len(_HEADINGS))]
+    headings = _headings(changes)
+    rows = [headings, *_rows(changes)]
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(1, len(headings))]
     room = max(_SHORTEST_NAME, min(max(cell_len(row[0]) for row in rows), width - 1 - _room(widths)))
     lines = [*heading(changes), *_wrapped(_forced(changes), width), ""]
     for name, *cells in rows:
         *figures, verdict = cells
         right = [cell.rjust(own) for cell, own in zip(figures, widths, strict=False)]
-        if name != _HEADINGS[0] and cell_len(name) > room:
+        if name != headings[0] and cell_len(name) > room:
             lines.append(f" {name}")  # what tells two arms apart must not be cut
             name = ""  # noqa: PLW2901 -- it stands on the line before
         cut = set_cell_size(cut_in_the_middle(name, room), room)
@@ -48,14 +51,16 @@ def table(changes: Changes, width: int = WIDTH) -> str:
 
 def markdown(changes: Changes) -> str:
     """Render a summary for a merge request or a job."""
-    rows = [
-        _HEADINGS,
-        [":--", "--:", "--:", "--:", "--:", ":--"],
-        *map(_row, _with_units(changes)),
-    ]
-    lines = [f"**{conclusion(changes)}**", "", *(f"{line}  " for line in heading(changes)), ""]
+    headings = _headings(changes)
+    aligned = [":--", *["--:"] * (len(headings) - 2), ":--"]
+    last = conclusion(changes)
+    lines = [] if changes.outcome is None else [f"**{last}**", ""]
+    lines += [*(f"{line}  " for line in heading(changes)), ""]
     lines += [f"**{line}**" for line in _forced(changes)] + ([""] if changes.unlike else [])
-    return markdown_text([*lines, *markdown_rows(rows), "", *(f"- {line}" for line in _explained(changes))])
+    below = [*_explained(changes), *[last] * (changes.outcome is None)]
+    return markdown_text(
+        [*lines, *markdown_rows([headings, aligned, *_rows(changes)]), "", *(f"- {line}" for line in below)]
+    )
 
 
 def as_json(changes: Changes) -> str:
@@ -69,59 +74,54 @@ def benchmark(changes: Changes) -> str:
 
     It has the new state of each arm. Its chart keeps the old ones.
     """
-    entries = []
-    for shown in _with_units(changes):
-        arm, old, _, change, interval, verdict = map(printable, _row(shown))
-        if new := shown.change.new:
-            spread = (new.high - new.low) / 2 * shown.factor
-            told = f"old {old}, change {change}, interval {interval}, {verdict}"
-            entries.append(
-                {
-                    "name": f"{changes.command}: {arm}",
-                    "unit": shown.unit or "ms",
-                    "value": new.mean * shown.factor,
-                    "range": f"± {spread:.2f}",
-                    "extra": ". ".join([told, *map(printable, _forced(changes))]),
-                }
-            )
+    factor, unit = _unit(changes)
+    entries = [
+        {
+            "name": printable(f"{changes.command}: {change.arm}"),
+            "unit": unit or "ms",
+            "value": change.new.mean * factor,
+            "range": f"± {(change.new.high - change.new.low) / 2 * factor:.2f}",
+            "extra": printable(". ".join([_told(changes, change), *_forced(changes)])),
+        }
+        for change in changes.changes
+        if change.new
+    ]
     return json_text(entries)
 
 
-def junit(changes: Changes) -> str:
-    """Render JUnit XML, one test for each arm.
+def junit(gate: Changes) -> str:
+    """Render JUnit XML of a gate, one test for each arm.
 
     An arm that is slower is a failure, and one that is open an error.
     """
-    kinds = [_JUNIT_ELEMENT.get(change.kind, "") for change in changes.changes]
-    suite = _suite(changes.command, kinds)
+    kinds = [_JUNIT_ELEMENT.get(change.kind, "") for change in gate.changes]
+    suite = _suite(kinds)
     properties = ET.SubElement(suite, "properties")
-    facts = {"old": changes.old, "new": changes.new, "limit": f"{changes.limit:g}"}
-    for name, value in {**facts, **dict.fromkeys(("forced",) * bool(changes.unlike), "true")}.items():
+    for name, value in {"old": gate.old, "new": gate.new, "limit": f"{gate.limit:g}"}.items():
         ET.SubElement(properties, "property", name=name, value=printable(value))
-    for change, kind in zip(_with_units(changes), kinds, strict=True):
-        name, *cells = map(printable, _row(change))
-        case = ET.SubElement(suite, "testcase", classname=f"ringside.{changes.command}", name=name)
-        told = ", ".join(f"{heading} {cell}" for heading, cell in zip(_HEADINGS[1:], cells, strict=True))
+    for change, kind in zip(gate.changes, kinds, strict=True):
+        case = ET.SubElement(suite, "testcase", classname="ringside.gate", name=printable(change.arm))
+        told = printable(_told(gate, change))
         if kind:
-            ET.SubElement(case, kind, message=told, type=change.change.kind)
-        ET.SubElement(case, "system-out").text = printable("\n".join([told, *_forced(changes)]))
+            ET.SubElement(case, kind, message=told, type=change.kind)
+        ET.SubElement(case, "system-out").text = told
     return _xml(suite)
 
 
 def junit_of_early_end(run: Run) -> str:
     """Render JUnit XML of an unfinished gate: one error."""
-    suite = _suite("gate", ["error"])
+    suite = _suite(["error"])
     case = ET.SubElement(suite, "testcase", classname="ringside.gate", name="complete")
     why = run.failure.message if run.failure else "It ended before its last round."
     ET.SubElement(case, "error", message=printable(f"INCOMPLETE: {why}"), type="incomplete")
     return _xml(suite)
 
 
-def _suite(command: str, kinds: Sequence[str]) -> ET.Element:
+def _suite(kinds: Sequence[str]) -> ET.Element:
     """Start a suite of tests; a kind is an element, or empty."""
     return ET.Element(
         "testsuite",
-        name=f"compare {command}",
+        name="compare gate",
         tests=str(len(kinds)),
         failures=str(kinds.count("failure")),
         errors=str(kinds.count("error")),
@@ -155,7 +155,9 @@ def heading(changes: Changes) -> list[str]:
 
 
 def conclusion(changes: Changes) -> str:
-    """Conclude in one sentence."""
+    """Conclude from a gate, or name what does from two runs."""
+    if changes.limit is None:
+        return _NO_DECISION
     limit = f"{changes.limit * 100:g} %"
     slower = [change.arm for change in changes.changes if change.kind == "slower"]
     unsettled = [change.arm for change in changes.changes if change.kind == "unresolved"]
@@ -182,8 +184,6 @@ def _explained(changes: Changes) -> Iterator[str]:
     if changes.changed:
         yield f"Changed: {'; '.join(map(differing, changes.changed))}."
     yield from changes.notes
-    if changes.command == "diff":
-        yield "A slower computation does not show here: `compare gate` measures that."
 
 
 def _wrapped(lines: Iterable[str], width: int) -> list[str]:
@@ -193,42 +193,45 @@ def _wrapped(lines: Iterable[str], width: int) -> list[str]:
 # ---- cells ----
 
 
-class _Shown(msgspec.Struct, frozen=True):
-    """A change with the factor and the unit of its figures."""
-
-    change: Change
-    factor: float
-    unit: str
+def _unit(changes: Changes) -> tuple[float, str]:
+    """Return the factor and the unit of figures."""
+    return (1e3, "") if changes.command == "gate" else (1.0, "×")
 
 
-def _with_units(changes: Changes) -> list[_Shown]:
-    factor, unit = (1e3, "") if changes.command == "gate" else (1.0, "×")
-    return [_Shown(change, factor, unit) for change in changes.changes]
+def _headings(changes: Changes) -> list[str]:
+    at_most = ["at most"] if changes.command == "gate" else []
+    return ["arm", "old", "new", "change", "interval", *at_most, "verdict"]
 
 
-def _row(shown: _Shown) -> Sequence[str]:
-    change = shown.change
-    return (
-        change.arm,
-        _figure(change.old, shown),
-        _figure(change.new, shown),
-        "–" if change.ratio is None else f"{_percent(change.ratio)} %",
-        _interval(change),
-        {"not slower": "passed", "unresolved": "open"}.get(change.kind, change.kind),
-    )
+def _row(changes: Changes, change: Change) -> list[str]:
+    factor, unit = _unit(changes)
+    figures = ["–" if own is None else f"{own.mean * factor:.2f}{unit}" for own in (change.old, change.new)]
+    at_most = [_percent(change.at_most)] if changes.command == "gate" else []
+    verdict = {"not slower": "passed", "unresolved": "open"}.get(change.kind, change.kind)
+    return [change.arm, *figures, _percent(change.ratio), _interval(change), *at_most, verdict]
 
 
-def _figure(estimate: Estimate | None, shown: _Shown) -> str:
-    return "–" if estimate is None else f"{estimate.mean * shown.factor:.2f}{shown.unit}"
+def _rows(changes: Changes) -> list[list[str]]:
+    return [_row(changes, change) for change in changes.changes]
+
+
+def _told(changes: Changes, change: Change) -> str:
+    """Write all of a row but its arm in one line."""
+    _, *cells = zip(_headings(changes), _row(changes, change), strict=True)
+    return ", ".join(f"{heading} {cell}" for heading, cell in cells)
 
 
 def _interval(change: Change) -> str:
     if change.low is None or change.high is None:
         return "–"
-    return f"[{_percent(change.low)}, {_percent(change.high)}] %"
+    return f"[{_signed(change.low)}, {_signed(change.high)}] %"
 
 
-def _percent(ratio: float) -> str:
+def _percent(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{_signed(ratio)} %"
+
+
+def _signed(ratio: float) -> str:
     percent = (ratio - 1) * 100
     return f"{percent:+.1f}" if abs(percent) < 100 else f"{percent:+.0f}"  # noqa: PLR2004 -- digits enough
 

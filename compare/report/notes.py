@@ -123,7 +123,7 @@ def uneven_loads(baseline: str, summary: Summary) -> list[str]:
     """Name the verdicts that uneven load withholds."""
     loads = {arm.arm: arm.verdict.uneven_load for arm in summary.arms if arm.verdict}
     return [
-        f"Uneven load: other processes used {load[0]:.0%} of the CPUs beside {arm}, and {load[1]:.0%} beside "
+        f"Uneven load: other processes used {load[0]:.2f} cores beside {arm}, and {load[1]:.2f} beside "
         f"{baseline}. That may explain their difference. Run again on a quieter machine."
         for arm, load in loads.items()
         if load

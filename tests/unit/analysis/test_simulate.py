@@ -171,22 +171,38 @@ def test_simulate_short_record_fails(record, arms):
 RECORD = ROOT / "docs" / "false-differences.jsonl"
 
 
-@pytest.mark.parametrize("looks", [FIXED, [Look(n, 20) for n in range(FIRST_LOOK, 21)]])
-def test_gates_drawn_from_recorded_turns_raise_few_false_alarms(looks):
+FEW_LOOKS = [Look(n, 20) for n in (5, 8, 12, 18, 20)]
+
+
+@pytest.mark.parametrize("looks", [FIXED, FEW_LOOKS], ids=["fixed", "sequential"])
+def test_gates_drawn_from_recorded_turns_are_rarely_wrong(looks):
     entries = [json.loads(line) for line in RECORD.read_text().splitlines()]
     quiet = [one for one in entries if (one["arm"], one["mode"], one["load"]) == ("mpi", "blocks", "none")]
     turns = [pair for entry in quiet for pair in entry["step_seconds"]]
     equal = simulate_gates(turns, looks, limit=0.05)
-    assert equal.rate <= 0.055
-    assert simulate_gates(turns, looks, limit=0.05, slowdown=0.2).rate > 0.8
-    # What is slower by twice the limit hardly ever passes.
-    assert simulate_gates(turns, looks, limit=0.05, slowdown=0.1).passed < 0.055 * EXPERIMENTS
+    assert equal.slower <= 0.055 * EXPERIMENTS
+    assert simulate_gates(turns, looks, limit=0.05, slowdowns=[0.2]).slower > 0.8 * EXPERIMENTS
+    assert simulate_gates(turns, looks, limit=0.05, slowdowns=[0.05]).passed <= 0.055 * EXPERIMENTS
 
 
 @pytest.mark.parametrize("shape", ["normal", "small normal", "heavy tails"])
 def test_gate_without_a_limit_keeps_its_level(shape):
     """Nearly all that is significant exceeds a limit of a thousandth."""
-    assert simulate_gates(recorded(shape, 2), FIXED, limit=0.001).rate < LIMIT
+    assert simulate_gates(recorded(shape, 2), FIXED, limit=0.001).slower < LIMIT * EXPERIMENTS
+
+
+@pytest.mark.parametrize("looks", [FIXED, FEW_LOOKS], ids=["fixed", "sequential"])
+@pytest.mark.parametrize("others", [[], [-0.5] * 3], ids=["alone", "beside three that always pass"])
+def test_gate_rarely_passes_an_arm_that_is_slower_by_the_limit(others, looks):
+    wrong = simulate_gates(recorded("small normal", 2), looks, limit=0.05, slowdowns=[0.05, *others])
+    assert 0.02 * EXPERIMENTS < wrong.passed < LIMIT * EXPERIMENTS
+
+
+def test_gate_of_four_equal_arms_passes_without_a_division_of_its_level():
+    record = recorded("small normal", 2)
+    alone = simulate_gates(record, FIXED, limit=0.05).passed / EXPERIMENTS
+    together = simulate_gates(record, FIXED, limit=0.05, slowdowns=[0.0] * 4).passed / EXPERIMENTS
+    assert together == pytest.approx(alone**4, abs=0.03)
 
 
 # ---- rates ----

@@ -314,3 +314,12 @@ def test_verdict_that_all_rounds_contradict_is_open_again(early, later, kind):
     found = judge({"mpi": values + rounds_with(later, 0.1, 5)}, looks)["mpi"]
     assert (found.kind, found.settled_after) == ("unresolved", None)
     assert found.rounds_to_settle is not None
+
+
+def test_gate_that_passed_stays_passed_while_all_rounds_are_not_slower():
+    looks = [Look(5, 20)]
+    values = [*rounds_with(0.0, 0.001, 5), *rounds_with(0.2, 0.3, 5)]
+    found = judge({"mpi": values}, looks, one_sided=True)["mpi"]
+    assert (found.kind, found.settled_after) == ("equivalent", 5), "faster is not slower"
+    slower = [*rounds_with(0.0, 0.001, 5), *rounds_with(-0.2, 0.3, 5)]
+    assert judge({"mpi": slower}, looks, one_sided=True)["mpi"].kind == "unresolved"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 
 from compare.analysis.change import Change, Changes, Differing, outcome_of
@@ -24,38 +25,59 @@ def a_change(arm, kind="not slower", ratio=1.01):
         high=ratio * 1.02,
         level=0.95,
         rounds=(5, 5),
+        at_most=ratio * 1.015,
         old=figure,
         new=figure.scaled(ratio),
     )
 
 
-def changes_of(*changes, **given):
-    fields = {"command": "diff", "old": "runs/a", "new": "runs/b", "limit": 0.05, "reference": "none"}
+def a_gate(*changes, **given):
+    fields = {"command": "gate", "old": "there", "new": "here", "limit": 0.05, "reference": ""}
     fields |= {"changes": list(changes), "outcome": outcome_of(changes)}
     return Changes(**fields | given)
 
 
+def a_diff(*changes, **given):
+    fields = {"command": "diff", "old": "runs/a", "new": "runs/b", "reference": "none"}
+    return Changes(**fields | {"changes": list(changes)} | given)
+
+
 def test_table_fits_80_columns_and_ends_with_the_conclusion():
     long = "horovod:controller=mpi:fusion_mb=128:cycle_ms=1:compression=fp16"
-    shown = table(changes_of(a_change("ddp", "slower", 1.1), a_change(long, "unresolved", 1.5)))
+    shown = table(a_gate(a_change("ddp", "slower", 1.1), a_change(long, "unresolved", 1.5)))
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.splitlines()[-1] == "SLOWER by more than 5 %: ddp."
     assert long in shown
 
 
 def test_formats_state_that_a_comparison_was_forced():
-    forced = changes_of(a_change("ddp"), unlike=[Differing("model", "mlp", "wide")])
+    forced = a_diff(a_change("ddp", "slower"), unlike=[Differing("model", "mlp", "wide")])
     for render in CHANGE_RENDERERS.values():
         assert "forced" in render(forced).lower()
-    assert "FORCED: the runs are unlike (model: mlp → wide)" in junit(forced)
+    assert "FORCED: the runs are unlike (model: mlp → wide)" in table(forced)
     assert json.loads(as_json(forced))["forced"] is True
-    assert not any("forced" in render(changes_of(a_change("ddp"))) for render in (table, markdown, junit))
+    assert not any("forced" in render(a_diff(a_change("ddp", "slower"))) for render in (table, markdown))
+
+
+def test_table_of_a_gate_shows_the_bound_by_which_an_arm_passes():
+    shown = table(a_gate(a_change("ddp"), msgspec.structs.replace(a_change("manual"), at_most=None)))
+    assert "interval  at most  verdict" in shown
+    assert "[-1.0, +3.0] %   +2.5 %  passed" in shown
+    assert "at most" not in table(a_diff(a_change("ddp", "unresolved")))
+
+
+@pytest.mark.parametrize("render", [table, markdown])
+def test_diff_concludes_nothing_and_names_the_command_that_does(render):
+    shown = render(a_diff(a_change("ddp", "slower", 1.2), a_change("manual", "unresolved")))
+    assert " slower" in shown
+    assert " open" in shown
+    assert not any(word in shown for word in ("SLOWER", "Passed", "NOISY"))
+    last = shown.replace("\n", " ").rpartition("This describes two runs and decides nothing.")[2]
+    assert last == " `compare gate` decides, and it sees a slower computation as well."
 
 
 def test_junit_has_a_failure_for_slower_and_an_error_for_open():
-    suite = ET.fromstring(
-        junit(changes_of(a_change("a", "slower"), a_change("b", "unresolved"), a_change("c")))
-    )
+    suite = ET.fromstring(junit(a_gate(a_change("a", "slower"), a_change("b", "unresolved"), a_change("c"))))
     assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
         "tests": "3",
         "failures": "1",
@@ -70,7 +92,7 @@ def test_junit_has_a_failure_for_slower_and_an_error_for_open():
 
 
 def test_hostile_names_are_harmless_in_every_format():
-    hostile = changes_of(a_change(HOSTILE, "slower"), old=HOSTILE, notes=[HOSTILE])
+    hostile = a_gate(a_change(HOSTILE, "slower"), old=HOSTILE, notes=[HOSTILE])
     for text in (table(hostile), markdown(hostile), junit(hostile)):
         assert "\x1b" not in text
         assert "\x00" not in text
@@ -83,4 +105,4 @@ def test_hostile_names_are_harmless_in_every_format():
     [("slower", "SLOWER"), ("unresolved", "TOO NOISY"), ("not slower", "Passed")],
 )
 def test_conclusion_tells_slower_from_open(kind, stated):
-    assert table(changes_of(a_change("ddp", kind))).splitlines()[-1].startswith(stated)
+    assert table(a_gate(a_change("ddp", kind))).splitlines()[-1].startswith(stated)

@@ -1,0 +1,66 @@
+"""Test the exit codes and the limits of a gate."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from compare.analysis.change import Change, Changes, outcome_of
+from compare.cli.choices import ChangeFormat
+from compare.cli.gating import print_changes, read_percent, require_passed, write_junit
+from compare.cli.main import EXIT_CODES
+from compare.errors import SlowerError, TooNoisyError, UsageError
+
+
+def a_gate(kind):
+    change = Change(
+        arm="ddp", kind=kind, ratio=1.1, low=1.0, high=1.2, level=0.95, rounds=(5, 5), at_most=1.2
+    )
+    return Changes(
+        command="gate",
+        old="there",
+        new="here",
+        reference="",
+        changes=[change],
+        limit=0.05,
+        outcome=outcome_of([change]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("not slower", None), ("faster", None), ("slower", SlowerError), ("unresolved", TooNoisyError)],
+)
+def test_gate_has_an_exit_code_for_slower_and_one_for_open(kind, error, tmp_path):
+    gate = a_gate(kind)
+    write_junit(gate, tmp_path / "gate.xml")
+    suite = ET.parse(tmp_path / "gate.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors")) == (
+        str(int(error is SlowerError)),
+        str(int(error is TooNoisyError)),
+    )
+    if error is None:
+        require_passed(gate)
+        return
+    assert error.exit_code in EXIT_CODES
+    with pytest.raises(error, match=f"exit code {error.exit_code}"):
+        require_passed(gate)
+
+
+def test_conclusion_of_a_gate_that_fails_is_printed_once(capsys):
+    print_changes(a_gate("slower"), ChangeFormat.TABLE)
+    with pytest.raises(SlowerError) as failed:
+        require_passed(a_gate("slower"))
+    assert f"{capsys.readouterr().out}{failed.value}".count("SLOWER by more than 5 %: ddp.") == 1
+
+
+@pytest.mark.parametrize(("written", "fraction"), [("5%", 0.05), ("7.5", 0.075)])
+def test_limit_is_read_with_and_without_its_sign(written, fraction):
+    assert read_percent(written) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize("limit", ["0", "-1%", "five", "nan", "1e9"])
+def test_limit_that_is_no_percentage_is_refused(limit):
+    with pytest.raises(UsageError):
+        read_percent(limit)
