@@ -27,7 +27,7 @@ from compare.schema.results import Run
 NEGLIGIBLE_CORES = 0.1
 """Difference in other load that does not matter.
 
-On a quiet machine it is less: the kernel counts busy time in ticks.
+On a quiet machine it is less. What is left there is the kernel's own work for an arm, and rounding.
 """
 SLOWDOWN = 3.0
 """Steps that one busy core is taken to add to a step.
