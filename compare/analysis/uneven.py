@@ -52,8 +52,10 @@ def withhold(run: Run, baseline: str, name: str, verdict: Verdict) -> Verdict:
     rounds = sorted(set(own) & set(other))[: verdict.n]
     if not may_explain([own[r] - other[r] for r in rounds], verdict):
         return verdict
-    loads = tuple(max(0.0, statistics.fmean(load[r] for r in rounds)) for load in (own, other))
-    return msgspec.structs.replace(verdict, kind="unresolved", rounds_to_settle=None, uneven_load=loads)
+    beside, beside_baseline = (statistics.fmean(load[r] for r in rounds) for load in (own, other))
+    return msgspec.structs.replace(
+        verdict, kind="unresolved", rounds_to_settle=None, uneven_load=(beside, beside_baseline)
+    )
 
 
 def may_explain(differences: Sequence[float], verdict: Verdict) -> bool:
