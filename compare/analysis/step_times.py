@@ -173,10 +173,9 @@ def other_cpu_load(launch: Launch) -> float:
 def other_cores(launch: Launch) -> float:
     """Return the cores of the busiest host that other processes used.
 
-    What they are is as for `other_cpu_load`. It may be just below 0, because the kernel counts busy time in
-    ticks.
+    What they are is as for `other_cpu_load`.
     """
-    return max((cores for cores, _ in _other_use(launch)), default=0.0)
+    return max([0.0, *(cores for cores, _ in _other_use(launch))])
 
 
 def _other_use(launch: Launch) -> Iterator[tuple[float, int]]:

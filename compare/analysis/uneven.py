@@ -27,7 +27,7 @@ from compare.schema.results import Run
 NEGLIGIBLE_CORES = 0.1
 """Difference in other load that does not matter.
 
-On a quiet machine it is less: the kernel counts busy time in ticks.
+On a quiet machine it is less. What is left there is the kernel's own work for an arm, and rounding.
 """
 SLOWDOWN = 3.0
 """Steps that one busy core is taken to add to a step.
@@ -52,9 +52,13 @@ def withhold(run: Run, baseline: str, name: str, verdict: Verdict) -> Verdict:
     rounds = sorted(set(own) & set(other))[: verdict.n]
     if not may_explain([own[r] - other[r] for r in rounds], verdict):
         return verdict
-    loads = tuple(max(0.0, statistics.fmean(load[r] for r in rounds)) for load in (own, other))
+    beside, beside_baseline = (statistics.fmean(load[r] for r in rounds) for load in (own, other))
     return msgspec.structs.replace(
-        verdict, kind="unresolved", settled_after=None, rounds_to_settle=None, uneven_load=loads
+        verdict,
+        kind="unresolved",
+        settled_after=None,
+        rounds_to_settle=None,
+        uneven_load=(beside, beside_baseline),
     )
 
 

@@ -68,7 +68,7 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
     cpus: Positive
     """CPUs that the ranks may use."""
     busy_ns: Difference
-    """Busy time of all these CPUs, caused by any process."""
+    """Time in which these CPUs were not idle, all together."""
     stolen_ns: Difference
     """The part that other guests of the physical machine took."""
     boot_id: str = ""

@@ -12,6 +12,7 @@ from compare.analysis.step_times import (
     collective_seconds,
     cores_per_rank,
     is_noisy,
+    other_cores,
     other_cpu_load,
     step_seconds,
 )
@@ -92,6 +93,7 @@ HOST_B = [on_host("b", 2, 100, busy_ms=1000), on_host("b", 3, 200)]
 )
 def test_other_cpu_load_is_the_hosts_load_without_its_ranks(ranks, share):
     assert other_cpu_load(a_launch(ranks=ranks)) == pytest.approx(share)
+    assert other_cores(a_launch(ranks=ranks)) == pytest.approx(share * 2)
 
 
 def test_other_cpu_load_counts_the_ranks_of_all_hosts_of_one_machine():

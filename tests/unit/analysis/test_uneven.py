@@ -101,14 +101,14 @@ def test_few_differences_stand_that_are_due_to_load(load, spread):
     assert false_differences(load=load, spread=spread) <= 0.05 * EXPERIMENTS
 
 
-@pytest.mark.parametrize(("cores", "stands"), [(0.0, 0.95), (0.3, 0.01), (1.0, 0.0)])
-def test_ticks_of_64_cpus_hide_only_a_part_of_a_core(cores, stands):
-    """Their rounding alone withholds few verdicts, and a core beside one arm is not missed."""
+@pytest.mark.parametrize(("cores", "stands"), [(0.0, 1.0), (0.2, 0.0), (1.0, 0.0)])
+def test_rounding_on_64_cpus_hides_no_fifth_of_a_core(cores, stands):
+    """Idle time is rounded to 10 ms on each CPU; that alone withholds hardly a verdict."""
     random = np.random.default_rng(0)
     shown = judge({"arm": [-0.2, -0.21, -0.19, -0.2, -0.2]})["arm"]
-    counted = cores + 0.14 * random.standard_normal((1000, 5))
+    counted = cores + 0.04 * random.standard_normal((1000, 5))
     share = sum(not may_explain([*each], shown) for each in counted) / 1000
-    assert share == pytest.approx(stands, abs=0.02)
+    assert share == pytest.approx(stands, abs=0.05)
 
 
 def test_the_load_is_named_with_its_remedy():

@@ -51,23 +51,37 @@ def test_cpu_meter_counts_other_processes():
 
 PROC_STAT = """\
 cpu  900 900 900 900 900 900 900 900 0 0
-cpu0 {0} 2 3 1000 50 5 6 {1} 7 8
-cpu1 {2} 2 3 1000 50 5 6 0 0 0
-cpu10 {2} 0 0 1000 0 0 0 0 0 0
+cpu0 {0} 2 3 {3} 50 5 6 {1} 7 8
+cpu1 {2} 2 3 {3} 50 5 6 0 0 0
+cpu10 {2} 0 0 {3} 0 0 0 0 0 0
 intr 1 2 3
 """
 
 
-@pytest.mark.parametrize(("allowed", "busy"), [({0}, 100 + 40), ({0, 1}, 100 + 40 + 70), ({10}, 70)])
-def test_cpu_meter_counts_only_allowed_cpus(monkeypatch, allowed, busy):
-    """Idle time and waits for a disk do not count."""
-    shown = iter([PROC_STAT.format(100, 10, 30), PROC_STAT.format(200, 50, 100)])
+def measured(monkeypatch, allowed, before, after, ticks=200):
+    """Return the use between two states of /proc/stat, so many ticks apart."""
+    shown, times = iter([before, after]), iter([0, ticks * TICK_NS])
     monkeypatch.setattr(meters.Path, "read_text", lambda path: next(shown))
+    monkeypatch.setattr(meters, "perf_counter_ns", lambda: next(times))
+    monkeypatch.setattr(meters, "boot_id", str)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed)
     use, _ = CPUMeter().read()
+    return use
+
+
+@pytest.mark.parametrize("allowed", [{0}, {0, 1}, {10}])
+def test_cpu_meter_takes_allowed_cpus_as_busy_while_not_idle(monkeypatch, allowed):
+    """The samples of ticks may be short: here they miss a tenth of the time."""
+    before, after = PROC_STAT.format(100, 10, 30, 1000), PROC_STAT.format(200, 50, 170, 1040)
+    use = measured(monkeypatch, allowed, before, after)
     assert use.cpus == len(allowed)
-    assert use.busy_ns == busy * TICK_NS
+    assert use.busy_ns == 160 * TICK_NS * len(allowed)
     assert use.stolen_ns == (40 * TICK_NS if 0 in allowed else 0)
+
+
+def test_cpu_meter_takes_the_samples_where_idle_time_is_not_counted(monkeypatch):
+    before, after = PROC_STAT.format(100, 10, 30, 0), PROC_STAT.format(120, 20, 30, 0)
+    assert measured(monkeypatch, {0}, before, after).busy_ns == 30 * TICK_NS
 
 
 def test_peak_memory_is_not_that_of_the_parent():
