@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from compare.analysis.gate import judge_gate
-from compare.analysis.looks import FIRST_LOOK, Look
+from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
 from compare.analysis.simulate import binomial_interval, simulate_gates
 from compare.analysis.step_times import other_cpu_load, step_seconds
 from compare.errors import SlowerError, TooNoisyError
