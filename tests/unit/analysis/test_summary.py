@@ -184,7 +184,7 @@ def test_summary_follows_from_the_step_times(milliseconds):
             assert arm.efficiency.mean == pytest.approx(control / step)
             assert arm.sync_share.mean == pytest.approx(1 - control / step, **near)
             assert arm.sync_seconds.mean == pytest.approx(step - control, **near)
-            assert arm.sync_seconds.low <= arm.sync_seconds.mean <= arm.sync_seconds.high < step
+            assert arm.sync_seconds.low <= arm.sync_seconds.mean <= arm.sync_seconds.high <= step
 
 
 @untimed
