@@ -12,8 +12,10 @@ BENCH_ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
-INSTALLED := $(VENV)/.installed
+# A stamp for each part of the set-up; `make demo` needs the first two.
+PACKAGES := $(VENV)/.packages
 HOROVOD := $(VENV)/.horovod
+TOOLS := $(VENV)/.tools
 MPICH := $(VENV)/.mpich
 
 TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/proof tests/e2e tests/faults tests/lab)
@@ -30,12 +32,14 @@ MAY_BE_NONE = $(if $(PYTEST_ARGS),|| { [ $$? = 5 ] && mkdir -p $(dir $(NONE)) &&
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: $(INSTALLED) $(HOROVOD) $(MPICH) ## make .venv with everything, Horovod included where it can be built
+setup: $(PACKAGES) $(HOROVOD) $(TOOLS) $(MPICH) ## make .venv with everything, Horovod included where it can be built
 
 # The demo runs on CPUs, which every machine has: two ranks would need two GPUs.
-demo: setup ## compare ddp, horovod and a fast arm, two ranks on this machine
-	@horovod=$$($(PY) -c 'import horovod.torch' 2>/dev/null && echo horovod, || true); \
-	$(VENV)/bin/compare run --num-proc 2 --repeats 5 --device cpu --backend "ddp,$${horovod}manual:mode=shared_memory"
+demo: PARTS := packages horovod comparison
+demo: $(PACKAGES) $(HOROVOD) ## compare ddp, horovod and a fast arm, two ranks on this machine
+	@horovod=$$([ ! -e $(HOROVOD) ] || echo horovod,); \
+	$(PART) comparison "$(PARTS)" $(VENV)/bin/compare run \
+	  --num-proc 2 --repeats 5 --device cpu --backend "ddp,$${horovod}manual:mode=shared_memory"
 	@echo 'All arms that can run here: $(VENV)/bin/compare run'
 
 test: lint test-untimed test-timed ## lint, then all tests except those of the targets below (PYTEST_ARGS="-k name")
@@ -100,7 +104,11 @@ clean: ## remove .venv and the caches of tools; runs/ and data/ stay
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# ---- the steps of setup --------------------------------------------------------------------------------
+# ---- the parts of setup --------------------------------------------------------------------------------
+
+# Each part prints its time, and that of the parts that are left.
+PARTS := packages horovod tools mpich
+PART := $(PYTHON) tests/set_up.py
 
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { \
@@ -110,24 +118,35 @@ $(PY):
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments. Run 'apt-get install python3-venv', then this again." >&2; exit 1; }
 	@echo "Making $(VENV) with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@$(PYTHON) -m venv $(VENV) && $(PIP_INSTALL) --quiet --upgrade pip || { rm -rf $(VENV); exit 1; }
+
+# Python compiles a module when it loads it first, and most modules are never loaded. So pip compiles none.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Build dependencies follow PIP_CONSTRAINT in pip before 25.3, and PIP_BUILD_CONSTRAINT in later ones.
-$(INSTALLED): $(PY) pyproject.toml constraints.txt
-	@echo "Installing Ringside and its dependencies; torch alone is several hundred megabytes"
-	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-	  $(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[mpi,horovod,lightning,dev]'
+PIP_INSTALL := env PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+  $(PY) -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+
+# What a run needs. torch alone is several hundred megabytes.
+$(PACKAGES): $(PY) pyproject.toml constraints.txt
+	@$(PART) packages "$(PARTS)" $(PIP_INSTALL) -e '.[mpi]'
 	@touch $@
 
 # All else works without Horovod, so a failed build is reported and stops nothing. The stamp is then
 # missing, so the next call tries again.
-$(HOROVOD): $(INSTALLED) $(wildcard compare/doctor/horovod/*.py) compare/doctor/horovod/horovod.cmake
-	@if $(PY) -m compare install horovod --constraints constraints.txt; then touch $@; else \
-	  echo; echo "Horovod is UNAVAILABLE in $(VENV); the reason is above. Everything else works."; \
+$(HOROVOD): $(PACKAGES) $(wildcard compare/doctor/horovod/*.py compare/doctor/horovod/*.cmake)
+	@if $(PART) horovod "$(PARTS)" $(PY) -m compare install horovod --constraints constraints.txt; then touch $@; else \
+	  rm -f $@; echo; echo "Horovod is UNAVAILABLE in $(VENV); the reason is above. Everything else works."; \
 	  echo "To install it later: $(VENV)/bin/compare install horovod"; echo; fi
 
-# Some seconds, and 36 MB in ~/.cache/ringside. All else works without it.
-$(MPICH): $(INSTALLED) compare/doctor/mpich.py backends/launchers/hydra.py
-	@if $(PY) -m compare install mpich; then touch $@; else \
-	  echo; echo "MPICH is UNAVAILABLE; the reason is above. Everything else works."; \
+# What the tests, the checks and the documentation need besides. Tests start many processes, so all is compiled.
+$(TOOLS): $(PACKAGES)
+	@$(PART) tools "$(PARTS)" $(PIP_INSTALL) -e '.[mpi,horovod,lightning,dev]'
+	@$(PY) -m compileall -qq -j 0 $(VENV)/lib || true
+	@touch $@
+
+# 36 MB in ~/.cache/ringside. All else works without it.
+$(MPICH): $(PACKAGES) compare/doctor/mpich.py backends/launchers/hydra.py
+	@if $(PART) mpich "$(PARTS)" $(PY) -m compare install mpich; then touch $@; else \
+	  rm -f $@; echo; echo "MPICH is UNAVAILABLE; the reason is above. Everything else works."; \
 	  echo "To install it later: $(VENV)/bin/compare install mpich"; echo; fi

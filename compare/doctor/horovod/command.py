@@ -41,8 +41,17 @@ class Commands:
         self.console = console
         self.log = log
 
-    def run(self, title: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def run(
+        self,
+        title: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        spent: Mapping[int, float] | None = None,
+    ) -> None:
         """Run one command to its end.
+
+        ``spent`` is the share of the whole time that has passed when CMake prints a percentage. With it, each
+        line of progress has the time that is left.
 
         Raises:
             UnavailableError: the command failed; with its error lines and the log.
@@ -70,7 +79,9 @@ class Commands:
                     found = _PERCENT.match(line)
                     if found and int(found[1]) // 10 > percent // 10:
                         percent = int(found[1])
-                        self.console.print(f"  {title}: {percent:3d}%  {minutes(time.monotonic() - started)}")
+                        passed = time.monotonic() - started
+                        left = _left(passed, percent, spent or {})
+                        self.console.print(f"  {title}: {percent:3d}%  {minutes(passed)}{left}")
                 status = process.wait()
             except BaseException:  # above all an interrupt
                 with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
@@ -84,6 +95,11 @@ class Commands:
                 found="\n".join(error_lines(output)) or "There is no output.",
                 remedy=f"Correct the cause, then run this command again. The full log is {self.log.name}.",
             )
+
+
+def _left(passed: float, percent: int, spent: Mapping[int, float]) -> str:
+    share = max((share for known, share in spent.items() if known <= percent), default=0)
+    return f", about {minutes(passed / share - passed)} left" if share else ""
 
 
 def error_lines(output: Iterable[str]) -> list[str]:

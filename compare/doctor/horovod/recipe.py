@@ -83,7 +83,7 @@ class Recipe:
     environment: tuple[tuple[str, str], ...]
     """The variables that change what the compiler produces, sorted."""
     toolchain: str
-    """``horovod.cmake`` without its comments."""
+    """What CMake reads in place of Horovod's own settings, without comments."""
     horovod: str = HOROVOD_VERSION
     source: str = HOROVOD_SDIST_SHA256
 
@@ -203,8 +203,13 @@ def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:
         mpi=mpi.name if mpi else "gloo",
         gpu=gpu.name if gpu else "cpu",
         environment=tuple(sorted(_environment(mpi, gpu).items())),
-        toolchain=re.sub(r"^ *#.*\n", "", TOOLCHAIN.read_text(encoding="utf-8"), flags=re.MULTILINE),
+        toolchain=_toolchain(),
     )
+
+
+def _toolchain() -> str:
+    texts = [path.read_text(encoding="utf-8") for path in sorted(TOOLCHAIN.parent.glob("*.cmake"))]
+    return re.sub(r"^ *#.*\n", "", "".join(texts), flags=re.MULTILINE)
 
 
 def _environment(mpi: Mpi | None, gpu: Gpu | None) -> dict[str, str]:

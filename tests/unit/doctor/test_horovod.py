@@ -88,13 +88,15 @@ def test_key_changes_with_the_toolchain_file_and_the_compiler(tmp_path, monkeypa
     with_flags = recipes.make_recipe("2.13.0", None, None).key
     monkeypatch.delenv("CXXFLAGS")
 
-    changed = tmp_path / "horovod.cmake"
+    shutil.copy(recipes.TOOLCHAIN.with_name("FindPytorch.cmake"), tmp_path)
+    statements, changed = recipes.TOOLCHAIN.read_text(), tmp_path / "horovod.cmake"
     monkeypatch.setattr(recipes, "TOOLCHAIN", changed)
-    statements = (Path(build.__file__).with_name("horovod.cmake")).read_text()
     changed.write_text(f"{statements}  # another comment\n")
     assert recipes.make_recipe("2.13.0", None, None).key == before
     changed.write_text(f"{statements}set(A 1)\n")
-    assert len({before, with_flags, recipes.make_recipe("2.13.0", None, None).key}) == 3
+    with_statement = recipes.make_recipe("2.13.0", None, None).key
+    (tmp_path / "FindPytorch.cmake").write_text("set(B 1)\n")
+    assert len({before, with_flags, with_statement, recipes.make_recipe("2.13.0", None, None).key}) == 4
 
 
 @pytest.mark.parametrize(
@@ -367,6 +369,15 @@ def test_progress_is_every_tenth_or_on_a_terminal_the_percentage(commands, conso
     assert "42%" in commands.console.file.getvalue()
 
 
+def test_progress_with_known_shares_shows_the_time_left(commands, console, monkeypatch):
+    seconds = iter((0.0, 30.0, 60.0))
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(seconds))
+    script = "for percent in (10, 50): print(f'[{percent:3d}%] Building CXX object')"
+    commands.run("building", [sys.executable, "-c", script], spent={6: 0.25, 50: 0.8, 60: 0.9})
+    rows = [line for line in console.file.getvalue().splitlines() if "%" in line]
+    assert rows == ["  building:  10%  0:30, about 1:30 left", "  building:  50%  1:00, about 0:15 left"]
+
+
 def test_command_interrupted_leaves_no_process(tmp_path, commands, monkeypatch):
     pids = tmp_path / "pids"
     script = (
@@ -465,7 +476,7 @@ def configure(folder: Path, name: str, lines: str = "") -> tuple[str, str]:
         output += done.stdout + done.stderr
         assert done.returncode == 0, output
     commands = json.loads((folder / "build" / "compile_commands.json").read_text())
-    (compiler,) = [entry["command"] for entry in commands if entry["file"].endswith("probe.cc")]
+    (compiler,) = [entry["command"] for entry in commands if "probe.dir" in entry["command"]]
     return compiler, output
 
 
@@ -485,6 +496,68 @@ def test_toolchain_compiles_horovod_alone_as_cxx20(tmp_path, project):
     assert ("-std=c++20" in compiler, "-std=c++14" in compiler) == (own, not own)
     assert ("-include cstdint" in compiler, "-include" in compiler) == (own, own)
     assert (".so.2" in output.split("suffixes: ")[1].splitlines()[0].split(";")) is own
+
+
+@pytest.mark.parametrize(("gpu", "compiled"), [(None, 3), ("NCCL", 4)])
+def test_toolchain_compiles_small_sources_as_one_for_cpus(tmp_path, monkeypatch, gpu, compiled):
+    if gpu:
+        monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", gpu)
+    sources = [tmp_path / name for name in ("one.cc", "two.cc", "gloo_operations.cc", "gaussian_process.cc")]
+    for source in sources:
+        source.write_text(f"int {source.stem}() {{ return 1; }}\n")
+    ops, optim = (f"${{CMAKE_SOURCE_DIR}}/horovod/common/{name}" for name in ("ops", "optim"))
+    lines = (
+        f"file(COPY {sources[2]} DESTINATION {ops})\nfile(COPY {sources[3]} DESTINATION {optim})\n"
+        f"set(CMAKE_BUILD_TYPE RelWithDebInfo)\nadd_library(pytorch SHARED {sources[0]} {sources[1]} "
+        f"{ops}/{sources[2].name} {optim}/{sources[3].name})"
+    )
+    compiler, output = configure(tmp_path / "project", "horovod", lines)
+    assert output.count("Building CXX object CMakeFiles/pytorch.dir") == compiled
+    assert "-O2" in compiler
+    assert "-g" not in compiler.split()
+
+
+def test_torch_is_found_by_one_question(tmp_path):
+    package = tmp_path / "torch"
+    (package / "utils").mkdir(parents=True)
+    (package / "lib").mkdir()
+    (package / "lib" / "libc10.so").touch()
+    (package / "__init__.py").write_text(
+        "from types import SimpleNamespace\nprint('noise')\nopen('asked', 'a').write('once ')\n"
+        "__version__ = '2.13.0+cpu'\nversion = SimpleNamespace(cuda=None, hip=None)\n"
+        "def compiled_with_cxx11_abi(): return True\n"
+    )
+    (package / "utils" / "__init__.py").touch()
+    (package / "utils" / "cpp_extension.py").write_text(
+        f"from types import SimpleNamespace\nprint('noise')\nCUDA_HOME = None\n"
+        f"def CppExtension(name, sources): return SimpleNamespace("
+        f"include_dirs=['/a b', '/c'], library_dirs=['{package}/lib'], libraries=['c10'])\n"
+    )
+    (tmp_path / "ask.cmake").write_text(
+        f"set(PY_EXE {sys.executable})\nset(CMAKE_MODULE_PATH {recipes.TOOLCHAIN.parent})\n"
+        "set(CMAKE_FIND_LIBRARY_PREFIXES lib)\nset(CMAKE_FIND_LIBRARY_SUFFIXES .so)\n"
+        "find_package(Pytorch 1.5.0 REQUIRED)\n"
+        "foreach(name IN ITEMS VERSION CUDA ROCM CXX11 COMPILE_FLAGS INCLUDE_DIRS LIBRARIES)\n"
+        '  message(NOTICE "${name}: ${Pytorch_${name}}")\nendforeach()\n'
+    )
+    answer = subprocess.run(
+        [cmake_or_skip(), "-P", "ask.cmake"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert dict(line.split(": ") for line in answer.stderr.splitlines() if ": " in line) == {
+        "VERSION": "2.13.0+cpu",
+        "CUDA": "FALSE",
+        "ROCM": "FALSE",
+        "CXX11": "1",
+        "COMPILE_FLAGS": "-D_GLIBCXX_USE_CXX11_ABI=1",
+        "INCLUDE_DIRS": "/a b;/c",
+        "LIBRARIES": f"{package}/lib/libc10.so",
+    }
+    assert (tmp_path / "asked").read_text() == "once "
 
 
 def test_toolchain_sets_paths_relative_to_the_library(tmp_path):
