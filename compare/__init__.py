@@ -4,7 +4,7 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the files that the parent and its ranks exchange."""
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]

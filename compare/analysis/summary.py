@@ -256,7 +256,8 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
             default=None,
         ),
         start_up_seconds=Estimate.of(
-            max(rank.moments.first_step_done for rank in launch.ranks) for launch in compared
+            max(rank.moments.first_step_done for rank in launch.ranks)
+            for launch in [one for one in compared if one.started_alone] or compared
         ),
         other_cpu_load=Estimate.of(map(other_cpu_load, compared)),
         detail=_detail(compared, paid),

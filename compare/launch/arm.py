@@ -259,6 +259,7 @@ class PreparedLaunch:
         make_job: MakeJob,
         *,
         in_turns: bool = False,
+        started_alone: bool = True,
         restarted_because: str = "",
     ) -> None:
         """Prepare a launch; ``in_turns`` with other launches of its round.
@@ -271,7 +272,8 @@ class PreparedLaunch:
         """
         self.planned = planned
         self.began = unix_time()
-        self._restarted_because = restarted_because
+        self._started_alone = started_alone
+        self.restarted_because = restarted_because
         _make_directory(files)
         arm = planned.arm
         self.place = cluster.place(files, in_turns=arm if in_turns else None)
@@ -327,7 +329,8 @@ class PreparedLaunch:
             "inherited": self._inherited,
             "started_at": self.began,
             "seconds": unix_time() - self.began,
-            "restarted_because": self._restarted_because,
+            "started_alone": self._started_alone,
+            "restarted_because": self.restarted_because,
         }
 
 

@@ -154,6 +154,17 @@ class Cluster:
         counts = [max(1, int(min(len(r.cpus), r.core_quota or math.inf))) for r in self._ready]
         return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
 
+    def launches_at_once(self) -> int:
+        """Return how many launches may start at a time.
+
+        Ranks load their libraries on a core each. A launcher has done so before, on one core, so there may be
+        one launch more than ranks fill the cores.
+        """
+        sharing = len(self.hosts) if self.network.rehearsed else 1
+        return 1 + min(
+            cores // (sharing * host.slots) for host, cores in zip(self.hosts, self.cores(), strict=True)
+        )
+
     def memory_left(self) -> list[int]:
         """Return how many bytes ranks may take, host by host.
 

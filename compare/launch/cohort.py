@@ -1,9 +1,12 @@
 """Launch all arms of a round, and let them train in turns.
 
-A cohort is one launch of every arm. They start one after another, and each waits when it has warmed up. So
-no start-up has a neighbour that trains. Then they take turns: one arm trains, and all others wait. The
-order of the turns is settled before the first. This module sends each turn to the agents of all hosts, and
-the next one when all ranks wait again. So no turn overlaps another, on any host.
+A cohort is one launch of every arm. Each waits when its ranks have joined their group. Then one arm after
+another warms up, they take turns, and one after another ends its measurements. While an arm does so, all
+others wait. The order of the turns is settled before the first. This module sends each turn to the agents of
+all hosts, and the next one when all ranks wait again. So no turn overlaps another, on any host.
+
+Nothing is measured while launches start and leave, so they do that side by side. Only in a run's first cohort
+they start one after another. That shows how long a start takes, and whether memory holds another launch.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from compare.schema.clock import unix_time
 from compare.schema.job import Job, Planned
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, Run
-from compare.schema.turns import FINISH, PlannedTurn, turn_of
+from compare.schema.turns import GO_ON, PlannedTurn, Turn, turn_of
 
 
 class Cohort:
@@ -53,6 +56,8 @@ class Cohort:
         self._clusters = clusters
         self._observer = observer
         self._budget_ends_at = budget_ends_at
+        self._launches: dict[int, PreparedLaunch] = {}
+        """By their numbers."""
         self._alive: list[PreparedLaunch] = []
         self._seconds: dict[PreparedLaunch, float] = {}
         """What each launch has taken, without its waits for others."""
@@ -75,31 +80,66 @@ class Cohort:
             UnavailableError: a launcher is not installed.
         """
         try:
-            for one, cluster in zip(planned, self._clusters, strict=True):
-                if self._alive and not self._run.launches:  # what fitted once fits again
-                    last, *others = (launch.place for launch in reversed(self._alive))
-                    last.require_room(others, len(planned))
-                self._start(one, cluster)
-            launches = list(self._alive)
+            if self._run.launches:
+                self._start_side_by_side(planned)
+            else:
+                self._start_one_by_one(planned)
+            launches = [self._launches[one.number] for one in planned]
             for number, turn in enumerate(turns, start=1):
                 self._observer.turn_begins(planned[turn.arm], number, len(turns))
                 self._take(launches[turn.arm], turn)
+            for launch in launches:
+                self._go(launch, GO_ON)
+            for launch in launches:
+                launch.place.go(GO_ON)
             return [self._finish(launch) for launch in launches]
         finally:
             self._end_all()
 
+    def _start_one_by_one(self, planned: Sequence[Planned]) -> None:
+        """Start and warm up one launch after another; what fits once fits again."""
+        for one, cluster in zip(planned, self._clusters, strict=True):
+            if self._alive:
+                last, *others = (launch.place for launch in reversed(self._alive))
+                last.require_room(others, len(planned))
+            self._start(one, cluster)
+            self._go(self._joined(one), GO_ON)
+
+    def _start_side_by_side(self, planned: Sequence[Planned]) -> None:
+        """Start launches, some at a time, and let them warm up one after another."""
+        at_once = self._clusters[0].launches_at_once()
+        for number, (one, cluster) in enumerate(zip(planned, self._clusters, strict=True)):
+            if number >= at_once:
+                self._joined(planned[number - at_once])
+            self._start(one, cluster)
+        for one in planned:
+            self._joined(one)
+        for one in planned:
+            self._go(self._launches[one.number], GO_ON)
+
+    def _joined(self, planned: Planned) -> PreparedLaunch:
+        """Return a launch when its ranks have joined their group.
+
+        A launch that starts meanwhile is started once more if another process took its port.
+        """
+        while True:
+            self.current = planned
+            try:
+                self._wait_until_waiting(self._launches[planned.number])
+                return self._launches[planned.number]
+            except LaunchError:
+                assert self.current  # noqa: S101 -- the launch that failed
+                failed = self._launches[self.current.number]
+                files = launch_files(self._directory, self.current)
+                if failed.restarted_because or not port_was_taken(files, self._run.config):
+                    raise
+                self._observer.launch_restarts(self.current, PORT_TAKEN)
+                cluster = failed.place.cluster
+                self._start_once(self.current, cluster, files_again(files), restarted_because=PORT_TAKEN)
+
     def _start(self, planned: Planned, cluster: Cluster) -> None:
-        """Start a launch, and once more if another process took its port."""
-        self.current = planned
-        files = launch_files(self._directory, planned)
         self._observer.launch_begins(planned)
-        try:
-            self._start_once(planned, cluster, files)
-        except LaunchError:
-            if not port_was_taken(files, self._run.config):
-                raise
-            self._observer.launch_restarts(planned, PORT_TAKEN)
-            self._start_once(planned, cluster, files_again(files), restarted_because=PORT_TAKEN)
+        self._start_once(planned, cluster, launch_files(self._directory, planned))
 
     def _start_once(
         self,
@@ -109,6 +149,7 @@ class Cohort:
         *,
         restarted_because: str = "",
     ) -> None:
+        self.current = planned
         launch = PreparedLaunch(
             self._run.config,
             planned,
@@ -116,31 +157,35 @@ class Cohort:
             files,
             partial(Job, dataset=self._run.dataset, proven=self._run.proven(planned.arm)),
             in_turns=True,
+            started_alone=not self._run.launches,
             restarted_because=restarted_because,
         )
+        self._launches[planned.number] = launch
         self._observer.launch_starts(planned, launch.commands)
         self._alive.append(launch)
         self.side_by_side = len(self._alive) > 1
         # The agents end only what hangs for ever: this module knows how long each part may take.
         launch.place.begin(launch.commands, launch.job, deadline_seconds=math.inf)
-        self._wait_until_waiting(launch)
 
     def _take(self, launch: PreparedLaunch, turn: PlannedTurn) -> None:
-        """Let one arm train, and wait until all its ranks wait again."""
-        self.current, place = launch.planned, launch.place
-        place.go(
-            turn_of(
-                turn.number,
-                lead_seconds=turn.lead_seconds,
-                seconds=turn.seconds,
-                step_seconds=place.step_seconds(),
-            )
+        """Let one arm train for its turn."""
+        steps = turn_of(
+            turn.number,
+            lead_seconds=turn.lead_seconds,
+            seconds=turn.seconds,
+            step_seconds=launch.place.step_seconds(),
         )
+        self._go(launch, steps)
+
+    def _go(self, launch: PreparedLaunch, turn: Turn) -> None:
+        """Let one arm go on, and wait until all its ranks wait again."""
+        self.current = launch.planned
+        launch.place.go(turn)
         self._wait_until_waiting(launch)
 
     def _finish(self, launch: PreparedLaunch) -> Launch:
+        """Wait until a launch that leaves has ended."""
         self.current = launch.planned
-        launch.place.go(FINISH)
         ending = self._watch(launch, until_waiting=False)
         assert ending is not None  # noqa: S101 -- it ends in no other way
         lost = self._end(launch)
@@ -165,7 +210,7 @@ class Cohort:
         spends waiting for its turn, does not count.
 
         Returns:
-            How the launch ended; None if its ranks wait for a turn.
+            How the launch ended; None if its ranks wait.
         """
         place, began = launch.place, time.monotonic() - self._seconds.get(launch, 0.0)
         timeout = self._run.config.launch_timeout_seconds
@@ -186,7 +231,8 @@ class Cohort:
             if (ending := place.ending()) and ending.status == 0 and not until_waiting:
                 return ending._replace(seconds=seconds)
             for other in self._alive:
-                if ending := other.place.ending():
+                ending = other.place.ending()
+                if ending and (until_waiting or ending.status != 0):
                     self._fail(other, ending)
             if seconds > timeout:
                 return Ending(None, seconds, timed_out=True)

@@ -186,6 +186,8 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of libraries from the user's own environment."""
     started_at: float
     seconds: Annotated[float, msgspec.Meta(gt=0)]
+    started_alone: bool = True
+    """Whether no other launch started meanwhile."""
     restarted_because: str = ""
     """Why it was launched a second time, or empty."""
 

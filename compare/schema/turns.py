@@ -1,7 +1,8 @@
 """Define what ranks exchange with the agent of their host between turns.
 
-A rank waits at the end of every turn. It writes an ``Arrival`` into a pipe that all ranks of its host share.
-It reads its next ``Turn`` from a pipe of its own. All are named pipes in one folder.
+A rank waits when it has joined its group, before and after each turn, and before it leaves. It writes an
+``Arrival`` into a pipe that all ranks of its host share. It reads its next ``Turn`` from a pipe of its own.
+All are named pipes in one folder.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank has ended its turn, and waits for the next one."""
+    """A rank waits for a turn."""
 
     rank: int
     pid: int
     step_seconds: float
-    """Time of a step of its arm, as it was last measured."""
+    """Time of a step of its arm, as it was last measured; 0 before the first."""
     memory: Memory
 
 
@@ -39,7 +40,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank does until it waits again."""
 
     number: int
-    """Counts from 1 within a launch; 0 ends the turns."""
+    """Counts from 1 within a launch; 0 for what is no timed turn."""
     untimed_steps: int = 0
     """First steps, which train but are not timed."""
     timed_steps: int = 0
@@ -58,8 +59,8 @@ class PlannedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Its first part, which is not timed."""
 
 
-FINISH = Turn(number=0)
-"""Ends the turns: the rank trains the rest, and leaves its result."""
+GO_ON = Turn(number=0)
+"""Ends a wait that no timed turn follows: the rank warms up, or ends its turns, or leaves."""
 
 
 def turn_of(number: int, *, lead_seconds: float, seconds: float, step_seconds: float) -> Turn:

@@ -6,11 +6,10 @@ No other module calls ``backends.load``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import NamedTuple
 
 import torch
@@ -22,8 +21,8 @@ from compare.schema.arms import CONTROL
 from compare.schema.collectives import RankSweep
 from compare.schema.job import Job, Stage, SweepJob
 from compare.schema.parity import EndStep, Fingerprint, ParityPass
-from compare.schema.results import Block, GradientTimes, MachineUse, Moments, RankResult, Sweep
-from compare.schema.turns import FINISH, Memory
+from compare.schema.results import Block, GradientTimes, MachineUse, RankResult, Sweep
+from compare.schema.turns import GO_ON, Memory
 from compare.worker.attest import attest, attest_group
 from compare.worker.blocks import (
     FIRST_STEPS,
@@ -53,6 +52,7 @@ from compare.worker.mnist import MnistTask
 from compare.worker.parity import hash_parameters
 from compare.worker.proving import prove_end, prove_steps, repeats_proven
 from compare.worker.randomness import seed_generators
+from compare.worker.start_up import StartUp
 from compare.worker.sweep import time_sizes
 from compare.worker.task import Task
 from compare.worker.turns import TurnPipes
@@ -69,10 +69,11 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         DataError: the data set is damaged.
         Exception: any error of a library; the caller records it.
     """
-    start_up = _StartUp(job.launched_at)
+    start_up = StartUp(job.launched_at)
     joined = _join(job, placement, watchdog, start_up)
     group, device = joined.group, joined.group.device
     with start_up.left_out():
+        _wait(joined, watchdog)
         earlier_peak = max(joined.peak_bytes, peak_memory_bytes())
         parity = [] if job.proven else prove_steps(job, joined.make_replica, joined.task, group, watchdog)
         proof = read_memory(device)
@@ -115,9 +116,18 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         attestation=attested | first.attested | joined.task.attest(),
     )
     # Ranks attest their open connections, so all of them keep theirs until here.
+    _wait(joined, watchdog, timed.steps)
+    watchdog.note("end", timed.steps)
     group.barrier()
     group.leave()
     return result
+
+
+def _wait(joined: _Joined, watchdog: Watchdog, steps: int = 0) -> None:
+    """Wait until no other arm measures; without turns there are none."""
+    if joined.pipes:
+        watchdog.wait_for_turn(steps)
+        joined.pipes.wait(0.0, read_memory(joined.group.device))
 
 
 def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> RankSweep:
@@ -198,30 +208,6 @@ def _test(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, step_seconds
     return test_model(joined.task, own.replica, joined.group, note, communicates=job.arm.communicates)
 
 
-class _StartUp:
-    """The moments of a rank until its first step."""
-
-    def __init__(self, launched_at: float) -> None:
-        # Only the start compares the clocks of two processes: the clock may be set at any time.
-        self._origin = monotonic() - (time() - launched_at)
-        self._seconds: dict[str, float] = {}
-        self.mark("started")
-
-    def mark(self, moment: str) -> None:
-        """Record a moment, named as in ``Moments``."""
-        self._seconds[moment] = monotonic() - self._origin
-
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Subtract the time of this block from all later moments."""
-        begun = monotonic()
-        yield
-        self._origin += monotonic() - begun
-
-    def read(self) -> Moments:
-        return Moments(**self._seconds)
-
-
 class _Joined(NamedTuple):
     """A rank's parts after it joined the group."""
 
@@ -231,9 +217,11 @@ class _Joined(NamedTuple):
     task: Task
     peak_bytes: int
     """Peak of memory before the workload was tried."""
+    pipes: TurnPipes | None
+    """None without turns."""
 
 
-def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp) -> _Joined:
+def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: StartUp) -> _Joined:
     config = job.config
     watchdog.note("load", limit_seconds=config.compile_limit_seconds)
     device = prepare_rank(job, placement)
@@ -256,7 +244,8 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: _StartUp
 
     # The first optimizer of a process loads more of torch for a second: start-up time, in every arm.
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    return _Joined(make_replica, group, task, peak_bytes)
+    pipes = TurnPipes(Path(job.turns), group.rank) if job.turns else None
+    return _Joined(make_replica, group, task, peak_bytes, pipes)
 
 
 def _load_task(job: Job, device: torch.device) -> Task:
@@ -317,7 +306,7 @@ def _timed(
 
     ``earlier`` has the peaks of memory so far.
     """
-    config, group = job.config, joined.group
+    config, group, pipes = job.config, joined.group, joined.pipes
     untimed = untimed_steps(config, own.replica.cycle)
     step_seconds = _warm_up(own, untimed, group.device, watchdog, first_step_seconds)
     peaks = peak_memory_bytes(), peak_device_memory_bytes(group.device)  # without the reference
@@ -345,7 +334,6 @@ def _timed(
             group.barrier()
 
     trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=step_seconds, trained=test)
-    pipes = TurnPipes(Path(job.turns), group.rank) if job.turns else None
     memory = partial(read_memory, group.device, earlier)
     blocks = _take_turns(trainer, pipes, meter, watchdog, memory) if pipes else list(trainer.blocks())
     machine, cpu_ns = meter.read()
@@ -381,6 +369,6 @@ def _take_turns(
         with meter.left_out():
             watchdog.wait_for_turn(trainer.steps_done)
             turn = pipes.wait(trainer.step_seconds, memory())
-        if turn == FINISH:
+        if turn == GO_ON:
             return blocks
         blocks += trainer.turn(turn)

@@ -14,10 +14,10 @@ STEPS, TURNS = 300, 4
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory, mnist_dir, every_backend):
-    """Run one cohort of an arm of every launcher."""
+    """Run two cohorts of an arm of every launcher."""
     folder = tmp_path_factory.mktemp("cohort") / "run"
     done = compare(
-        *(*RUN, "--interleave", "blocks", "--repeats", 1, "--steps", STEPS, "--backend", ",".join(ARMS)),
+        *(*RUN, "--interleave", "blocks", "--repeats", 2, "--steps", STEPS, "--backend", ",".join(ARMS)),
         "--no-control",
         *("--data-dir", mnist_dir, "--output", folder),
     )
@@ -43,14 +43,28 @@ def test_all_arms_train_the_same_steps_and_more_for_timing(cohort):
     assert "CONDITIONS DIFFER" not in done.stdout
 
 
+def test_arm_is_proven_once_and_then_by_its_hashes(cohort):
+    run, done = cohort
+    for launch in run.launches:
+        assert {len(rank.parity) for rank in launch.ranks} == {1 if launch.round == 1 else 0}
+        assert all(rank.end for rank in launch.ranks)
+    line = "20 steps and one at the end, in later rounds by their hashes, equal bit for bit."
+    assert line in " ".join(done.stdout.split())
+
+
+def test_only_the_first_round_starts_its_launches_alone(cohort):
+    run, _ = cohort
+    assert {launch.started_alone for launch in run.launches if launch.round == 1} == {True}
+    assert {launch.started_alone for launch in run.launches if launch.round == 2} == {False}
+
+
 def test_arms_wait_while_others_train(cohort):
     run, _ = cohort
-    trained_ns = {
-        launch.arm: sum(block.wall_ns for block in launch.ranks[0].blocks) for launch in run.launches
-    }
-    for launch in run.launches:
-        others_ns = sum(trained_ns.values()) - trained_ns[launch.arm]
-        assert all(rank.waited_ns > 0.8 * others_ns for rank in launch.ranks), launch.arm
+    for round_ in (run.launches[: len(ARMS)], run.launches[len(ARMS) :]):
+        trained_ns = {launch.arm: sum(block.wall_ns for block in launch.ranks[0].blocks) for launch in round_}
+        for launch in round_:
+            others_ns = sum(trained_ns.values()) - trained_ns[launch.arm]
+            assert all(rank.waited_ns > 0.8 * others_ns for rank in launch.ranks), launch.arm
 
 
 def test_stopped_arms_take_hardly_any_cpu_time(cohort):

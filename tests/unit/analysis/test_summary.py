@@ -94,6 +94,9 @@ def test_memory_and_start_up_are_those_of_the_worst_rank():
     assert arm.peak_memory_bytes == 300
     assert arm.peak_device_memory_bytes == 600
     assert arm.start_up_seconds == Estimate(4.0, 3.0, 5.0, 2, "range")
+    launches[1] = msgspec.structs.replace(launches[1], started_alone=False)
+    (arm,) = summarise(a_run({"ddp": []}, launches=launches)).arms
+    assert arm.start_up_seconds.mean == 3.0, "a start beside others takes longer"
 
 
 def test_final_hash_is_known_if_all_agree():

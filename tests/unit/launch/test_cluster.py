@@ -62,6 +62,11 @@ def at_this_host(monkeypatch, tmp_path):
     return (Host("localhost", 1),)
 
 
+@pytest.mark.parametrize(("cores", "launches"), [(1, 1), (2, 2), (3, 2), (8, 5)])
+def test_launches_start_at_once_as_many_as_fill_the_cores_and_one(cores, launches):
+    assert a_cluster(slots=2, cpus=range(cores)).launches_at_once() == launches
+
+
 def test_stage_this_machine_takes_the_data_set_where_it_is(digits, at_this_host):
     messages = []
     found = staging.stage(at_this_host, digits, python=sys.executable, carrier=Ssh(), say=messages.append)

@@ -1,16 +1,20 @@
-"""Test how long the launches of a round may take."""
+"""Test the order in which the launches of a round start and leave, and how long they may take."""
 
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
-from compare.errors import StalledError
+from compare.errors import LaunchError, StalledError
+from compare.launch import cohort as cohorts
 from compare.launch.cohort import Cohort
 from compare.launch.processes import Ending
+from compare.schema.job import Planned
 from compare.schema.turns import PlannedTurn
-from tests.unit.factories import a_run
+from tests.unit.factories import a_launch, a_run
 
 TIMEOUT = 0.5
 
@@ -96,3 +100,110 @@ def test_turns_of_other_launches_do_not_count(cohort):
     for launch in launches * 2:
         cohort._take(launch, a_turn())
     assert [launch.ended_for for launch in launches] == [None, None]
+
+
+# ---- starting and leaving ----
+
+ARMS = ("none", "ddp", "mpi")
+
+
+class ARecordedLaunch(ALaunch):
+    """A launch that notes each order, and whose ranks follow it at once."""
+
+    def __init__(self, told, planned, *, started_alone, restarted_because, port_taken=()):
+        super().__init__(0.0)
+        self.planned, self.commands, self.job = planned, [], None
+        self.started_alone, self.restarted_because = started_alone, restarted_because
+        self._told, self._fails = told, planned.label in port_taken and not restarted_because
+        self._went = 0
+
+    def begin(self, *_arguments, **_named):
+        self._told.append(f"{self.planned.label} starts")
+
+    def require_room(self, _others, _arms):
+        self._told.append("room?")
+
+    def go(self, turn):
+        self._went += 1
+        self._told.append(f"{self.planned.label} {turn.number or 'goes on'}")
+
+    def ending(self):
+        if self._fails:
+            return Ending(1)
+        return Ending(0) if self._went == self.waits else None
+
+    waits = 4
+    """Warm-up, one turn, the end of it, and leaving."""
+
+    def conclude(self, ending: Ending):
+        if ending.status:
+            raise LaunchError("Its port was taken.")
+        return self.planned.label
+
+
+@pytest.fixture
+def carry_out(tmp_path, monkeypatch):
+    """Return a function that carries out a cohort, and returns the orders to its launches."""
+
+    def carried_out(*, later, at_once=2, port_taken=()):
+        told, made = [], []
+
+        def prepare(_config, planned, *_arguments, in_turns, started_alone, restarted_because):
+            assert in_turns
+            made.append(
+                ARecordedLaunch(
+                    told,
+                    planned,
+                    started_alone=started_alone,
+                    restarted_because=restarted_because,
+                    port_taken=port_taken,
+                )
+            )
+            return made[-1]
+
+        monkeypatch.setattr(cohorts, "PreparedLaunch", prepare)
+        monkeypatch.setattr(cohorts, "port_was_taken", lambda *_: True)
+        run = msgspec.structs.replace(
+            a_run({arm: [] for arm in ARMS}), launches=[a_launch()] if later else []
+        )
+        planned = [Planned(number, 2, arm) for number, arm in enumerate(run.config.arms, start=4)]
+        clusters = [SimpleNamespace(launches_at_once=lambda: at_once)] * len(ARMS)
+        turns = [PlannedTurn(arm=arm, number=1, lead_seconds=0.0, seconds=0.1) for arm in (2, 0, 1)]
+        launches = Cohort(run, tmp_path, clusters, Nothing()).carry_out(planned, turns)
+        assert launches == list(ARMS)
+        return told, made
+
+    return carried_out
+
+
+def test_first_cohort_starts_and_warms_up_one_launch_after_another(carry_out):
+    told, made = carry_out(later=False)
+    starts = [f"{arm} {does}" for arm in ARMS for does in ("starts", "goes on")]
+    assert [line for line in told if line != "room?"][:6] == starts
+    assert told.count("room?") == 2
+    assert all(launch.started_alone for launch in made)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "first"),
+    [(1, ["none starts"]), (2, ["none starts", "ddp starts"]), (5, [f"{arm} starts" for arm in ARMS])],
+)
+def test_later_cohort_starts_launches_side_by_side(carry_out, at_once, first):
+    told, made = carry_out(later=True, at_once=at_once)
+    assert told[: len(first)] == first
+    assert told[3:6] == [f"{arm} goes on" for arm in ARMS], "each warms up alone, when all have joined"
+    assert told[6:9] == ["mpi 1", "none 1", "ddp 1"]
+    assert not any(launch.started_alone for launch in made)
+
+
+def test_launches_measure_to_their_end_one_by_one_and_leave_together(carry_out):
+    told, _ = carry_out(later=True)
+    assert told[9:] == [f"{arm} goes on" for arm in ARMS] * 2
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_launch_whose_port_was_taken_starts_once_more(carry_out, later):
+    told, made = carry_out(later=later, port_taken=("ddp",))
+    assert told.count("ddp starts") == 2
+    assert [launch.planned.label for launch in made if launch.restarted_because] == ["ddp"]
+    assert [line for line in told if line.endswith(" 1")] == ["mpi 1", "none 1", "ddp 1"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from compare.launch.agent.turns import TurnGate
-from compare.schema.turns import FINISH, Memory, Turn
+from compare.schema.turns import GO_ON, Memory, Turn
 from compare.worker.turns import TurnPipes
 from tests.waiting import wait_until
 
@@ -84,7 +84,7 @@ def test_gate_gives_every_rank_each_turn(gate, start, stops):
         gate.go(Turn(number=number, untimed_steps=3, timed_steps=40))
         assert [process.stdout.readline() for process in ranks] == [f"{number} 3 40\n"] * 2
     arrivals(gate)
-    gate.go(FINISH)
+    gate.go(GO_ON)
     assert [process.stdout.read() for process in ranks] == ["finished\n"] * 2
 
 
@@ -102,7 +102,7 @@ def test_gate_stops_the_threads_of_a_waiting_rank(gate, start):
     rank = psutil.Process(start(0).pid)
     arrivals(gate)
     wait_until(lambda: rank.status() == psutil.STATUS_STOPPED, 5)
-    gate.go(FINISH)
+    gate.go(GO_ON)
     assert rank.wait(20) in {0, None}
 
 
@@ -116,7 +116,7 @@ def test_gate_stops_what_a_waiting_rank_has_started(gate, start, monkeypatch):
     gate.go(Turn(number=1))
     wait_until(lambda: worker.status() != psutil.STATUS_STOPPED, 5)
     arrivals(gate)
-    gate.go(FINISH)
+    gate.go(GO_ON)
     worker.kill()
 
 
@@ -127,7 +127,7 @@ def test_gate_gives_turns_although_a_rank_was_killed(gate, start, stops):
     arrivals(gate)
     second.kill()
     second.wait()
-    gate.go(FINISH)
+    gate.go(GO_ON)
     assert first.stdout.read() == "finished\n"
 
 
@@ -151,8 +151,8 @@ def test_rank_measures_its_wait_and_its_cpu_time(tmp_path, gate, monkeypatch):
     rank = threading.Thread(target=lambda: turns.append(pipes.wait(0.25, Memory(peak_bytes=1))))
     rank.start()
     assert arrivals(gate)[0].step_seconds == 0.25
-    gate.go(FINISH)
+    gate.go(GO_ON)
     rank.join(20)
-    assert turns == [FINISH]
+    assert turns == [GO_ON]
     assert pipes.waited_ns > 0
     assert 0 <= pipes.waited_cpu_ns < 20e9

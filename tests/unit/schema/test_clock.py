@@ -5,7 +5,7 @@ import time
 import pytest
 
 from compare.schema import clock
-from compare.worker.rank import _StartUp
+from compare.worker.start_up import StartUp
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
@@ -18,7 +18,7 @@ def test_clock_that_is_set_moves_no_time_of_a_run(monkeypatch, jump):
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
 def test_clock_that_is_set_moves_no_moment_of_a_start(monkeypatch, jump):
     set_at = time.time()
-    start_up = _StartUp(set_at - 1.5)
+    start_up = StartUp(set_at - 1.5)
     monkeypatch.setattr(time, "time", lambda: set_at + jump)
     with start_up.left_out():
         pass
