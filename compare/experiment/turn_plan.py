@@ -126,8 +126,10 @@ def turns_of_arm(
     A cohort of m turns has the variance L + V / m, and costs the time to start it plus m passes. At equal
     time, m = sqrt(V / L * start / pass) makes the variance of the mean smallest (two-stage sampling: W. G.
     Cochran, "Sampling Techniques", 3rd ed., 1977). L is of launches and V of turns, summed over comparisons.
-    At least five cohorts must fit into the time.
+    At least five cohorts must fit into the time. Without a limit of time, more turns only make a run longer.
     """
+    if run.config.limit_seconds is None:
+        return TURNS
     if rounds_done(run) < _ENOUGH_COHORTS or not comparisons or is_oversubscribed(run):
         return TURNS
     of_turns = sum(spreads[arm] ** 2 / seconds[arm] for pair in comparisons for arm in pair)

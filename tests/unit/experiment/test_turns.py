@@ -114,7 +114,8 @@ def cohorts(spreads, *, rounds, launches=0.0, start=12.0, config=None):
                 a_launch(arm, round_, ranks=[a_rank(0, blocks=blocks)], started_at=now, seconds=seconds)
             )
             now += seconds
-    return in_turns({arm: [] for arm in spreads}, launches=taken, config={"rounds": 50} | (config or {}))
+    settings = {"rounds": 50, "settle_seconds": 1e4} | (config or {})
+    return in_turns({arm: [] for arm in spreads}, launches=taken, config=settings)
 
 
 def passes_of(run):
@@ -127,6 +128,11 @@ def test_cohorts_have_as_many_turns_as_pay():
     noisy_launches = cohorts({"none": 0.01, "ddp": 0.01, "mpi": 0.01}, rounds=6, launches=0.2)
     assert passes_of(noisy_turns) > TURNS == passes_of(noisy_launches)
     assert passes_of(noisy_turns) <= MOST_TURNS
+
+
+def test_run_without_a_limit_of_time_grows_no_longer():
+    noisy_turns = cohorts({"none": 0.05, "ddp": 0.05, "mpi": 0.2}, rounds=6, config={"settle_seconds": None})
+    assert passes_of(noisy_turns) == TURNS
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
