@@ -29,7 +29,7 @@ def probe_torch() -> Facts:
     import torch
     import torch.distributed as dist
 
-    from backends.strategies.shared_memory.memory import problem_here
+    from backends.shared_memory.memory import problem_here
 
     gpus = torch.cuda.device_count()
     return {

@@ -314,12 +314,22 @@ def test_only_its_engine_and_the_command_line_know_ssh():
             "compare.experiment.allocation",
             "compare.cli.choices",
             "compare.cli.options",
-            "compare.cli.doctor",
             "compare.cli.hosts",
         ),
         "compare.schema.hostfile_forms",  # ssh's own files are lists of hosts, too
     }
     assert {name for name, tree in MODULES.items() if "ssh" in words_of(tree)} == known
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Also in functions, and for type checkers alone: a file is read without those that use it."""
+    needs = {
+        name: {module_of(imported) for imported, _ in imports_of(tree)} - {None, name}
+        for name, tree in MODULES.items()
+    }
+    while free := {name for name, needed in needs.items() if not needed & needs.keys()}:
+        needs = {name: needed for name, needed in needs.items() if name not in free}
+    assert needs == {}, "each of these needs another one of them"
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if room_of(m) in {"analysis", "report"}])

@@ -8,7 +8,7 @@ from torch import nn
 
 from backends.base import BackendError
 from backends.groups.torch_group import TorchGroup
-from backends.strategies.shared_memory.sum import SharedSum
+from backends.shared_memory.sum import SharedSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable

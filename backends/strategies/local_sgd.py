@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from backends.base import UNCOPIED
-from backends.strategies.averaging import Bucket, by_dtype
 from backends.strategies.local import LocalReplica, copy_with, require_carried, start_from_first_rank
+from backends.strategies.reducer import Bucket, by_dtype
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from backends.strategies.averaging import Bucket, Reducer, by_dtype
+from backends.strategies.reducer import Bucket, Reducer, by_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,10 @@ from compare.cli.options import (
     arms_flag,
     length_flag,
     output_option,
-    read_request,
     training_flag,
     with_run_flags,
 )
+from compare.cli.requests import read_request
 from compare.cli.run import carry_out_and_print
 from compare.errors import UsageError
 

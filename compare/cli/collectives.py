@@ -16,9 +16,9 @@ from compare.cli.options import (
     LaunchFlags,
     output_flag,
     output_option,
-    read_launch,
     with_launch_flags,
 )
+from compare.cli.requests import read_launch
 from compare.errors import UsageError
 
 if TYPE_CHECKING:

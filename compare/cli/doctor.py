@@ -8,31 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compare.cli.choices import EngineName
 from compare.cli.console import make_console, make_say
-from compare.cli.options import (
-    AsJson,
-    Engine,
-    Hostfile,
-    HostList,
-    SshIdentity,
-    SshPort,
-    SshUser,
-)
-from compare.cli.rehearsed import read_rehearsed
+from compare.cli.hosts import find_hosts
+from compare.cli.options import AsJson, HostFlags, with_host_flags
 
 if TYPE_CHECKING:
     from compare.doctor.facts import Examination
 
 
+@with_host_flags()
 def doctor(
+    flags: HostFlags,
     *,
-    hostfile: Hostfile = None,
-    hosts: HostList = None,
-    engine: Engine = EngineName.AUTO,
-    ssh_user: SshUser = "",
-    ssh_port: SshPort = None,
-    ssh_identity: SshIdentity = None,
     python: Annotated[
         str | None, typer.Option(show_default="this one's path", help="The interpreter on the hosts.")
     ] = None,
@@ -61,16 +48,12 @@ def doctor(
     """
     from compare.data import own_source
     from compare.doctor.examine import examine, exit_code
-    from compare.experiment.allocation import find_allocation
-    from compare.launch.engines.ssh import Ssh
     from compare.schema.store import require_writable
     from compare.text import counted
 
     for path in filter(None, (export_json, export_markdown)):
         require_writable(path, to_be_made=None)
-    ssh = Ssh(user=ssh_user, port=ssh_port, identity=str(ssh_identity or ""))
-    own_hosts = {"--hostfile": hostfile, "-H": hosts, "--engine": engine is not EngineName.AUTO}
-    allocation = read_rehearsed(own_hosts) or find_allocation(engine.value, hostfile, hosts, ssh=ssh)
+    allocation = find_hosts(flags)
     chosen = allocation.hosts
     own = own_source(workload) if workload else None
     joint = ": " if allocation.source.startswith("this machine") else " of "

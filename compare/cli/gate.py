@@ -24,11 +24,11 @@ from compare.cli.options import (
     length_flag,
     output_flag,
     output_option,
-    read_request,
     time_flag,
     training_flag,
     with_run_flags,
 )
+from compare.cli.requests import read_request
 from compare.cli.run import carry_out_and_export
 
 if TYPE_CHECKING:

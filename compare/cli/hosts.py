@@ -9,8 +9,9 @@ from compare.cli.rehearsed import read_rehearsed
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from compare.cli.options import LaunchFlags
+    from compare.cli.options import HostFlags, LaunchFlags
     from compare.launch.engines import Allocation
+    from compare.launch.engines.ssh import Ssh
 
 
 def read_allocation(flags: LaunchFlags) -> Allocation:
@@ -24,14 +25,45 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
     return allocation
 
 
+def find_hosts(flags: HostFlags) -> Allocation:
+    """Find the hosts that the flags choose, with all their slots.
+
+    Raises:
+        UsageError: a flag has a wrong value, or two contradict each other.
+    """
+    from compare.experiment.allocation import find_allocation
+    from compare.schema.hostfile import select
+
+    found = read_rehearsed(_of_own(flags)) or find_allocation(
+        flags.engine.value, flags.hostfile, flags.hosts, ssh=_read_ssh(flags)
+    )
+    return found._replace(hosts=select(found.hosts, flags.include or (), flags.exclude or ()))
+
+
 def _choose(flags: LaunchFlags) -> Allocation:
     """Choose the hosts; a rehearsal has made its own."""
     from compare.experiment.allocation import choose_allocation
-    from compare.launch.engines.ssh import Ssh
     from compare.schema.hostfile import select
     from compare.schema.hosts import place
 
-    own = {
+    if rehearsed := read_rehearsed(_of_own(flags)):
+        chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
+        hosts = place(chosen, flags.num_proc)
+        return rehearsed._replace(hosts=hosts, source=f"{len(hosts)} of {rehearsed.source}")
+    return choose_allocation(
+        flags.engine.value,
+        flags.hostfile,
+        flags.num_proc or flags.nproc_per_node,
+        ssh=_read_ssh(flags),
+        named=flags.hosts,
+        include=flags.include or (),
+        exclude=flags.exclude or (),
+    )
+
+
+def _of_own(flags: HostFlags) -> dict[str, object]:
+    """Return the flags that choose hosts, or how to reach them."""
+    return {
         "--hostfile": flags.hostfile,
         "-H": flags.hosts,
         "--engine": flags.engine is not EngineName.AUTO,
@@ -39,20 +71,13 @@ def _choose(flags: LaunchFlags) -> Allocation:
         "--ssh-port": flags.ssh_port,
         "--ssh-identity": flags.ssh_identity,
     }
-    if rehearsed := read_rehearsed(own):
-        chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
-        hosts = place(chosen, flags.num_proc)
-        return rehearsed._replace(hosts=hosts, source=f"{len(hosts)} of {rehearsed.source}")
+
+
+def _read_ssh(flags: HostFlags) -> Ssh:
+    from compare.launch.engines.ssh import Ssh
+
     identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
-    return choose_allocation(
-        flags.engine.value,
-        flags.hostfile,
-        flags.num_proc or flags.nproc_per_node,
-        ssh=Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity),
-        named=flags.hosts,
-        include=flags.include or (),
-        exclude=flags.exclude or (),
-    )
+    return Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
 
 
 def _require_one_machine(flags: LaunchFlags, allocation: Allocation) -> None:

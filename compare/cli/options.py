@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,15 +20,8 @@ from compare.cli.choices import (
     Precision,
     complete_names,
 )
-from compare.cli.hosts import read_allocation
 from compare.cli.passing import pass_flags
-from compare.cli.settings import command_line
 from compare.cli.times import read_seconds
-from compare.errors import UsageError
-
-if TYPE_CHECKING:
-    from compare.experiment.settle import UserRequest
-    from compare.schema.arms import Arm
 
 arms_flag = partial(typer.Option, rich_help_panel="Arms")
 training_flag = partial(typer.Option, rich_help_panel="Training")
@@ -63,29 +55,6 @@ Backends = Annotated[
         autocompletion=complete_names("backends", "BACKENDS"),
     ),
 ]
-Hostfile = Annotated[Path | None, hosts_flag(help="Where the ranks run; see hostfiles/.")]
-Engine = Annotated[
-    EngineName,
-    hosts_flag(
-        help="How hosts are reached. auto: your hosts by ssh; else those of the "
-        "allocation that this program runs in; else this machine."
-    ),
-]
-HostList = Annotated[
-    str | None, hosts_flag("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
-]
-SshUser = Annotated[
-    str, hosts_flag(show_default="as ssh is configured", help="For hosts that name no user themselves.")
-]
-SshPort = Annotated[
-    int | None, hosts_flag(min=1, max=65535, show_default="as ssh is configured", help="Port of sshd.")
-]
-SshIdentity = Annotated[
-    Path | None,
-    hosts_flag(
-        exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
-    ),
-]
 Warmup = Annotated[int, training_flag(help="First steps, which train but are not timed.")]
 InterleaveMode = Annotated[
     Interleave,
@@ -104,7 +73,40 @@ def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchFlags:
+class HostFlags:
+    """The flags of every command that reaches hosts."""
+
+    hostfile: Annotated[Path | None, hosts_flag(help="Where the ranks run; see hostfiles/.")] = None
+    hosts: Annotated[
+        str | None, hosts_flag("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
+    ] = None
+    engine: Annotated[
+        EngineName,
+        hosts_flag(
+            help="How hosts are reached. auto: your hosts by ssh; else those of the "
+            "allocation that this program runs in; else this machine."
+        ),
+    ] = EngineName.AUTO
+    include: Annotated[list[str] | None, hosts_flag(help="Use only these of the hosts: node[1-2],node7.")] = (
+        None
+    )
+    exclude: Annotated[list[str] | None, hosts_flag(help="Leave these hosts out: node3.")] = None
+    ssh_user: Annotated[
+        str, hosts_flag(show_default="as ssh is configured", help="For hosts that name no user themselves.")
+    ] = ""
+    ssh_port: Annotated[
+        int | None, hosts_flag(min=1, max=65535, show_default="as ssh is configured", help="Port of sshd.")
+    ] = None
+    ssh_identity: Annotated[
+        Path | None,
+        hosts_flag(
+            exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFlags(HostFlags):
     """The flags of every command that launches ranks."""
 
     num_proc: Annotated[
@@ -119,13 +121,6 @@ class LaunchFlags:
     nproc_per_node: Annotated[
         int | None, hosts_flag(min=1, hidden=True, help="torchrun's name of -np, on one machine.")
     ] = None
-    hostfile: Hostfile = None
-    hosts: HostList = None
-    engine: Engine = EngineName.AUTO
-    include: Annotated[list[str] | None, hosts_flag(help="Use only these of the hosts: node[1-2],node7.")] = (
-        None
-    )
-    exclude: Annotated[list[str] | None, hosts_flag(help="Leave these hosts out: node3.")] = None
     wait_for_hosts: Annotated[
         float,
         hosts_flag(
@@ -141,9 +136,6 @@ class LaunchFlags:
             help="Network interface of all arms.",
         ),
     ] = None
-    ssh_user: SshUser = ""
-    ssh_port: SshPort = None
-    ssh_identity: SshIdentity = None
     env: Annotated[
         list[str] | None,
         hosts_flag(
@@ -265,112 +257,11 @@ def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..
     return partial(pass_flags, Shared, described, last=LaunchFlags)
 
 
+def with_host_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Pass the flags of ``HostFlags`` to a command likewise."""
+    return partial(pass_flags, HostFlags, described, last=HostFlags)
+
+
 def with_launch_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Pass the flags of ``LaunchFlags`` to a command likewise."""
     return partial(pass_flags, LaunchFlags, described, last=LaunchFlags)
-
-
-def read_request(
-    shared: Shared, *, baseline: str | None = None, control: bool = False, **config: Any
-) -> UserRequest:
-    """Read a request from the flags.
-
-    ``config`` holds fields of ``RunConfig`` for which the command has flags of its own.
-
-    Raises:
-        UsageError: a flag has a wrong value.
-        OutputError: the file of ``--export-json`` cannot be written.
-    """
-    from compare.experiment.settle import UserRequest, choose_dataset, choose_own
-
-    arms = read_arms(shared.backend)
-    dataset = choose_dataset((shared.dataset or Dataset.AUTO).value)
-    own = choose_own(shared.workload, _replaced_by_a_workload(shared), length=config)
-    settings = {
-        "model": shared.model or "mlp",
-        "batch_size_per_rank": shared.batch_size,
-        "accumulate": shared.accumulate,
-        "seed": shared.seed,
-        "precision": shared.precision.value,
-        "compile": shared.compile,
-    }
-    return UserRequest(
-        arms=arms,
-        baseline=baseline,
-        control=control,
-        dataset=dataset,
-        data_dir=shared.data_dir,
-        own=own.source if own else None,
-        optimizer=(shared.optimizer or Optimizer.SGD).value,
-        learning_rate=shared.lr,
-        **read_launch(shared, **settings | config | dict(own.config if own else {})),
-    )
-
-
-def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
-    """Read the fields of a ``LaunchRequest`` from the flags.
-
-    ``config`` holds further fields of its config.
-
-    Raises:
-        UsageError: a flag has a wrong value.
-        OutputError: the file of ``--export-json`` cannot be written.
-    """
-    from compare.schema.config import LARGEST_NUMBER, require
-    from compare.schema.environment import read_exports
-    from compare.schema.files import STANDARD_OUTPUT
-    from compare.schema.store import require_writable
-
-    if flags.quiet and flags.verbose:
-        raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
-    wait, right = flags.wait_for_hosts, f"a number of seconds from 0 to {LARGEST_NUMBER}"
-    require(0 <= wait <= LARGEST_NUMBER, "--wait-for-hosts", wait, right)
-    allocation = read_allocation(flags)
-    paths = list(flags.exports.values())
-    if twice := next((path for path in paths if paths.count(path) > 1), None):
-        where = "standard output" if twice == STANDARD_OUTPUT else str(twice)
-        raise UsageError(f"Two formats cannot both go to {where}.", remedy="Name a file for each.")
-    for path in paths:
-        require_writable(path, to_be_made=flags.output)
-    return {
-        "allocation": allocation,
-        "interface": flags.interface,
-        "exported": read_exports(flags.env or [], os.environ),
-        "output": flags.output,
-        "threads_per_rank": flags.threads,
-        "command": command_line(),
-        "wait_seconds": wait,
-        "config": {
-            "device": flags.device.value,
-            "launch_timeout_seconds": flags.timeout,
-            "stall_seconds": flags.stall,
-            **config,
-        },
-    }
-
-
-def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:
-    """Return the flags that a workload of the user's own makes meaningless."""
-    return {
-        "--model": shared.model,
-        "--dataset": shared.dataset,
-        "--data-dir": shared.data_dir,
-        "--optimizer": shared.optimizer,
-        "--lr": shared.lr,
-    }
-
-
-def read_arms(backend: list[str] | None) -> tuple[Arm, ...]:
-    """Read the arms that ``--backend`` names; none where it is left out.
-
-    Raises:
-        UsageError: an arm is wrong, or the flag names none.
-    """
-    from compare.schema.arms import parse_arms
-
-    arms = parse_arms(backend or [])
-    if backend and not arms:
-        raise UsageError(
-            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
-        )
-    return arms

@@ -14,11 +14,11 @@ from compare.cli.options import (
     arms_flag,
     length_flag,
     output_flag,
-    read_request,
     time_flag,
     training_flag,
     with_run_flags,
 )
+from compare.cli.requests import read_request
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis

@@ -21,10 +21,10 @@ from compare.cli.options import (
     length_flag,
     output_flag,
     output_option,
-    read_request,
     training_flag,
     with_shared,
 )
+from compare.cli.requests import read_request
 from compare.errors import UsageError
 
 if TYPE_CHECKING:

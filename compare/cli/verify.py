@@ -10,7 +10,8 @@ import typer
 from compare.cli.choices import Format
 from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.exports import write_exports
-from compare.cli.options import Shared, output_option, read_request, with_shared
+from compare.cli.options import Shared, output_option, with_shared
+from compare.cli.requests import read_request
 
 if TYPE_CHECKING:
     from compare.schema.results import Verification

@@ -19,7 +19,7 @@ from compare.experiment.allocation import endings_named, require_time, time_of, 
 from compare.experiment.run import Watch, kept, open_hosts
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.experiment.turn_plan import START_SECONDS
-from compare.launch import Observer, launch_sweep
+from compare.launch.arm import Observer, launch_sweep
 from compare.launch.cluster import Cluster
 from compare.schema.clock import unix_time
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepLaunch

@@ -14,6 +14,7 @@ from compare.experiment.settle import UserRequest, settle
 from compare.experiment.turn_plan import least_round_seconds
 from compare.launch.arm import launch_files
 from compare.launch.blocks import Block, blocks_of
+from compare.launch.place import LaunchPlace
 from compare.launch.unreached import INTERFACE, Unreached
 from compare.schema.config import RunConfig
 from compare.schema.environment import MASK
@@ -52,7 +53,7 @@ def plan(request: UserRequest) -> Plan:
     blocks = []
     for number, arm in enumerate(order_of(config, 1), start=1):
         planned = Planned(number, 1, arm)
-        place = hosts.place(launch_files(directory, planned))
+        place = LaunchPlace(hosts, launch_files(directory, planned))
         job = Job(
             config=config.as_run_by(arm, hosts.hosts[0].slots),
             arm=arm,

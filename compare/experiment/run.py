@@ -22,9 +22,9 @@ from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
 from compare.experiment.schedule import discard_unfinished
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.experiment.turn_plan import least_round_seconds
-from compare.launch import Observer, open_cluster
+from compare.launch.arm import Observer
 from compare.launch.circumstances import Defect
-from compare.launch.cluster import Cluster
+from compare.launch.cluster import Cluster, open_cluster
 from compare.launch.engines.arrival import wait_for_hosts
 from compare.launch.signals import uninterrupted
 from compare.schema.clock import unix_time

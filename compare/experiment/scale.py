@@ -16,8 +16,8 @@ from compare.experiment.allocation import endings_named, require_time
 from compare.experiment.run import Watch, carry_out, find_data, kept, new_run, open_hosts
 from compare.experiment.settle import UserRequest, settle
 from compare.experiment.turn_plan import least_round_seconds
-from compare.launch import Observer, open_cluster
-from compare.launch.cluster import Cluster
+from compare.launch.arm import Observer
+from compare.launch.cluster import Cluster, open_cluster
 from compare.launch.engines import Allocation
 from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig

@@ -16,7 +16,7 @@ from compare.experiment.allocation import endings_named, require_time, time_of, 
 from compare.experiment.run import Watch, begin, kept, open_hosts
 from compare.experiment.settle import UserRequest, settle
 from compare.experiment.turn_plan import START_SECONDS
-from compare.launch import Observer, launch_arm
+from compare.launch.arm import Observer, launch_arm
 from compare.launch.cluster import Cluster
 from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig

@@ -276,7 +276,7 @@ class PreparedLaunch:
         self.restarted_because = restarted_because
         _make_directory(files)
         arm = planned.arm
-        self.place = cluster.place(files, in_turns=arm if in_turns else None)
+        self.place = LaunchPlace(cluster, files, in_turns=arm if in_turns else None)
         self.commands = commands_for(config, arm, self.place, self.place.settings())
         self.job = make_job(
             config=config.as_run_by(arm, cluster.hosts[0].slots),

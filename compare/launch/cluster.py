@@ -24,18 +24,15 @@ import msgspec
 from backends.launchers import request
 from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError, UnavailableError
-from compare.launch.agent.connection import START_SECONDS, Connection, attend, connected
+from compare.launch.agent.connection import ANSWER_SECONDS, START_SECONDS, Connection, attend, connected
 from compare.launch.circumstances import Defect
 from compare.launch.engines import Allocation, Carrier, ScheduledJob
 from compare.launch.engines.commands import enough_files, join_errors
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one, require_distinct
-from compare.launch.place import ANSWER_SECONDS, LaunchPlace
 from compare.launch.staging import stage
-from compare.schema.arms import Arm
 from compare.schema.hosts import Network, is_local, local_host
 from compare.schema.job import Job, LaunchJob
-from compare.schema.launch_files import LaunchFiles
 from compare.schema.link import Link
 from compare.text import counted
 
@@ -237,12 +234,9 @@ class Cluster:
         assert first.port is not None  # noqa: S101 -- it was waited for
         return first.port
 
-    def place(self, files: LaunchFiles, *, in_turns: Arm | None = None) -> LaunchPlace:
-        """Name the place of a launch, without making its folders.
-
-        ``in_turns`` is the arm of a launch that takes turns with others.
-        """
-        return LaunchPlace(self, f"{self._name}-{next(self._launches)}", files, in_turns=in_turns)
+    def name_launch(self) -> str:
+        """Return a name for a launch, which no other launch on these hosts has."""
+        return f"{self._name}-{next(self._launches)}"
 
     def agent_for(self, host: request.Host | None) -> Connection:
         """Return the connection to a host's agent; None stands for this machine."""

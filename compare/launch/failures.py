@@ -28,7 +28,7 @@ _RAISED_FRAME = re.compile(
 )
 # Code that waits for other ranks.
 _WAITING = (
-    *("/backends/groups/", "/backends/strategies/shared_memory/"),
+    *("/backends/groups/", "/backends/shared_memory/"),
     *("/torch/distributed/", "/horovod/torch/", "/horovod/common/", "/mpi4py/"),
 )
 _WAITING_INSIDE = ("/torch/autograd/graph.py", "/torch/nn/parallel/distributed.py")

@@ -23,7 +23,7 @@ from backends import BACKENDS
 from backends.launchers import hydra
 from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, RingsideError
-from compare.launch.agent.connection import Connection, attend
+from compare.launch.agent.connection import ANSWER_SECONDS, Connection, attend
 from compare.launch.agent.protocol import Start, Turns
 from compare.launch.processes import Ending, Segments, end_all
 from compare.launch.signals import uninterrupted
@@ -37,8 +37,6 @@ from compare.schema.turns import Arrival, Turn
 if TYPE_CHECKING:
     from compare.launch.cluster import Cluster
 
-ANSWER_SECONDS = 20.0
-"""Maximum time for an agent to answer."""
 _END_SECONDS = 20.0
 """Maximum time for all agents to end a launch."""
 _NO_TIMEOUT = str(24 * 60 * 60)
@@ -63,9 +61,11 @@ class LaunchPlace:
     Its name differs from that of any other launch on these hosts.
     """
 
-    def __init__(
-        self, cluster: Cluster, name: str, files: LaunchFiles, *, in_turns: Arm | None = None
-    ) -> None:
+    def __init__(self, cluster: Cluster, files: LaunchFiles, *, in_turns: Arm | None = None) -> None:
+        """Name the place of a launch, without making its folders.
+
+        ``in_turns`` is the arm of a launch that takes turns with others.
+        """
         self.files = files
         """Where the files of the ranks are read."""
         self.cluster = cluster
@@ -75,7 +75,7 @@ class LaunchPlace:
         self._starters: list[Connection] = []
         self._segments: Segments | None = None
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
-        in_place = cluster.is_this_machine
+        in_place, name = cluster.is_this_machine, cluster.name_launch()
         on_disk = temporary_root() if in_place else Path("/tmp")  # noqa: S108 -- agents insist on making it
         in_memory = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
         self._directory = files.directory if in_place else on_disk / name

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
-    from compare.schema.job import Job
     from compare.schema.parity import PassKind
     from compare.worker.loop import BeforeStep
-    from compare.worker.reference import Reference
 
 _TESTED = 1000
 """Training samples that are tested where there is no test set."""
@@ -86,13 +84,6 @@ class OwnTask(Task):
         made = copy.copy(self)
         vars(made).update({f"_{name}": value for name, value in changes.items()})
         return made
-
-    def try_out(
-        self, job: Job, strategy: type[Replica], shard: tuple[int, int], note: Callable[[], None]
-    ) -> None:
-        from compare.worker.preflight import preflight  # which tries a task of this class
-
-        preflight(job, self, strategy, shard, note)
 
     def build_model(self) -> nn.Module:
         assert not self._is_taken, "a task gives its model once"  # noqa: S101 -- our own mistake
@@ -230,9 +221,6 @@ class OwnTask(Task):
         # Where each rank changes its own gradients, one process has nothing to change.
         made = self._with(clips=self._clips and replica.averages_gradients)
         return super(OwnTask, made).for_proof_of(replica)
-
-    def distance_of_combined(self, reference: Reference) -> float | None:
-        return reference.distance_of_combined()
 
 
 @torch.no_grad()

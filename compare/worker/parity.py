@@ -213,7 +213,7 @@ class _Proof:
                 reference.require_every_gradient()
             if self._leads and self._kind == "float64":
                 self._pace.note(self._steps.shards)
-                self._combined = self._task.distance_of_combined(reference)
+                self._combined = reference.distance_of_combined() if self._task.is_own else None
         self._meet(step)
         self._pace.note()
         record = self._train(step, scale)

@@ -236,7 +236,7 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: StartUp)
     start_up.mark("data_ready")
     peak_bytes = peak_memory_bytes()
     with start_up.left_out():
-        task.try_out(job, strategy, (placement.rank, placement.world_size), partial(watchdog.note, "data"))
+        _try_out(job, task, strategy, placement, watchdog)
 
     watchdog.note("join")
     group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
@@ -246,6 +246,21 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: StartUp)
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     pipes = TurnPipes(Path(job.turns), group.rank) if job.turns else None
     return _Joined(make_replica, group, task, peak_bytes, pipes)
+
+
+def _try_out(job: Job, task: Task, strategy: type[Replica], placement: Placement, watchdog: Watchdog) -> None:
+    """Try what the user has written, before the ranks form a group.
+
+    Raises:
+        WorkloadError: it cannot be trained by this arm, or by none.
+    """
+    if not task.is_own:
+        return
+    from compare.worker.own import OwnTask
+    from compare.worker.preflight import preflight
+
+    assert isinstance(task, OwnTask)  # noqa: S101 -- the one that is the user's own
+    preflight(job, task, strategy, (placement.rank, placement.world_size), partial(watchdog.note, "data"))
 
 
 def _load_task(job: Job, device: torch.device) -> Task:

@@ -19,11 +19,9 @@ from compare.workload import WorkloadError
 if TYPE_CHECKING:
     from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.schema.config import RunConfig
-    from compare.schema.job import Job
     from compare.schema.parity import PassKind
     from compare.schema.results import Evaluation
     from compare.worker.loop import BeforeStep
-    from compare.worker.reference import Reference
 
 PROOF_SAMPLES = 8
 """Samples of a proof's step, and at least one for each rank.
@@ -80,11 +78,6 @@ class Task(ABC):
     def anew(self) -> Task:
         """Return the same task with a new model, and with a new state of the user's code."""
         return self
-
-    def try_out(  # noqa: B027 -- a user's own task does
-        self, job: Job, strategy: type[Replica], shard: tuple[int, int], note: Callable[[], None]
-    ) -> None:
-        """Try what the user has written, before the ranks form a group."""
 
     def prepare(self, replica: Replica) -> None:
         """Set the passes of a step, and compile if the run does."""
@@ -159,14 +152,6 @@ class Task(ABC):
         """Return whether ``before_step`` changes gradients."""
         return False
 
-    def distance_of_combined(self, reference: Reference) -> float | None:
-        """Compare the mean of the first step with the gradient of the combined batch.
-
-        The losses of the built-in models are means over samples, so there is nothing to ask.
-        """
-        del reference
-        return None
-
     def attest(self) -> Facts:
         """Return facts of the task itself, for people."""
         return {}
@@ -180,7 +165,7 @@ class Task(ABC):
         """Test a model on a shard; ``on_batch`` is called before every batch."""
 
     is_own: bool = False
-    """Whether model and loss are the user's own."""
+    """Whether model and loss are the user's own; built-in losses are means over samples."""
 
     @abstractmethod
     def for_end(self) -> Task:

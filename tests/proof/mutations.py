@@ -16,12 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from backends.base import Replica
 from backends.groups.torch_group import TorchGroup
+from backends.shared_memory.sum import SharedSum
 from backends.strategies import averaging, local_sgd, primitives
-from backends.strategies.averaging import AveragingReplica, Bucket, FlatReducer
+from backends.strategies.averaging import AveragingReplica, FlatReducer
 from backends.strategies.ddp import DDPReplica
 from backends.strategies.local import LocalReplica
 from backends.strategies.local_sgd import LocalSGDReplica
-from backends.strategies.shared_memory.sum import SharedSum
+from backends.strategies.reducer import Bucket
 from tests.proof.case import mutation
 
 PLAIN = "right_models.py:plain"
@@ -96,8 +97,8 @@ def the_bucket_of_another_dtype_is_left_out():
 
 @mutation("manual:mode=per_parameter", of=PLAIN)
 def the_last_parameter_is_left_out():
-    real = averaging._gradients
-    averaging._gradients = lambda parameters: real(parameters)[:-1]
+    real = averaging.gradients_of
+    averaging.gradients_of = lambda parameters: real(parameters)[:-1]
 
 
 @mutation("manual:mode=per_parameter", of=PLAIN)

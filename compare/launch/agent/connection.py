@@ -50,6 +50,8 @@ from compare.schema.hosts import Host
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
 
+ANSWER_SECONDS = 20.0
+"""Maximum time for an agent to answer."""
 START_SECONDS = 60.0
 """Maximum time for an agent's first message.
 

@@ -12,7 +12,7 @@ from tests.bench.scripts import palindrome
 
 
 def main(out, seed, megabytes, calls, palindromes):
-    from backends.strategies.shared_memory.sum import SharedSum
+    from backends.shared_memory.sum import SharedSum
 
     group = ranks.join("manual:mode=shared_memory")
     parameter = nn.Parameter(torch.zeros(int(float(megabytes) * 1e6 / 4)))

@@ -11,8 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from backends.base import BackendError
 from backends.groups.torch_group import TorchGroup
-from backends.strategies.averaging import AveragingReplica, Bucket, FlatReducer, OverlapReducer, by_dtype
+from backends.strategies.averaging import AveragingReplica, FlatReducer, OverlapReducer
 from backends.strategies.local import contiguous, start_of
+from backends.strategies.reducer import Bucket, by_dtype
 
 
 def parameters(*dtypes):

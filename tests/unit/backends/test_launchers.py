@@ -17,6 +17,7 @@ from backends.launchers import LAUNCHERS
 from backends.launchers.request import Command, Request
 from compare.errors import UnavailableError
 from compare.launch import arm as launching
+from compare.launch.place import LaunchPlace
 from compare.schema import environment as launch_environment
 from compare.schema.arms import parse_arm, parse_arms
 from compare.schema.hosts import Host
@@ -308,7 +309,7 @@ OF_MPICH = {"MPI4PY_LIBMPI", "UCX_NET_DEVICES"}
 
 def commands_of(config, arm):
     cluster = a_cluster(config.ranks)
-    return launching.commands_for(config, arm, cluster.place(LaunchFiles(Path("/runs/x"))), {})
+    return launching.commands_for(config, arm, LaunchPlace(cluster, LaunchFiles(Path("/runs/x"))), {})
 
 
 def test_commands_of_every_arm_have_the_same_settings(launchers):

@@ -26,11 +26,11 @@ from torch import nn
 from backends import BACKENDS
 from backends.base import BackendError, Placement
 from backends.groups.torch_group import TorchGroup
+from backends.shared_memory import memory
+from backends.shared_memory.layout import RESULTS, Layout
+from backends.shared_memory.sum import SharedSum
 from backends.strategies.averaging import REDUCERS, AveragingReplica
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.shared_memory import memory
-from backends.strategies.shared_memory.layout import RESULTS, Layout
-from backends.strategies.shared_memory.sum import SharedSum
 from compare.analysis.summary import summarise
 from compare.worker.loop import train
 from compare.worker.models import classify

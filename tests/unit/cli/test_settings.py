@@ -9,8 +9,9 @@ import pytest
 import typer
 
 from compare.cli import main as cli
-from compare.cli import options, settings
 from compare.cli import run as running
+from compare.cli import settings
+from compare.cli.requests import read_request
 from compare.cli.times import read_seconds
 
 RUN = ["run", "--dry-run"]
@@ -21,7 +22,7 @@ def requested(monkeypatch, capfd, tmp_path):
     """Return the request of a command line, with what was printed."""
     monkeypatch.chdir(tmp_path)
     requests = []
-    read = options.read_request
+    read = read_request
 
     def reading(*given, **more):
         requests.append(read(*given, **more))

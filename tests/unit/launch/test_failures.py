@@ -92,7 +92,7 @@ OF_MPI = '  File "/x/backends/groups/mpi_group.py", line 12 in <module>\n'
 SLOW = "/x/data/slow.py:7"
 WAITS = [
     "/x/backends/groups/mpi_group.py",
-    "/x/backends/strategies/shared_memory/sum.py",
+    "/x/backends/shared_memory/sum.py",
     "/x/torch/distributed/distributed_c10d.py",
     "/x/horovod/torch/mpi_ops.py",
 ]

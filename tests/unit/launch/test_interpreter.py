@@ -15,6 +15,7 @@ from compare.errors import UnavailableError, UsageError
 from compare.launch import interpreter
 from compare.launch.arm import commands_for, launch_files
 from compare.launch.interpreter import find_interpreter
+from compare.launch.place import LaunchPlace
 from compare.schema.arms import parse_arm
 from compare.schema.job import Planned
 from tests.unit.factories import a_cluster, a_config
@@ -97,7 +98,7 @@ def test_ranks_of_a_twin_start_under_its_interpreter(tmp_path):
     )
     arm = msgspec.structs.replace(parse_arm("ddp"), against=other)
     cluster = a_cluster()
-    place = cluster.place(launch_files(tmp_path, Planned(1, 1, arm)))
+    place = LaunchPlace(cluster, launch_files(tmp_path, Planned(1, 1, arm)))
     (command,) = commands_for(a_config("ddp"), arm, place, {})
     assert command.argv[:3] == ("/old/bin/python", "-m", "torch.distributed.run")
     assert command.environment["PATH"].startswith("/old/bin:")

@@ -20,6 +20,7 @@ from compare.launch.agent.protocol import Exited
 from compare.launch.cluster import Agents, Cluster
 from compare.launch.engines.local import Local
 from compare.launch.engines.ssh import Ssh
+from compare.launch.place import LaunchPlace
 from compare.schema.hosts import Host, Network, local_host
 from compare.schema.job import Job, SweepJob
 from compare.schema.launch_files import LaunchFiles
@@ -86,14 +87,14 @@ def after(ticks, then):
 
 
 def test_place_on_this_machine_is_the_folder_of_the_run(files):
-    place = a_cluster().place(files)
+    place = LaunchPlace(a_cluster(), files)
     assert place.job_file == files.job
     assert place.mark == str(files.directory)
     assert str(files.directory) not in place.settings()["TMPDIR"]
 
 
 def test_place_on_hosts_is_a_folder_of_their_own(hosts, files):
-    first, second = hosts.place(files), hosts.place(files)
+    first, second = LaunchPlace(hosts, files), LaunchPlace(hosts, files)
     assert first.mark != second.mark
     assert first.job_file.parent == Path(first.mark)
     assert first.job_file.parent.parent == Path("/tmp")  # noqa: S108 -- agents make it themselves
@@ -121,7 +122,7 @@ def test_programs_for_hosts_lie_where_they_can_be_executed(
     here = AnAgent(host=local_host(1), status=0)
     cluster = of([AnAgent(host=Host("n1", 1), status=0)], here, carrier=Ssh())
     monkeypatch.setattr("compare.launch.engines.ssh._program", lambda: "/usr/bin/ssh")
-    place = cluster.place(files)
+    place = LaunchPlace(cluster, files)
     message = place._message(here, Command(("mpirun",), {"PATH": "/bin"}), a_job(), 30.0)
     (program,) = (Path(name) for name in message.programs if name.endswith("/ssh"))
     assert program.parents[2] == folders[found]
@@ -132,7 +133,7 @@ def test_programs_for_hosts_lie_where_they_can_be_executed(
 def test_programs_for_hosts_without_a_folder_for_them_are_refused(hosts, files, monkeypatch):
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(OutputError, match="temporary programs") as refused:
-        _ = hosts.place(files).programs
+        _ = LaunchPlace(hosts, files).programs
     assert "/tmp" in refused.value.found  # noqa: S108 -- a name; nothing is written
     assert "TMPDIR" in refused.value.remedy
 
@@ -141,7 +142,8 @@ def test_programs_for_hosts_without_a_folder_for_them_are_refused(hosts, files, 
 def test_carry_out_first_failure_is_returned_and_ends_the_others(hosts, files, first_status, told):
     first, second = hosts.agents
     first.exit_at_once(first_status)
-    ending = carry_out(hosts.place(files), *one_for_each(hosts), on_tick=after(2, lambda: second.exit(3)))
+    commands = one_for_each(hosts)
+    ending = carry_out(LaunchPlace(hosts, files), *commands, on_tick=after(2, lambda: second.exit(3)))
     assert ending.status == 3
     assert [agent.told_to_end for agent in hosts.agents] == told
 
@@ -152,7 +154,7 @@ def test_carry_out_one_process_has_its_rank_on_the_first_host(hosts, files):
     job = msgspec.structs.replace(a_job(), config=config.as_run_by(arm, slots=1), arm=arm)
     first, second = hosts.agents
     first.exit_at_once(0)
-    ending = hosts.place(files).carry_out(
+    ending = LaunchPlace(hosts, files).carry_out(
         one_for_each(hosts)[:1], job, deadline_seconds=30.0, on_tick=lambda: True
     )
     assert ending.status == 0
@@ -164,14 +166,14 @@ def test_carry_out_one_process_has_its_rank_on_the_first_host(hosts, files):
     ("options", "timed_out"), [({"deadline_seconds": 0.0}, True), ({"on_tick": lambda: False}, False)]
 )
 def test_carry_out_that_is_given_up_ends_every_host(hosts, files, options, timed_out):
-    ending = carry_out(hosts.place(files), *one_for_each(hosts), **options)
+    ending = carry_out(LaunchPlace(hosts, files), *one_for_each(hosts), **options)
     assert (ending.status, ending.timed_out) == (None, timed_out)
     assert all(agent.told_to_end for agent in hosts.agents)
 
 
 def test_carry_out_abandoned_by_an_agent_is_no_failure_of_a_launcher(files):
     agent = AnAgent(status=None)
-    place = a_cluster(agent=agent).place(files)
+    place = LaunchPlace(a_cluster(agent=agent), files)
     command = Command(("torchrun",), {"PATH": ""})
     ending = carry_out(place, command, on_tick=after(1, lambda: agent.exit(None, abandoned=True)))
     assert (ending.status, ending.abandoned) == (None, True)
@@ -182,7 +184,7 @@ def test_carry_out_launcher_here_starts_after_the_folders_of_hosts(hosts, files)
     for agent in (*hosts.agents, hosts.here):
         agent.on_begin = began.append
     hosts.here.exit_at_once(0)
-    assert carry_out(hosts.place(files), Command(("mpirun",), {"PATH": "/bin"})).status == 0
+    assert carry_out(LaunchPlace(hosts, files), Command(("mpirun",), {"PATH": "/bin"})).status == 0
     assert [message.argv for message in began] == [(), (), ("mpirun",)]
 
 
@@ -191,7 +193,7 @@ def test_carry_out_host_that_is_lost_is_the_cause_of_a_failure(hosts, files):
     first.exit_at_once(1)
     second.lose(HostError("Host n2 cannot be reached."), after_ticks=2)
     with pytest.raises(HostError, match="n2"):
-        carry_out(hosts.place(files), *one_for_each(hosts))
+        carry_out(LaunchPlace(hosts, files), *one_for_each(hosts))
 
 
 def test_carry_out_host_that_refuses_ends_only_the_agents_asked(hosts, files):
@@ -200,13 +202,13 @@ def test_carry_out_host_that_refuses_ends_only_the_agents_asked(hosts, files):
 
     hosts.agents[1].on_begin = refuse
     with pytest.raises(HostError, match="n2"):
-        carry_out(hosts.place(files), Command(("mpirun",), {"PATH": "/bin"}))
+        carry_out(LaunchPlace(hosts, files), Command(("mpirun",), {"PATH": "/bin"}))
     assert [agent.told_to_end for agent in (*hosts.agents, hosts.here)] == [True, True, False]
 
 
 def test_carry_out_agent_here_that_is_lost_leaves_nothing(files):
     agent = AnAgent(status=None)
-    place = a_cluster(agent=agent).place(files)
+    place = LaunchPlace(a_cluster(agent=agent), files)
     folder = Path(place.settings()["TMPDIR"])
     folder.mkdir()
     process = subprocess.Popen(
@@ -221,8 +223,9 @@ def test_carry_out_agent_here_that_is_lost_leaves_nothing(files):
 
 def test_carry_out_exited_agent_is_not_told_to_end(files):
     agent = AnAgent(status=0)
+    place = LaunchPlace(a_cluster(agent=agent), files)
     began = time.monotonic()
-    assert carry_out(a_cluster(agent=agent).place(files), Command(("mpirun",), {"PATH": ""})).status == 0
+    assert carry_out(place, Command(("mpirun",), {"PATH": ""})).status == 0
     assert time.monotonic() - began < 5
     assert not agent.told_to_end
     assert agent.exited == Exited(status=0)
@@ -245,7 +248,7 @@ def test_memory_of_a_rehearsal_is_shared_by_all_hosts(hosts, tmp_path):
     for agent in hosts.agents:
         agent.memory_left_bytes = 150 << 20
         agent.arrivals = [Arrival(rank=0, pid=1, step_seconds=0.01, memory=Memory(peak_bytes=100 << 20))]
-    place = hosts.place(LaunchFiles(tmp_path))
+    place = LaunchPlace(hosts, LaunchFiles(tmp_path))
     place.require_room([], 2)
     hosts.network = Network(rehearsed=Link())
     with pytest.raises(InterleaveError, match="more memory than host n1 has"):
@@ -257,7 +260,7 @@ def test_gpu_must_have_room_for_another_arm_and_for_cuda(files, left, fits):
     """Of two ranks the one with the least memory left decides."""
     here = AnAgent()
     here.memory_left_bytes = 1 << 40
-    place = of([here], here).place(files)
+    place = LaunchPlace(of([here], here), files)
     memory = partial(Memory, peak_bytes=1, gpu_peak_bytes=3 << 30)
     here.arrivals = [
         Arrival(rank=rank, pid=1, step_seconds=0.01, memory=memory(gpu_left_bytes=size))
@@ -278,4 +281,4 @@ def test_open_mpi_listens_only_for_other_hosts_or_if_asked(files, monkeypatch, s
         monkeypatch.setenv("OMPI_MCA_btl", shell)
     here = AnAgent()
     cluster = of([here], here, network=Network(network=network))
-    assert cluster.place(files).settings().get("OMPI_MCA_btl") == found
+    assert LaunchPlace(cluster, files).settings().get("OMPI_MCA_btl") == found

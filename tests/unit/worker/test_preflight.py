@@ -14,6 +14,7 @@ from backends.base import Placement
 from compare import data
 from compare.worker.outcome import _describe
 from compare.worker.own import OwnTask
+from compare.worker.preflight import preflight
 from tests.unit.factories import a_config
 
 CPU = torch.device("cpu")
@@ -57,7 +58,7 @@ def try_out(tmp_path, monkeypatch):
         )
         try:
             task = OwnTask.load(config, source, CPU)
-            task.try_out(job, backends.load(backend, chosen)[1], (0, 2), lambda: None)
+            preflight(job, task, backends.load(backend, chosen)[1], (0, 2), lambda: None)
         except BaseException as error:  # noqa: BLE001 -- as a rank's last words
             failure = _describe(error, Placement(0, 0, 2, 2, "here"), str(tmp_path))
             where = failure.where.removeprefix(f"{file}:")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from backends.strategies.shared_memory.layout import SEMAPHORE_BYTES
+from backends.shared_memory.layout import SEMAPHORE_BYTES
 
 if TYPE_CHECKING:
     import mmap

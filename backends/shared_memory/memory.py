@@ -17,7 +17,7 @@ from backends.base import BackendError
 
 if TYPE_CHECKING:
     from backends.base import Group
-    from backends.strategies.shared_memory.layout import Layout
+    from backends.shared_memory.layout import Layout
 
 OFFER_BYTES = 256
 _CLOSE_ON_EXEC = 1

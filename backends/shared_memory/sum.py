@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from backends.base import BackendError
-from backends.strategies.shared_memory.barrier import Meeting
-from backends.strategies.shared_memory.layout import RESULTS, Layout, cut
-from backends.strategies.shared_memory.memory import mapped_bytes, share
+from backends.shared_memory.barrier import Meeting
+from backends.shared_memory.layout import RESULTS, Layout, cut
+from backends.shared_memory.memory import mapped_bytes, share
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,0 +1,106 @@
+"""Sum the gradients of all ranks: what every mode of averaging by hand shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+from backends.base import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from backends.base import Facts, Group, Options
+
+
+class Reducer(ABC):
+    """Replace every gradient by the sum over all ranks."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
+        del options
+        self.parameters = parameters
+        self.group = group
+
+    @abstractmethod
+    def reduce(self) -> None:
+        """Sum, over the ranks, the gradients since the last call."""
+
+    @abstractmethod
+    def messages(self) -> list[torch.Tensor]:
+        """Return tensors like those that one step reduces, one a call."""
+
+    def message_bytes(self) -> list[int]:
+        """Return the size of each all-reduce of one step."""
+        return [message.numel() * message.element_size() for message in self.messages()]
+
+    def alone(self) -> Callable[[], None]:
+        """Return a function that runs one step's all-reduces on separate buffers."""
+        buffers = [torch.zeros_like(message) for message in self.messages()]
+
+        def run() -> None:
+            for buffer in buffers:
+                self.group.all_reduce_(buffer)
+
+        return run
+
+    def attest(self) -> Facts:
+        """Return further facts of this mode.
+
+        Its ``transport`` replaces the group's.
+        """
+        return {}
+
+
+class Bucket:
+    """One persistent buffer for the gradients of some parameters, end to end.
+
+    Collecting costs one pass over memory. Nothing is copied back: the parameters use the buffer's views as
+    their gradients, until the step forgets them. ``padded`` is the whole buffer, whose length is a
+    ``multiple``; ``flat`` is the part with gradients.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], *, multiple: int = 1) -> None:
+        self.parameters = parameters
+        self.arrived, self.expected = 0, 0
+        first = parameters[0]
+        lengths = [p.numel() for p in parameters]
+        length = sum(lengths)
+        padded = -(-length // multiple) * multiple
+        self.padded = torch.zeros(padded, dtype=first.dtype, device=first.device)
+        self.flat = self.padded[:length]
+        pieces = self.flat.split(lengths)
+        self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+
+    def collect(self) -> None:
+        """Copy the gradients in, and use the buffer's views as gradients."""
+        torch._foreach_copy_(self.views, gradients_of(self.parameters))
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+
+def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    """Return the gradients of all parameters.
+
+    Raises:
+        BackendError: names a parameter that received none.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if len(gradients) < len(parameters):
+        index = next(i for i, p in enumerate(parameters) if p.grad is None)
+        raise BackendError(
+            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient. Without one "
+            "it cannot be averaged. Every parameter must take part in the loss."
+        )
+    return gradients
+
+
+def by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Group parameters by their dtype, in order."""
+    groups: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.dtype, []).append(parameter)
+    return list(groups.values())
