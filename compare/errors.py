@@ -53,6 +53,15 @@ class OutputError(RingsideError):
 
     exit_code = 5
 
+    @classmethod
+    def unwritten(cls, path: object, error: OSError) -> OutputError:
+        """Return the error of a file or folder of results that the system does not let be written."""
+        return cls(
+            f"{path} could not be written.",
+            found=system_reason(error),
+            remedy="Free some space, or choose another path with --output or the export's flag.",
+        )
+
 
 class LaunchError(RingsideError):
     """A launch ended without a result from every rank."""

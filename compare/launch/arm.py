@@ -17,7 +17,7 @@ import msgspec
 from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from backends.launchers.request import Command, Request
 from compare import PACKAGE_ROOT
-from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError, system_reason
+from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError
 from compare.launch.circumstances import Circumstances
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
@@ -368,11 +368,7 @@ def _make_directory(files: LaunchFiles) -> None:
     try:
         files.directory.mkdir(parents=True)
     except OSError as error:
-        raise OutputError(
-            f"{files.directory} could not be made.",
-            found=system_reason(error),
-            remedy="Free some space, or choose another --output.",
-        ) from None
+        raise OutputError.unwritten(files.directory, error) from None
 
 
 def files_again(files: LaunchFiles) -> LaunchFiles:

@@ -160,11 +160,7 @@ def _open(log: Path) -> BinaryIO:
     try:
         return log.open("wb")
     except OSError as error:
-        raise OutputError(
-            f"{log} could not be written.",
-            found=system_reason(error),
-            remedy="Free some space, or choose another --output.",
-        ) from None
+        raise OutputError.unwritten(log, error) from None
 
 
 def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[bytes]:

@@ -141,11 +141,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             Path(temporary).unlink(missing_ok=True)  # an interrupt may come after the rename
             raise
     except OSError as error:
-        raise OutputError(
-            f"{path} could not be written.",
-            found=system_reason(error),
-            remedy="Free some space, or choose another path with --output or the export's flag.",
-        ) from None
+        raise OutputError.unwritten(path, error) from None
 
 
 def _permissions() -> int:

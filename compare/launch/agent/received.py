@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from compare.errors import HostError, OutputError, system_reason
+from compare.errors import HostError, OutputError
 from compare.launch.agent.protocol import FileChunk, FileContent, ProtocolError
 from compare.schema.files import write_bytes
 from compare.schema.hosts import Host
@@ -66,8 +66,4 @@ class ReceivedFiles:
             with path.open("ab") as file:
                 file.write(chunk.data)
         except OSError as error:
-            raise OutputError(
-                f"{path} could not be written.",
-                found=system_reason(error),
-                remedy="Free some space or choose another folder with --output.",
-            ) from None
+            raise OutputError.unwritten(path, error) from None
