@@ -82,7 +82,7 @@ class Collectives(NamedTuple):
     """Run them once on every rank, with separate buffers."""
 
 
-class Exchange(NamedTuple):
+class Buffers(NamedTuple):
     """One collective with the buffers of this rank, flat and contiguous."""
 
     collective: str
@@ -159,7 +159,7 @@ class Group(ABC):
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
         """Start ``all_reduce_``; do not touch ``tensor`` before the work is done."""
 
-    def prepare(self, exchange: Exchange) -> Callable[[], torch.Tensor]:
+    def prepare(self, buffers: Buffers) -> Callable[[], torch.Tensor]:
         """Return a call that carries out a collective on its buffers.
 
         The call is timed alone. It returns the result, which may take the place of the target. Every rank
@@ -168,14 +168,14 @@ class Group(ABC):
         Raises:
             BackendError: the library refuses it, on all ranks alike.
         """
-        collectives = self._collectives(exchange)
-        if exchange.collective not in collectives:
-            raise BackendError(f"{self.name} has no {exchange.collective}")
-        return collectives[exchange.collective]
+        collectives = self._collectives(buffers)
+        if buffers.collective not in collectives:
+            raise BackendError(f"{self.name} has no {buffers.collective}")
+        return collectives[buffers.collective]
 
-    def _collectives(self, exchange: Exchange) -> Mapping[str, Callable[[], torch.Tensor]]:
+    def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
         """Return a call for each collective that the library has."""
-        del exchange
+        del buffers
         return {}
 
     @abstractmethod

@@ -13,34 +13,39 @@ from backends import BACKENDS
 if TYPE_CHECKING:
     from backends.base import Options
 
-_STRATEGIES = "backends.strategies."
 _OF_MODE = {
-    "per_parameter": ("averaging:PerParameterReducer.reduce",),
-    "flat": ("averaging:FlatReducer.reduce", "averaging:Bucket.collect"),
-    "overlap": ("averaging:OverlapReducer._arrived", "averaging:OverlapReducer.reduce"),
+    "per_parameter": ("strategies.averaging:PerParameterReducer.reduce",),
+    "flat": ("strategies.averaging:FlatReducer.reduce", "strategies.reducer:Bucket.collect"),
+    "overlap": ("strategies.averaging:OverlapReducer._arrived", "strategies.averaging:OverlapReducer.reduce"),
     "shared_memory": ("shared_memory.sum:SharedSum.reduce",),
-    "ring": ("primitives:ring", "primitives:_pass_on"),
-    "reduce_broadcast": ("primitives:reduce_broadcast",),
-    "reduce_scatter": ("primitives:reduce_scatter",),
-    "all_gather": ("primitives:all_gather",),
-    "optimizer": ("horovod_optimizer:HorovodReplica.__init__", "horovod_optimizer:HorovodReplica.sync"),
+    "ring": ("strategies.primitives:ring", "strategies.primitives:_pass_on"),
+    "reduce_broadcast": ("strategies.primitives:reduce_broadcast",),
+    "reduce_scatter": ("strategies.primitives:reduce_scatter",),
+    "all_gather": ("strategies.primitives:all_gather",),
+    "optimizer": (
+        "strategies.horovod_optimizer:HorovodReplica.__init__",
+        "strategies.horovod_optimizer:HorovodReplica.sync",
+    ),
 }
 _OF_BACKEND = {
-    "none": ("local:LocalReplica.sync",),
-    "ddp": ("ddp:DDPReplica._wrap",),
-    "zero": ("ddp:DDPReplica._wrap", "zero:ZeroReplica.step"),
-    "fsdp": ("fsdp:_shard",),
-    "lightning": ("lightning:LightningReplica._wrap", "lightning:LightningReplica.backward"),
-    "localsgd": ("local_sgd:LocalSGDReplica.step", "local_sgd:LocalSGDReplica._means"),
-    "modelparallel": ("pipeline:_Pass.run",),
-    "pipeline": ("pipeline:_Pass.run",),
-    "single": ("local:LocalReplica.sync",),
-    "dataparallel": ("data_parallel:DataParallelReplica.__init__",),
-    "own_torch": ("own:OwnReplica.learn",),
-    "own_horovod": ("own:OwnReplica.learn",),
-    "own_mpi": ("own:OwnReplica.learn",),
+    "none": ("strategies.local:LocalReplica.sync",),
+    "ddp": ("strategies.ddp:DDPReplica._wrap",),
+    "zero": ("strategies.ddp:DDPReplica._wrap", "strategies.zero:ZeroReplica.step"),
+    "fsdp": ("strategies.fsdp:_shard",),
+    "lightning": (
+        "strategies.lightning:LightningReplica._wrap",
+        "strategies.lightning:LightningReplica.backward",
+    ),
+    "localsgd": ("strategies.local_sgd:LocalSGDReplica.step", "strategies.local_sgd:LocalSGDReplica._means"),
+    "modelparallel": ("strategies.pipeline:_Pass.run",),
+    "pipeline": ("strategies.pipeline:_Pass.run",),
+    "single": ("strategies.local:LocalReplica.sync",),
+    "dataparallel": ("strategies.data_parallel:DataParallelReplica.__init__",),
+    "own_torch": ("strategies.own:OwnReplica.learn",),
+    "own_horovod": ("strategies.own:OwnReplica.learn",),
+    "own_mpi": ("strategies.own:OwnReplica.learn",),
 }
-_IS_BY_MODE = {
+_SUMMARY_BY_MODE = {
     "shared_memory": "a sum in memory that all ranks of one host map",
     "ring": "an all-reduce by hand: parts travel around a ring",
     "reduce_broadcast": "an all-reduce by hand: a sum on rank 0, which sends it to all",
@@ -69,7 +74,7 @@ def summary_of(backend: str, options: Options) -> str:
     Raises:
         KeyError: there is no such backend.
     """
-    return _IS_BY_MODE.get(str(options.get("mode"))) or BACKENDS[backend].summary
+    return _SUMMARY_BY_MODE.get(str(options.get("mode"))) or BACKENDS[backend].summary
 
 
 def code_of(backend: str, options: Options) -> list[Quote]:
@@ -79,7 +84,7 @@ def code_of(backend: str, options: Options) -> list[Quote]:
         KeyError: there is no such backend.
     """
     mode = str(options.get("mode", ""))
-    names = [_STRATEGIES + name for name in _OF_MODE.get(mode) or _OF_BACKEND[backend]]
+    names = [f"backends.{name}" for name in _OF_MODE.get(mode) or _OF_BACKEND[backend]]
     if call := _CALLS_OF_GROUP.get(mode):
         names.append(f"{BACKENDS[backend].group}.{call}")
     return [quote(name) for name in names]

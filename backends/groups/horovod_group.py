@@ -20,7 +20,7 @@ from backends.base import BackendError, Group, Work
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from backends.base import Exchange, Facts, Options, Placement
+    from backends.base import Buffers, Facts, Options, Placement
 
 _OPERATIONS = {"sum": hvd.Sum, "prod": hvd.Product, "min": hvd.Min, "max": hvd.Max, "avg": hvd.Average}
 _PROBES = 15
@@ -93,17 +93,17 @@ class HorovodGroup(Group):
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"ringside.{number}.{tensor.numel()}")
         return HorovodWork(handle, number, self._in_flight)
 
-    def _collectives(self, exchange: Exchange) -> Mapping[str, Callable[[], torch.Tensor]]:
-        source, target, operation = exchange.source, exchange.target, _OPERATIONS[exchange.operation]
+    def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
+        source, target, operation = buffers.source, buffers.target, _OPERATIONS[buffers.operation]
         # As in all_reduce_start_: a name saves the negotiation.
-        name = f"ringside.{exchange.collective}.{source.dtype}.{exchange.operation}.{source.numel()}"
+        name = f"ringside.{buffers.collective}.{source.dtype}.{buffers.operation}.{source.numel()}"
         return {
-            "all_reduce": exchange.by(partial(hvd.allreduce_, target, op=operation, name=name)),
+            "all_reduce": buffers.by(partial(hvd.allreduce_, target, op=operation, name=name)),
             "all_gather": partial(hvd.allgather, source, name=name),
             "reduce_scatter": partial(hvd.reducescatter, source, op=operation, name=name),
-            "broadcast": exchange.by(partial(hvd.broadcast_, target, root_rank=0, name=name)),
+            "broadcast": buffers.by(partial(hvd.broadcast_, target, root_rank=0, name=name)),
             "all_to_all": partial(hvd.alltoall, source, name=name),
-            "barrier": exchange.by(hvd.barrier),
+            "barrier": buffers.by(hvd.barrier),
         }
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:

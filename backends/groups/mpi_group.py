@@ -14,7 +14,7 @@ from backends.base import BackendError, Group, Work
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from backends.base import Exchange, Facts, Options, Placement
+    from backends.base import Buffers, Facts, Options, Placement
 
 _OPERATIONS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
@@ -73,31 +73,31 @@ class MPIGroup(Group):
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         MPI.COMM_WORLD.Bcast(tensor.numpy(), root=root)
 
-    def _collectives(self, exchange: Exchange) -> Mapping[str, Callable[[], torch.Tensor]]:
+    def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
         world = MPI.COMM_WORLD
         following, previous = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
         # Data that only moves is bytes to MPI, so every dtype moves.
-        given, got = (tensor.view(torch.uint8).numpy() for tensor in (exchange.source, exchange.target))
+        given, got = (tensor.view(torch.uint8).numpy() for tensor in (buffers.source, buffers.target))
         return {
-            "all_gather": exchange.by(world.Allgather, given, got),
-            "broadcast": exchange.by(world.Bcast, got, 0),
-            "all_to_all": exchange.by(world.Alltoall, given, got),
-            "send_recv": exchange.by(world.Sendrecv, given, following, 0, got, previous, 0),
-            "barrier": exchange.by(world.Barrier),
+            "all_gather": buffers.by(world.Allgather, given, got),
+            "broadcast": buffers.by(world.Bcast, got, 0),
+            "all_to_all": buffers.by(world.Alltoall, given, got),
+            "send_recv": buffers.by(world.Sendrecv, given, following, 0, got, previous, 0),
+            "barrier": buffers.by(world.Barrier),
         }
 
-    def prepare(self, exchange: Exchange) -> Callable[[], torch.Tensor]:
-        if exchange.collective not in {"all_reduce", "reduce_scatter", "reduce"}:
-            return super().prepare(exchange)
-        if exchange.operation not in _OPERATIONS:
-            raise BackendError(f"MPI has no operation {exchange.operation}")
-        world, operation = MPI.COMM_WORLD, _OPERATIONS[exchange.operation]
-        given, got = exchange.source.numpy(), exchange.target.numpy()
-        if exchange.collective == "all_reduce":
-            return exchange.by(world.Allreduce, MPI.IN_PLACE, got, operation)
-        if exchange.collective == "reduce_scatter":
-            return exchange.by(world.Reduce_scatter_block, given, got, operation)
-        return exchange.by(
+    def prepare(self, buffers: Buffers) -> Callable[[], torch.Tensor]:
+        if buffers.collective not in {"all_reduce", "reduce_scatter", "reduce"}:
+            return super().prepare(buffers)
+        if buffers.operation not in _OPERATIONS:
+            raise BackendError(f"MPI has no operation {buffers.operation}")
+        world, operation = MPI.COMM_WORLD, _OPERATIONS[buffers.operation]
+        given, got = buffers.source.numpy(), buffers.target.numpy()
+        if buffers.collective == "all_reduce":
+            return buffers.by(world.Allreduce, MPI.IN_PLACE, got, operation)
+        if buffers.collective == "reduce_scatter":
+            return buffers.by(world.Reduce_scatter_block, given, got, operation)
+        return buffers.by(
             world.Reduce, *((MPI.IN_PLACE, got) if self.rank == 0 else (given, None)), operation
         )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from backends.base import Exchange, Facts
+    from backends.base import Buffers, Facts
 
 
 class SharedMemoryGroup(TorchGroup):
@@ -27,15 +27,15 @@ class SharedMemoryGroup(TorchGroup):
     name: ClassVar[str] = "shared memory"
     _last: SharedSum | None = None
 
-    def prepare(self, exchange: Exchange) -> Callable[[], torch.Tensor]:
-        if exchange.collective != "all_reduce":
-            raise BackendError(f"Ringside's shared memory has no {exchange.collective}, only all_reduce")
-        if exchange.operation != "sum":
-            raise BackendError(f"Ringside's shared memory has no operation {exchange.operation}, only sum")
+    def prepare(self, buffers: Buffers) -> Callable[[], torch.Tensor]:
+        if buffers.collective != "all_reduce":
+            raise BackendError(f"Ringside's shared memory has no {buffers.collective}, only all_reduce")
+        if buffers.operation != "sum":
+            raise BackendError(f"Ringside's shared memory has no operation {buffers.operation}, only sum")
         # A dtype that torch cannot add up fails here on all ranks. The call would fail on some alone.
-        exchange.target[:1].add_(exchange.target[:1])
-        tensors = [exchange.target]
-        self._last = shared = SharedSum([nn.Parameter(exchange.target, requires_grad=False)], self)
+        buffers.target[:1].add_(buffers.target[:1])
+        tensors = [buffers.target]
+        self._last = shared = SharedSum([nn.Parameter(buffers.target, requires_grad=False)], self)
 
         def call() -> torch.Tensor:
             shared.reduce(tensors)

@@ -15,7 +15,7 @@ from backends.base import BackendError, Group, Work
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from backends.base import Exchange, Facts, Options, Placement
+    from backends.base import Buffers, Facts, Options, Placement
 
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -74,17 +74,17 @@ class TorchGroup(Group):
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         dist.broadcast(tensor, src=root)
 
-    def _collectives(self, exchange: Exchange) -> Mapping[str, Callable[[], torch.Tensor]]:
-        source, target, operation = exchange.source, exchange.target, _OPERATIONS[exchange.operation]
+    def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
+        source, target, operation = buffers.source, buffers.target, _OPERATIONS[buffers.operation]
         return {
-            "all_reduce": exchange.by(dist.all_reduce, target, operation),
-            "all_gather": exchange.by(_ALL_GATHER, target, source),
-            "reduce_scatter": exchange.by(_REDUCE_SCATTER, target, source, operation),
-            "broadcast": exchange.by(dist.broadcast, target, 0),
-            "reduce": exchange.by(dist.reduce, target, 0, operation),
-            "all_to_all": exchange.by(dist.all_to_all_single, target, source),
-            "send_recv": exchange.by(self._pass_on, source, target),
-            "barrier": exchange.by(self.barrier),
+            "all_reduce": buffers.by(dist.all_reduce, target, operation),
+            "all_gather": buffers.by(_ALL_GATHER, target, source),
+            "reduce_scatter": buffers.by(_REDUCE_SCATTER, target, source, operation),
+            "broadcast": buffers.by(dist.broadcast, target, 0),
+            "reduce": buffers.by(dist.reduce, target, 0, operation),
+            "all_to_all": buffers.by(dist.all_to_all_single, target, source),
+            "send_recv": buffers.by(self._pass_on, source, target),
+            "barrier": buffers.by(self.barrier),
         }
 
     def _pass_on(self, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from compare.analysis.conditions import Condition, compare_conditions
 from compare.analysis.gate import judge_gate
 from compare.analysis.load import LoadDependence, find_load_dependence
 from compare.analysis.summary import Summary, summarise
-from compare.analysis.turns import TurnsSummary, summarise_turns
+from compare.analysis.waiting import TurnsSummary, summarise_turns
 from compare.schema.results import Run
 
 

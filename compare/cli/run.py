@@ -145,13 +145,13 @@ def _require_same_conditions(analysis: Analysis) -> None:
 
 
 def _print_plan(plan: Plan) -> None:
-    """Print comments and blocks, which a shell accepts."""
+    """Print comments and commands, which a shell accepts."""
     from compare.report.outlook import planned_time
 
     console = make_console()
     time = planned_time(plan.config, plan.round_seconds, in_turns=plan.in_turns)
     for line in [time, *plan.notes]:
         console.print(f"# {line}", soft_wrap=True, markup=False, style="dim")
-    for block in plan.blocks:
-        console.print(f"\n# {block.title}", soft_wrap=True, markup=False, style="dim")
-        console.print(block.text, soft_wrap=True, markup=False)
+    for command in plan.commands:
+        console.print(f"\n# {command.title}", soft_wrap=True, markup=False, style="dim")
+        console.print(command.text, soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""Plan a run, as blocks for a shell."""
+"""Plan a run, as commands for a shell."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from compare.experiment.schedule import order_of
 from compare.experiment.settle import UserRequest, settle
 from compare.experiment.turn_plan import least_round_seconds
 from compare.launch.arm import launch_files
-from compare.launch.blocks import Block, blocks_of
 from compare.launch.place import LaunchPlace
+from compare.launch.shell import ShellCommand, shell_commands
 from compare.launch.unreached import INTERFACE, Unreached
 from compare.schema.config import RunConfig
 from compare.schema.environment import MASK
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     in_turns: bool
     notes: list[str]
     """What is not known, and what is assumed."""
-    blocks: list[Block]
+    commands: list[ShellCommand]
 
 
 def plan(request: UserRequest) -> Plan:
@@ -50,7 +50,7 @@ def plan(request: UserRequest) -> Plan:
     config, _ = settle(request, hosts)
     directory = Path(os.path.realpath(request.output or default_output(config)))
     source = request.own or data.expect(request.dataset, request.data_dir or data.default_root())
-    blocks = []
+    commands = []
     for number, arm in enumerate(order_of(config, 1), start=1):
         planned = Planned(number, 1, arm)
         place = LaunchPlace(hosts, launch_files(directory, planned))
@@ -63,10 +63,10 @@ def plan(request: UserRequest) -> Plan:
             exported=list(hosts.exported),
             dataset=source,
         )
-        blocks += blocks_of(job, place, hosts)
+        commands += shell_commands(job, place, hosts)
     mode = choose_interleaving(config).mode
     return Plan(
-        config, least_round_seconds(config, mode), mode == "blocks", _notes(request, hosts, source), blocks
+        config, least_round_seconds(config, mode), mode == "blocks", _notes(request, hosts, source), commands
     )
 
 

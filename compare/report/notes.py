@@ -14,7 +14,7 @@ from compare.analysis.summary import Summary
 from compare.report.columns import describe
 from compare.report.limits import limits
 from compare.report.noise import intervals, nothing_ranked, stalls, would_have_seen
-from compare.report.turns import load_dependence, turns
+from compare.report.waiting import load_dependence, waiting
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 from compare.text import counted, duration, numbered
@@ -157,7 +157,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_aa_test(analysis),
         *_meaning(run, summary),
         *_no_sync_cost(run),
-        *turns(run, analysis.turns),
+        *waiting(run, analysis.turns),
         *_end(run, summary),
         *intervals(summary),
         *_unresolved(run, summary),

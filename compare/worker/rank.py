@@ -55,7 +55,7 @@ from compare.worker.randomness import seed_generators
 from compare.worker.start_up import StartUp
 from compare.worker.sweep import time_sizes
 from compare.worker.task import Task
-from compare.worker.turns import TurnPipes
+from compare.worker.turn_pipes import TurnPipes
 from compare.worker.watchdog import Watchdog
 
 _WARM_UP_PIECE = 10

@@ -117,7 +117,7 @@ def time_size(
 
 def _prepare(
     group: Group, exchange: Exchange, nbytes: int, release_seconds: float
-) -> tuple[base.Exchange, Callable[[], torch.Tensor]] | str:
+) -> tuple[base.Buffers, Callable[[], torch.Tensor]] | str:
     """Allocate buffers, and call once.
 
     Returns:
@@ -162,7 +162,7 @@ def _is_released(storages: list[StorageWeakRef], seconds: float) -> bool:
     return True
 
 
-def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Exchange:
+def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Buffers:
     """Allocate the buffers of an exchange, filled with zeros."""
 
     def zeros(size: int) -> torch.Tensor:
@@ -173,7 +173,7 @@ def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Exchange
     target = zeros(part if name == "reduce_scatter" else nbytes)
     source = target if name in _IN_PLACE else zeros(part if name == "all_gather" else nbytes)
     operation = "sum" if exchange.operation == NONE else exchange.operation
-    return base.Exchange(name, source, target, operation)
+    return base.Buffers(name, source, target, operation)
 
 
 def one_line(error: BaseException) -> str:
@@ -205,7 +205,7 @@ def _agree_on_calls(
 
 
 def _count_wrong(
-    group: Group, exchange: Exchange, buffers: base.Exchange, call: Callable[[], torch.Tensor]
+    group: Group, exchange: Exchange, buffers: base.Buffers, call: Callable[[], torch.Tensor]
 ) -> int:
     """Exchange data that depends on rank and index, and count wrong elements."""
     if exchange.traits.empty:

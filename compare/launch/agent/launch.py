@@ -31,7 +31,7 @@ from compare.launch.agent.protocol import (
     Started,
     Waiting,
 )
-from compare.launch.agent.turns import TurnGate
+from compare.launch.agent.turn_gate import TurnGate
 from compare.launch.processes import Segments, end_all, supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 from compare.schema.limits import memory_left_bytes

@@ -33,4 +33,4 @@ change_when_imported("compare.launch.engines.commands", _also_in_agents)
 if _why == "memory":
     change_when_imported("compare.launch.agent.launch", _little_memory)
 else:
-    change_when_imported("compare.launch.agent.turns", _no_stop)
+    change_when_imported("compare.launch.agent.turn_gate", _no_stop)

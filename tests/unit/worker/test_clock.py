@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.strategies import pipeline
 from compare.worker import clock as clock_module
-from compare.worker import first_step, meters, rank, turns, watchdog
+from compare.worker import first_step, meters, rank, turn_pipes, watchdog
 from compare.worker.clock import PhaseClock, time_together
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_time_is_right_where_a_workload_has_replaced_the_clock(monkeypatch):
     assert timing.cpu_ns > 1_000_000
 
 
-@pytest.mark.parametrize("module", [clock_module, first_step, meters, pipeline, rank, turns, watchdog])
+@pytest.mark.parametrize("module", [clock_module, first_step, meters, pipeline, rank, turn_pipes, watchdog])
 def test_module_that_measures_a_workload_has_bound_the_clock(module):
     assert getattr(module, "time", None) is not time
 

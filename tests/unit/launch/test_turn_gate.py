@@ -11,16 +11,16 @@ import threading
 import psutil
 import pytest
 
-from compare.launch.agent.turns import TurnGate
+from compare.launch.agent.turn_gate import TurnGate
 from compare.schema.turns import GO_ON, Memory, Turn
-from compare.worker.turns import TurnPipes
+from compare.worker.turn_pipes import TurnPipes
 from tests.waiting import wait_until
 
 RANK = """
 import sys, threading
 from pathlib import Path
 from compare.schema.turns import Memory
-from compare.worker.turns import TurnPipes
+from compare.worker.turn_pipes import TurnPipes
 threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()  # as Horovod's
 pipes = TurnPipes(Path(sys.argv[1]), int(sys.argv[2]))
 while (turn := pipes.wait(0.5, Memory(peak_bytes=1))).number:

@@ -1,4 +1,4 @@
-"""Write a launch as blocks for a shell."""
+"""Write a launch as commands for a shell."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from compare.schema.hosts import Host, is_local
 from compare.schema.job import Job
 
 
-class Block(NamedTuple):
+class ShellCommand(NamedTuple):
     """One command for a shell, and what it is."""
 
     title: str
     text: str
 
 
-def blocks_of(job: Job, place: LaunchPlace, hosts: Unreached) -> list[Block]:
-    """Return the blocks of a launch, each for one host."""
+def shell_commands(job: Job, place: LaunchPlace, hosts: Unreached) -> list[ShellCommand]:
+    """Return the commands of a launch, each for one host."""
     folder = place.job_file.parent
     files = {place.job_file: msgspec.json.encode(job).decode()}
     own: dict[str, str] = {} if hosts.is_this_machine else library_settings(inherited(os.environ))
@@ -39,11 +39,11 @@ def blocks_of(job: Job, place: LaunchPlace, hosts: Unreached) -> list[Block]:
     label = job.arm.label
     commands = commands_for(job.config, job.arm, place, own)
     if hosts.is_this_machine:
-        return [Block(label, _shell(folder, files, commands[0]))]
+        return [ShellCommand(label, _shell(folder, files, commands[0]))]
     with_command = {command.host: command for command in commands if command.host}
     if with_command:
         return [
-            Block(f"{label} on {host.name}", _shell(folder, files, command))
+            ShellCommand(f"{label} on {host.name}", _shell(folder, files, command))
             for host, command in with_command.items()
         ]
     (command,) = commands
@@ -52,8 +52,8 @@ def blocks_of(job: Job, place: LaunchPlace, hosts: Unreached) -> list[Block]:
     path = f"{place.programs / 'bin'}{os.pathsep}{command.environment['PATH']}"
     here = Command(command.argv, {**command.environment, "PATH": path}) if programs else command
     return [
-        Block(f"{label} on {_names(others)}, first; it ends with Ctrl-C", _shell(folder, files, None)),
-        Block(f"{label}, here", _shell(folder, files, here, programs)),
+        ShellCommand(f"{label} on {_names(others)}, first; it ends with Ctrl-C", _shell(folder, files, None)),
+        ShellCommand(f"{label}, here", _shell(folder, files, here, programs)),
     ]
 
 

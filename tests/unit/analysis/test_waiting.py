@@ -11,7 +11,7 @@ from scipy.stats import linregress
 from compare.analysis import analyse
 from compare.analysis.ranking import log_ratios
 from compare.analysis.step_times import step_seconds
-from compare.analysis.turns import summarise_turns
+from compare.analysis.waiting import summarise_turns
 from compare.report import render
 from compare.report.sentences import conclusion
 from compare.schema.results import Interleaved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compare.analysis.load import LoadDependence
-from compare.analysis.turns import WAITING_CORES_LIMIT, TurnsSummary
+from compare.analysis.waiting import WAITING_CORES_LIMIT, TurnsSummary
 from compare.schema.results import Run
 
 
@@ -19,7 +19,7 @@ def load_dependence(run: Run, found: list[LoadDependence]) -> list[str]:
     ]
 
 
-def turns(run: Run, summary: TurnsSummary | None) -> list[str]:
+def waiting(run: Run, summary: TurnsSummary | None) -> list[str]:
     """Say what the turns trained, and what waiting arms took."""
     if summary is None:
         return []
