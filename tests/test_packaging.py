@@ -63,7 +63,7 @@ def test_sdist_builds_the_same_wheel_as_the_checkout(tmp_path):
     assert wheels[0].name == wheels[1].name
     assert sorted(direct.namelist()) == sorted(rebuilt.namelist())
     assert [name for name in direct.namelist() if direct.read(name) != rebuilt.read(name)] == []
-    assert "compare/report/html/templates/page.html" in direct.namelist()
+    assert "compare/report/formats/templates/page.html" in direct.namelist()
     # What a packager needs to build, to test and to pass on.
     for name in ("LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "tests/conftest.py"):
         assert (unpacked / name).is_file()

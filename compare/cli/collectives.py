@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from compare.cli.choices import Format, complete_names
 from compare.cli.console import make_console, make_say, make_watch
-from compare.cli.exports import write_exports
 from compare.cli.nccl_tests import require_torch_names
 from compare.cli.options import (
     LaunchFlags,
@@ -19,11 +19,8 @@ from compare.cli.options import (
     with_launch_flags,
 )
 from compare.cli.requests import read_launch
+from compare.cli.show import export, show
 from compare.errors import UsageError
-
-if TYPE_CHECKING:
-    from compare.schema.collectives import CollectivesRun
-
 
 Groups: TypeAlias = Annotated[
     list[str] | None,
@@ -92,6 +89,7 @@ def collectives(
 ) -> None:
     """Time each group's collectives alone over sizes, and check the results."""
     from compare.experiment import SweepRequest, compare_collectives
+    from compare.report import View, document_of
     from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, read_bytes, read_collective
 
     collectives = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
@@ -112,17 +110,15 @@ def collectives(
     )
     log = make_console(stderr=True)
 
-    def export(kept: CollectivesRun) -> None:
-        write_exports(flags, lambda form: render_collectives(kept, form, detail=detail))
-
     run, directory = compare_collectives(
         request,
         make_say(log, quiet=flags.quiet),
         make_watch(log, flags),
-        export,
+        partial(export, flags=flags, detail=detail),
     )
-    export(run)
-    print_collectives(run, form, detail=detail, stderr=flags.exports_to_stdout)
+    export(run, flags, detail=detail)
+    document = document_of(run, form, View(detail=detail))
+    show(document, form, stderr=flags.exports_to_stdout)
     make_say(log, quiet=flags.quiet)(f"Results: {directory}")
     raise typer.Exit(run.exit_code)
 
@@ -132,29 +128,3 @@ def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ())
     if written and not names:
         raise UsageError(f"{flag} names nothing.", remedy="Name some, or leave it out for its default.")
     return tuple(known) if known and names == ("all",) else names
-
-
-def print_collectives(run: CollectivesRun, form: str, *, detail: bool, stderr: bool = False) -> None:
-    """Print a table as wide as the terminal, or another format."""
-    from compare.analysis.collectives import summarise_sweeps
-    from compare.report.collectives import SweepTable
-
-    if form != Format.TABLE:
-        typer.echo(render_collectives(run, form, detail=detail), err=stderr)
-        return
-    console = make_console(stderr=stderr)
-    console.print()
-    console.print(SweepTable(run, summarise_sweeps(run), detail=detail))
-
-
-def render_collectives(run: CollectivesRun, form: str, *, detail: bool) -> str:
-    """Render collectives in one format, without a newline at the end."""
-    from compare.analysis.collectives import summarise_sweeps
-    from compare.report.collectives import SWEEP_RENDERERS
-
-    if form == Format.HTML:
-        from compare.report.html import page_of
-        from compare.report.html.sheets import of_collectives
-
-        return page_of([of_collectives(run)])
-    return SWEEP_RENDERERS[form](run, summarise_sweeps(run), detail=detail)

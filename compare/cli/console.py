@@ -25,7 +25,7 @@ def make_console(*, stderr: bool = False) -> Console:
     """
     from rich.console import Console
 
-    from compare.report.table import PLAIN_WIDTH
+    from compare.report.formats.terminal import PLAIN_WIDTH
 
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:

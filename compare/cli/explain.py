@@ -25,8 +25,8 @@ def explain(
 ) -> None:
     """Explain a run's figures as a lesson, with the code that synchronises."""
     from compare.analysis import analyse
-    from compare.report import arrange
     from compare.report.lesson import RENDERERS
+    from compare.report.of_run import arrange
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
     run = read_run(find_run(run_directory, [RESULTS_FILE]))

@@ -10,11 +10,10 @@ import typer
 from compare.cli.choices import ChangeFormat
 from compare.cli.console import make_console
 from compare.cli.options import output_flag
-from compare.cli.run import export
+from compare.cli.run import export_run
 from compare.errors import SlowerError, TooNoisyError, UsageError
 
 if TYPE_CHECKING:
-    from compare.analysis import Analysis
     from compare.analysis.change import Changes
     from compare.cli.options import RunFlags
     from compare.schema.results import Run
@@ -61,13 +60,13 @@ def write_junit(gate: Changes, path: Path | None) -> None:
         write_text(path, junit(gate) + "\n")
 
 
-def export_unfinished(run: Run, analysis: Analysis, *, flags: RunFlags, junit: Path | None) -> None:
+def export_unfinished(run: Run, *, flags: RunFlags, junit: Path | None) -> None:
     """Export the run of an unfinished gate, and an error as JUnit."""
     from compare.report.changes import junit_of_early_end
     from compare.schema.files import write_text
 
     try:
-        export(run, analysis, flags)
+        export_run(run, flags)
     finally:
         if junit:
             write_text(junit, junit_of_early_end(run) + "\n")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compare.cli.choices import Format
-from compare.cli.console import make_console
 from compare.cli.options import arms_flag, hosts_flag, output_flag
+from compare.cli.show import show
 from compare.errors import UsageError
-
-if TYPE_CHECKING:
-    from compare.report.predictions import Page
 
 
 def predict(
@@ -52,7 +49,7 @@ def predict(
     """Predict step times with other hosts, links and bucket sizes."""
     from compare.analysis.against import compare_with
     from compare.analysis.predict import forecast, with_measured_link
-    from compare.report.predictions import PREDICTION_RENDERERS, PredictionTable, page_against, page_of
+    from compare.report.of_prediction import document_against, document_of
     from compare.schema.link import parse_link
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
@@ -62,22 +59,14 @@ def predict(
     other_link = parse_link(link) if link else None
     if against:
         _require_no_target(hosts, bucket_cap)
-        page = page_against(compare_with(run, read_run(find_run(against, [RESULTS_FILE])), other_link))
+        document = document_against(
+            compare_with(run, read_run(find_run(against, [RESULTS_FILE])), other_link)
+        )
     else:
         counts = [int(count) for count in _read_numbers("--hosts", hosts or "2,4,8,16", least=2, whole=True)]
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
-        page = page_of(forecast(run, counts, other_link, caps))
-    if form is Format.TABLE:
-        make_console().print(PredictionTable(page))
-    else:
-        typer.echo(_render_page(page) if form is Format.HTML else PREDICTION_RENDERERS[form](page))
-
-
-def _render_page(page: Page) -> str:
-    from compare.report.html import page_of
-    from compare.report.html.sheets import of_predictions
-
-    return page_of([of_predictions(page)])
+        document = document_of(forecast(run, counts, other_link, caps))
+    show(document, form)
 
 
 def _require_no_target(hosts: str | None, bucket_cap: str | None) -> None:

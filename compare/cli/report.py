@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compare.cli.choices import Format
-from compare.cli.collectives import print_collectives, render_collectives
-from compare.cli.console import make_console
 from compare.cli.options import Detail, Sort, Wide, output_flag
-from compare.cli.scale import print_scale, render_scale
+from compare.cli.show import show
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from compare.report.html import Item
-    from compare.schema.results import Run
+    from compare.report.document import Document
 
 
 def report(
@@ -41,90 +38,37 @@ def report(
     png: Annotated[bool, output_flag("--png", help="With --pictures: also as PNG.")] = False,
 ) -> None:
     """Show a run again in any format, also one that was stopped."""
+    from compare.report import View, document_of
+    from compare.report.formats.html import page_of
     from compare.schema.files import write_text
-    from compare.schema.scale import read_scale
-    from compare.schema.store import find_run, read_collectives, read_run
+    from compare.schema.saved import OF_RESULTS, read_result
+    from compare.schema.store import find_run
 
-    paths = [find_run(path) for path in runs]
+    paths = [find_run(path, OF_RESULTS) for path in runs]
     _require_one(paths, form)
     if png and not pictures:
         raise UsageError("--png writes pictures into a folder.", remedy="Name it: --pictures DIR.")
     if output:
         _require_another_file(output, paths)
+    results = [read_result(path) for path in paths]
     if pictures or form is Format.HTML:
-        from compare.report.html import page_of
-
-        items = [_item(path, sort) for path in paths]
+        pages = [document_of(result, Format.HTML, View(sort=sort)) for result in results]
         if pictures:
-            _write_pictures(items, pictures, png=png)
+            _write_pictures(pages, pictures, png=png)
         if form is Format.HTML:
-            _write(page_of(items), output)
+            text = page_of(pages)
+            write_text(output, text + "\n") if output else typer.echo(text)
             return
-    (path,) = paths
-    if collectives := read_collectives(path):
-        if output:
-            write_text(output, render_collectives(collectives, form, detail=detail) + "\n")
-        else:
-            print_collectives(collectives, form, detail=detail)
-    elif scale := read_scale(path):
-        if output:
-            write_text(output, render_scale(scale, form) + "\n")
-        else:
-            print_scale(scale, form)
-    else:
-        _show(read_run(path), form, output, again=str(runs[0]), wide=wide, detail=detail, sort=sort)
+    view = View(wide=wide, detail=detail, sort=sort, again=str(runs[0]))
+    show(document_of(results[0], form, view), form, output=output)
 
 
-def _show(
-    run: Run, form: Format, output: Path | None, *, again: str, wide: bool, detail: bool, sort: Sort
-) -> None:
-    from compare.analysis import analyse
-    from compare.report import arrange, render
-    from compare.report.table import RunTable
-
-    analysis = analyse(run)
-    if form is Format.TABLE and not output:
-        shown = RunTable(run, arrange(analysis, sort), wide=wide, detail=detail, again=again)
-        make_console().print(shown)
-        return
-    _write(render(run, analysis, form, wide=wide, detail=detail, sort=sort, again=again), output)
-
-
-def _write(text: str, output: Path | None) -> None:
-    from compare.schema.files import write_text
-
-    if output:
-        write_text(output, text + "\n")
-    else:
-        typer.echo(text)
-
-
-# ---- pages ----
-
-
-def _item(path: Path, sort: Sort) -> Item:
-    """Read what a path holds, as its part of a page."""
-    from compare.analysis import analyse
-    from compare.report import arrange
-    from compare.report.html import of_run
-    from compare.report.html.sheets import of_collectives, of_scale
-    from compare.schema.scale import read_scale
-    from compare.schema.store import read_collectives, read_run
-
-    if collectives := read_collectives(path):
-        return of_collectives(collectives)
-    if scale := read_scale(path):
-        return of_scale(scale)
-    run = read_run(path)
-    return of_run(run, arrange(analyse(run), sort))
-
-
-def _write_pictures(items: Sequence[Item], folder: Path, *, png: bool) -> None:
-    from compare.report.html import pictures_of
-    from compare.report.html.png import png_of
+def _write_pictures(pages: Sequence[Document], folder: Path, *, png: bool) -> None:
+    from compare.report.formats.html import pictures_of
+    from compare.report.formats.png import png_of
     from compare.schema.files import write_bytes, write_text
 
-    drawn = pictures_of(items)
+    drawn = pictures_of(pages)
     pixels = dict(zip(drawn, png_of(drawn.values()), strict=True)) if png else {}
     folder.mkdir(parents=True, exist_ok=True)
     for name, svg in drawn.items():
@@ -143,10 +87,8 @@ def _require_one(paths: Sequence[Path], form: Format) -> None:
 
 
 def _require_another_file(output: Path, paths: Sequence[Path]) -> None:
-    from compare.schema.scale import scale_file
-    from compare.schema.store import collectives_file, results_file
+    from compare.schema.saved import file_of
 
-    files = (find(path) for path in paths for find in (collectives_file, scale_file, results_file))
-    for holding in files:
+    for holding in map(file_of, paths):
         if output.exists() and holding.exists() and output.samefile(holding):
             raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")

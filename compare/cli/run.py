@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from compare.cli.console import make_console, make_say, make_watch
-from compare.cli.exports import write_exports
 from compare.cli.options import (
     MaxReruns,
     RunFlags,
@@ -19,6 +19,7 @@ from compare.cli.options import (
     with_run_flags,
 )
 from compare.cli.requests import read_request
+from compare.cli.show import export, show
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
@@ -91,7 +92,7 @@ def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
 
 
 def carry_out_and_export(
-    request: UserRequest, flags: RunFlags, export_early_end: Callable[[Run, Analysis], None] | None = None
+    request: UserRequest, flags: RunFlags, export_early_end: Callable[[Run], None] | None = None
 ) -> tuple[Run, Path, Analysis]:
     """Carry out a run, and export it.
 
@@ -101,35 +102,31 @@ def carry_out_and_export(
     from compare.experiment import compare_arms
 
     log = make_console(stderr=True)
-    early = export_early_end or (lambda kept, analysis: export(kept, analysis, flags))
     run, directory = compare_arms(
         request,
         make_say(log, quiet=flags.quiet),
         make_watch(log, flags),
-        lambda kept: early(kept, analyse(kept)),
+        export_early_end or partial(export_run, flags=flags),
     )
     analysis = analyse(run)
-    export(run, analysis, flags)
+    export_run(run, flags)
     return run, directory, analysis
 
 
-def export(run: Run, analysis: Analysis, flags: RunFlags) -> None:
+def export_run(run: Run, flags: RunFlags) -> None:
     """Write the files of a run that the flags name."""
-    from compare.report import render
-
-    write_exports(flags, lambda form: render(run, analysis, form, detail=flags.detail, sort=flags.sort))
+    export(run, flags, detail=flags.detail, sort=flags.sort)
 
 
 def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> None:
     """Print the table; to standard error where standard output holds an export."""
-    from compare.report import arrange
-    from compare.report.table import RunTable
+    from compare.report import View, document_of
     from compare.schema.store import name_of_run
 
-    console = make_console(stderr=flags.exports_to_stdout)
-    make_say(console, quiet=flags.quiet)(f"Results: {directory}")
-    again, arranged = name_of_run(directory), arrange(analysis, flags.sort)
-    console.print(RunTable(run, arranged, wide=flags.wide, detail=flags.detail, again=again))
+    to_stderr = flags.exports_to_stdout
+    make_say(make_console(stderr=to_stderr), quiet=flags.quiet)(f"Results: {directory}")
+    view = View(wide=flags.wide, detail=flags.detail, sort=flags.sort, again=name_of_run(directory))
+    show(document_of(run, view=view, analysis=analysis), stderr=to_stderr)
 
 
 def _require_same_conditions(analysis: Analysis) -> None:

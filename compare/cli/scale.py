@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import Annotated
 
 from compare.cli.choices import Format, Interleave
 from compare.cli.console import make_console, make_say, make_watch
-from compare.cli.exports import write_exports
 from compare.cli.options import (
     InterleaveMode,
     MaxReruns,
@@ -25,10 +23,8 @@ from compare.cli.options import (
     with_shared,
 )
 from compare.cli.requests import read_request
+from compare.cli.show import export, show
 from compare.errors import UsageError
-
-if TYPE_CHECKING:
-    from compare.schema.scale import Scale
 
 
 @with_shared(
@@ -56,6 +52,7 @@ def scale(
 ) -> None:
     """Run arms with several numbers of ranks; find where they bend."""
     from compare.experiment import ScaleRequest, scale_arms
+    from compare.report import document_of
     from compare.schema.scale import read_counts
 
     if shared.num_proc is None:
@@ -72,41 +69,14 @@ def scale(
     )
     log = make_console(stderr=True)
 
-    def export(kept: Scale) -> None:
-        write_exports(shared, lambda form: render_scale(kept, form))
-
     found, directory = scale_arms(
         ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts),
         make_say(log, quiet=shared.quiet),
         make_watch(log, shared, counts=len(counts)),
-        export,
+        partial(export, flags=shared),
     )
-    export(found)
-    print_scale(found, form, stderr=shared.exports_to_stdout)
-    make_say(log, quiet=shared.quiet)(f"Results: {directory}")
-
-
-def print_scale(found: Scale, form: str, *, stderr: bool = False) -> None:
-    """Print a table as wide as the terminal, or another format."""
-    from compare.analysis.scale import summarise_scale
-    from compare.report.scale import ScaleTable
-
-    if form != Format.TABLE:
-        typer.echo(render_scale(found, form), err=stderr)
-        return
-    console = make_console(stderr=stderr)
+    export(found, shared)
+    console = make_console(stderr=shared.exports_to_stdout)
     console.print()
-    console.print(ScaleTable(found, summarise_scale(found)))
-
-
-def render_scale(found: Scale, form: str) -> str:
-    """Render a scaling series, without a newline at the end."""
-    from compare.analysis.scale import summarise_scale
-    from compare.report.scale import SCALE_RENDERERS
-
-    if form == Format.HTML:
-        from compare.report.html import page_of
-        from compare.report.html.sheets import of_scale
-
-        return page_of([of_scale(found)])
-    return SCALE_RENDERERS[form](found, summarise_scale(found))
+    show(document_of(found), form, stderr=shared.exports_to_stdout)
+    make_say(log, quiet=shared.quiet)(f"Results: {directory}")

@@ -1,97 +1,52 @@
-"""Render a run and its analysis as text, one module per format.
+"""Make documents of results, and write them in any format.
 
-``RENDERERS`` lists what ``compare report --format`` offers. A new format is one module and one entry,
-and a choice in ``cli/choices.py``.
+``of_…`` modules turn a result into a ``Document``. ``formats`` writes documents, and knows no command.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
-import msgspec
+from compare.analysis import Analysis, analyse
+from compare.report.document import Document, View
+from compare.report.formats import FORMATS, write
+from compare.schema.collectives import CollectivesRun
+from compare.schema.results import Run, Verification
+from compare.schema.scale import Scale
 
-from compare.analysis import Analysis
-from compare.analysis.summary import ArmSummary
-from compare.schema.results import Run
+__all__ = ["FORMATS", "Result", "View", "document_of", "render", "write"]
 
-__all__ = ["RENDERERS", "arrange", "render"]
-
-RENDERERS = {
-    "table": "compare.report.table",
-    "markdown": "compare.report.markdown",
-    "html": "compare.report.html",
-    "csv": "compare.report.csv",
-    "json": "compare.report.json",
-}
-_FOR_PROGRAMS = {"csv", "json"}
-_KEYS: dict[str, Callable[[ArmSummary], Any]] = {
-    "step": lambda arm: arm.step_seconds.mean,
-    "name": lambda arm: arm.arm,
-    "sync": lambda arm: arm.sync_seconds.mean if arm.sync_seconds else 0.0,
-}
-"""The orders of ``--sort``."""
+Result: TypeAlias = Run | Scale | CollectivesRun | Verification
+"""What a command saves, and ``compare report`` shows."""
 
 
-def render(
-    run: Run,
-    analysis: Analysis,
-    form: str,
-    *,
-    wide: bool = False,
-    detail: bool = False,
-    sort: str | None = None,
-    again: str = "RUN",
-) -> str:
-    """Render a run in one format, without a newline at the end.
+_USUAL = View()
 
-    ``wide`` is for the table alone; all other formats show every column. ``detail`` also shows where the sync
-    cost goes; formats for programs always do. They keep the order of the run unless ``sort`` is given.
-    ``again`` is the run's name for ``compare report``.
+
+def document_of(
+    result: Result, form: str = "table", view: View = _USUAL, *, analysis: Analysis | None = None
+) -> Document:
+    """Make the document of a result, as a format shows it; a page always shows every detail."""
+    from compare.report import of_collectives, of_run, of_scale, of_verification
+
+    if isinstance(result, Scale):
+        return of_scale.document_of(result)
+    if isinstance(result, CollectivesRun):
+        return of_collectives.document_of(result, detail=view.detail or form == "html")
+    if isinstance(result, Verification):
+        return of_verification.document_of(result)
+    analysis = analysis or analyse(result)
+    if form == "html":
+        return of_run.page(result, analysis, sort=view.sort)
+    if form == "table" and not view.wide and not view.detail:
+        return of_run.brief(result, analysis, sort=view.sort, again=view.again)
+    return of_run.document_of(result, analysis, detail=view.detail, sort=view.sort)
+
+
+def render(run: Run, analysis: Analysis, form: str, **view: Any) -> str:
+    """Write a run in one format, without a newline at the end.
 
     Raises:
         KeyError: there is no such format.
     """
-    if form not in _FOR_PROGRAMS:
-        analysis = arrange(analysis, sort)
-    elif sort:
-        analysis = _sorted(analysis, sort)
-    of_table = {"wide": wide, "again": again} if form == "table" else {}
-    text: str = import_module(RENDERERS[form]).render(run, analysis, detail=detail, **of_table)
-    return text
-
-
-def arrange(analysis: Analysis, by: str | None) -> Analysis:
-    """Sort the arms, and leave out costs that are noise alone."""
-    return _without_noise(_sorted(analysis, by))
-
-
-def _sorted(analysis: Analysis, by: str | None) -> Analysis:
-    """Sort the arms, by step time as default.
-
-    Where nothing is ranked, the default is the order of the run.
-    """
-    summary = analysis.summary
-    if by is None and (summary.noise_hides_all or summary.oversubscribed):
-        return analysis
-    arms = sorted(summary.arms, key=_KEYS[by or "step"])
-    return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
-
-
-def _without_noise(analysis: Analysis) -> Analysis:
-    """Leave out the costs of a few rounds that are all noisy.
-
-    Formats for programs keep them, beside ``noise_hides_all``.
-    """
-    summary = analysis.summary
-    if not summary.noise_hides_all or any(arm.step_seconds.method == "t" for arm in summary.arms):
-        return analysis
-    arms = list(map(_without_costs, summary.arms))
-    return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
-
-
-def _without_costs(arm: ArmSummary) -> ArmSummary:
-    costs = dict.fromkeys(("exposed_seconds", "background_seconds", "communication_seconds", "overlap"))
-    detail = msgspec.structs.replace(arm.detail, **costs)
-    return msgspec.structs.replace(arm, sync_seconds=None, sync_share=None, efficiency=None, detail=detail)
+    return write(document_of(run, form, View(**view), analysis=analysis), form)

@@ -13,8 +13,7 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 
 from compare.analysis.change import Change, Changes, Differing
-from compare.report.brief import cut_in_the_middle
-from compare.report.rows import markdown_rows, markdown_text
+from compare.report.rows import cut_in_the_middle, markdown_rows, markdown_text
 from compare.schema.files import json_text
 from compare.schema.results import Run
 from compare.text import printable

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from compare.analysis.estimate import Estimate
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import half_width
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import Verdict
+from compare.report.document import Column
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 from compare.text import counted
@@ -21,21 +19,7 @@ _MIB = 1 << 20
 _LONG_LABEL = 16
 
 
-class Column(NamedTuple):
-    """One column of every table for people."""
-
-    heading: str
-    cell: Callable[[ArmSummary], str]
-    is_text: bool = False
-    """Text is aligned left, figures right."""
-
-
-def arm_column() -> Column:
-    """Name the arm of a row."""
-    return Column("arm", lambda arm: arm.arm + (" ◀ fastest" if arm.fastest else ""), is_text=True)
-
-
-def speed_columns(run: Run, summary: Summary) -> list[Column]:
+def speed_columns(run: Run, summary: Summary) -> list[Column[ArmSummary]]:
     """Show speed, sync cost and verdict, then the outcome.
 
     A run that can rank nothing shows no ratio as if it were known.
@@ -64,23 +48,27 @@ def _ratio(summary: Summary, arm: ArmSummary) -> str:
     return "noise" if summary.noise_hides_all and _in_noise(arm) else _against(arm)
 
 
-def _gpu_columns(summary: Summary) -> list[Column]:
+def _gpu_columns(summary: Summary) -> list[Column[ArmSummary]]:
     """Show the memory of a GPU, if an arm ran on one."""
     if all(arm.peak_device_memory_bytes is None for arm in summary.arms):
         return []
     return [Column("GPU MiB", lambda arm: _mebibytes(arm.peak_device_memory_bytes))]
 
 
-def _test_columns(run: Run) -> list[Column]:
+def _test_columns(run: Run) -> list[Column[ArmSummary]]:
     """Show accuracy, with the loss where an arm trains something else."""
-    loss = Column("test loss", lambda arm: "–" if arm.test_loss is None else f"{arm.test_loss:.4g}")
+    loss = Column[ArmSummary](
+        "test loss", lambda arm: "–" if arm.test_loss is None else f"{arm.test_loss:.4g}"
+    )
     if run.config.is_own:
         return [Column("metric", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.4g}"), loss]
-    accuracy = Column("accuracy", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.2%}")
+    accuracy = Column[ArmSummary](
+        "accuracy", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.2%}"
+    )
     return [accuracy] if all(arm.same_training for arm in run.config.arms) else [accuracy, loss]
 
 
-def cost_columns() -> list[Column]:
+def cost_columns() -> list[Column[ArmSummary]]:
     """Show the parts of the sync cost, then the collectives alone."""
     return [
         Column("sync ms", _sync_milliseconds),
@@ -183,6 +171,10 @@ def against_baseline(run: Run, summary: Summary, arm: ArmSummary) -> str:
 
 
 # ---- cells ----
+
+
+def _written(figure: float | None, form: str) -> str:
+    return "–" if figure is None else f"{figure:{form}}"
 
 
 def _milliseconds(estimate: Estimate | None) -> str:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from compare.analysis.estimate import Estimate
@@ -58,3 +59,14 @@ def flat(struct: msgspec.Struct) -> dict[str, object]:
         else:
             row[name] = value
     return row
+
+
+def cut_in_the_middle(name: str, width: int) -> str:
+    """Shorten a name to a width, and keep both of its ends."""
+    if cell_len(name) <= width:
+        return name
+    tail = (width - 1) // 2
+    end = name[-tail:] if tail else ""
+    while cell_len(end) > tail:
+        end = end[1:]
+    return set_cell_size(name, width - 1 - cell_len(end)) + "…" + end

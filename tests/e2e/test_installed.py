@@ -60,7 +60,7 @@ def test_wheel_has_types_licence_and_files_that_are_no_code(wheel):
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert sources - names == set()
-    assert {"compare/py.typed", "backends/py.typed", "compare/report/html/templates/page.html"} <= names
+    assert {"compare/py.typed", "backends/py.typed", "compare/report/formats/templates/page.html"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "docs/"))]
 

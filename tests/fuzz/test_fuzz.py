@@ -41,7 +41,7 @@ from compare.launch.crash_log import read_crash_log
 from compare.launch.engines import Answer, slurm_job
 from compare.launch.engines.schedulers import SCHEDULERS, STARTERS
 from compare.launch.engines.ssh import Ssh
-from compare.report import RENDERERS, render
+from compare.report import FORMATS, render
 from compare.schema.arms import parse_arms
 from compare.schema.collectives import read_bytes
 from compare.schema.environment import read_exports
@@ -156,7 +156,7 @@ def test_results_that_are_read_can_be_shown_in_every_format(shared_file, content
     except OutputError:
         return
     analysis = analyse(run)
-    for form in RENDERERS:
+    for form in FORMATS:
         assert "\x1b" not in render(run, analysis, form, detail=True)
 
 

@@ -13,7 +13,7 @@ from compare.analysis.conditions import compare_conditions
 from compare.analysis.parity import check_gates
 from compare.analysis.summary import summarise
 from compare.report import render
-from compare.report.verification import _cell, _verdict
+from compare.report.of_verification import _cell, _verdict
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.parity import WrongStep
 from compare.schema.results import ArmVerification, Evaluation

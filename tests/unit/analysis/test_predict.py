@@ -14,7 +14,8 @@ from compare.analysis.predict import Target, forecast, predict_step, with_measur
 from compare.analysis.timeline import MIB, Gradient, ddp_buckets, lay_out
 from compare.analysis.validated import validated_error
 from compare.errors import OutputError
-from compare.report.predictions import PREDICTION_RENDERERS, page_against, page_of
+from compare.report import FORMATS, write
+from compare.report.of_prediction import document_against, document_of
 from compare.schema.arms import parse_arm
 from compare.schema.files import read_json
 from compare.schema.hosts import Host
@@ -234,11 +235,11 @@ def test_against_another_run_shows_the_error_of_each_arm():
     assert found.covered
 
 
-@pytest.mark.parametrize("form", PREDICTION_RENDERERS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_every_format_shows_what_is_not_modelled_or_the_figures(form):
     run = a_measured_run()
-    for page in (page_of(forecast(run, [2, 4])), page_against(compare_with(run, run))):
-        shown = PREDICTION_RENDERERS[form](page)
+    for document in (document_of(forecast(run, [2, 4])), document_against(compare_with(run, run))):
+        shown = write(document, form)
         assert "manual" in shown
         assert form == "csv" or "Not modelled" in " ".join(shown.split())
 

@@ -42,8 +42,7 @@ from compare.experiment import scale as scaling
 from compare.experiment import verify as verification
 from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
-from compare.report import RENDERERS, render
-from compare.report.collectives import SWEEP_RENDERERS
+from compare.report import FORMATS, render
 from compare.schema.collectives import COLLECTIVES_FILE
 from compare.schema.files import read_json, write_json
 from compare.schema.job import read_job
@@ -297,7 +296,7 @@ def test_report_with_an_unknown_choice_names_the_right_ones(compare, flag):
     write_json(Path(RESULTS_FILE), a_run())
     ended = compare("report", ".", flag, "pdf")
     assert ended.code == USAGE
-    choices = {"--format": [*RENDERERS], "--sort": ["step", "name", "sync"]}[flag]
+    choices = {"--format": [*FORMATS], "--sort": ["step", "name", "sync"]}[flag]
     assert [choice for choice in [flag, "'pdf'", *choices] if choice not in ended.parts[0]] == []
     assert ended.parts[-1] == "`compare report --help` shows every flag and its choices."
 
@@ -797,7 +796,7 @@ def test_run_takes_the_number_of_ranks_from_the_hostfile(compare, tmp_path_facto
     assert "--nproc_per_node=5" in command
 
 
-@pytest.mark.parametrize("form", RENDERERS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_report_shows_a_run_in_every_format(compare, form):
     write_json(Path(RESULTS_FILE), a_run(complete=False))
     printed = compare("report", ".", "--format", form)
@@ -811,7 +810,7 @@ def test_report_shows_a_run_in_every_format(compare, form):
         assert Path("shown").read_text() == printed.out
 
 
-@pytest.mark.parametrize("form", SWEEP_RENDERERS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_report_shows_collectives_in_every_format(compare, form):
     config = a_sweep_config("gloo")
     saved = Path("saved")

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from compare.errors import BudgetError, LaunchError, OutputError
 from compare.experiment.verify import VERIFICATION_FILE, verify
-from compare.report.html import page_of
-from compare.report.html.sheets import of_verification
-from compare.report.verification import VERIFICATION_RENDERERS, renderable
+from compare.report import FORMATS, document_of, write
+from compare.report.formats.terminal import Shown
 from compare.schema.files import read_json
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
@@ -49,7 +48,7 @@ def did_not_run(kind="LaunchError"):
 def shown(*arms, **changes):
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(renderable(Verification(run=a_run(**changes), arms=list(arms))))
+        console.print(Shown(document_of(Verification(run=a_run(**changes), arms=list(arms)))))
     return capture.get()
 
 
@@ -93,8 +92,7 @@ def test_table_has_every_figure_and_under_it_what_failed():
 
 def test_every_format_has_the_failures():
     found = Verification(run=a_run(), arms=[an_arm(), an_arm("manual", "failed", 0.5), did_not_run()])
-    texts = [render(found) for render in VERIFICATION_RENDERERS.values()]
-    texts.append(page_of([of_verification(found)]))
+    texts = [write(document_of(found, form), form) for form in FORMATS]
     assert [text for text in texts if "manual" not in text or "failed" not in text.lower()] == []
     assert [text for text in texts if "rank 1 died" not in text] == []
 

@@ -17,9 +17,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from compare.analysis import analyse
-from compare.report import arrange, render
-from compare.report.brief import cut_in_the_middle
-from compare.report.table import RunTable
+from compare.report import View, document_of, render
+from compare.report.formats.terminal import Shown
+from compare.report.of_run import arrange
+from compare.report.rows import cut_in_the_middle
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_launch, a_pass, a_rank, a_run, noisy
 
@@ -88,7 +89,7 @@ def printed(run, width, *, terminal=None, environment=None):
     console = Console(
         file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, _environ=environment or {}
     )
-    console.print(RunTable(run, arrange(analyse(run), None), again="last"))
+    console.print(Shown(document_of(run, view=View(again="last"))))
     return console.file.getvalue()
 
 

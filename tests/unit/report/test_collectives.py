@@ -9,8 +9,8 @@ import json
 import pytest
 from rich.console import Console
 
-from compare.analysis.collectives import summarise_sweeps
-from compare.report.collectives import SWEEP_RENDERERS, SweepTable
+from compare.report import View, document_of, write
+from compare.report.formats.terminal import Shown
 from compare.schema.results import Failure
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 
@@ -35,7 +35,7 @@ def troubled():
 def shown(run, width=120, **how):
     console = Console(width=width, color_system=None, file=io.StringIO())
     with console.capture() as capture:
-        console.print(SweepTable(run, summarise_sweeps(run), **how))
+        console.print(Shown(document_of(run, view=View(**how))))
     return capture.get()
 
 
@@ -66,7 +66,7 @@ def test_table_spread_beyond_ten_percent_is_marked():
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_format_for_people_says_what_is_wrong_and_why(form):
     run = troubled()
-    text = shown(run) if form == "table" else SWEEP_RENDERERS[form](run, summarise_sweeps(run))
+    text = shown(run) if form == "table" else write(document_of(run), form)
     text = " ".join(text.split())
     for part in (
         "WRONG RESULTS: horovod_mpi, all_reduce float32 sum at 8, 16",
@@ -87,7 +87,7 @@ def test_table_names_a_later_launch_that_failed():
 
 def test_csv_has_a_line_for_every_group_and_size():
     run = troubled()
-    lines = list(csv.DictReader(io.StringIO(SWEEP_RENDERERS["csv"](run, summarise_sweeps(run)))))
+    lines = list(csv.DictReader(io.StringIO(write(document_of(run), "csv"))))
     assert [line["group"] for line in lines] == [group for group in GROUPS for _ in run.config.measurements]
     assert {line["problem"] for line in lines if line["group"] == "horovod"} == {"it has no room"}
     assert float(lines[-1]["seconds_median"]) == 4e-6
@@ -95,6 +95,6 @@ def test_csv_has_a_line_for_every_group_and_size():
 
 def test_json_holds_figures_and_measurements():
     run = troubled()
-    content = json.loads(SWEEP_RENDERERS["json"](run, summarise_sweeps(run)))
+    content = json.loads(write(document_of(run), "json"))
     assert len(content["figures"]) == len(GROUPS) * len(run.config.measurements)
     assert content["run"]["left_out"] == {"nccl": "No GPU."}

@@ -13,15 +13,15 @@ from rich.console import Console
 
 from compare.analysis import Analysis, analyse
 from compare.analysis.summary import ArmSummary, Detail, Summary
-from compare.report import RENDERERS, notes, render
-from compare.report.table import RunTable
+from compare.report import FORMATS, View, document_of, notes, render
+from compare.report.formats.terminal import Shown
 from compare.schema.results import Failure, Run
 from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
 from tests.unit.pages import text_of
 
 FOR_PROGRAMS = ("csv", "json")
 WIDE = "wide table"
-FORMS = [*RENDERERS, WIDE]
+FORMS = [*FORMATS, WIDE]
 FOR_PEOPLE = [form for form in FORMS if form not in FOR_PROGRAMS]
 WITH_EVERY_COLUMN = [WIDE, "markdown"]
 MEASURED = {
@@ -609,7 +609,7 @@ def test_first_table_shows_every_warning(run):
 def printed(run, width, **shown):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
-        console.print(RunTable(run, analyse(run), **shown))
+        console.print(Shown(document_of(run, view=View(**shown))))
     return capture.get()
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from compare.analysis.scale import Growth, summarise_scale
-from compare.report.scale import SCALE_RENDERERS
+from compare.report import document_of, of_scale, write
 from compare.schema.hosts import Host, Network
 from compare.schema.link import Link
 from compare.schema.results import Failure, MachineUse
@@ -16,7 +16,7 @@ from tests.unit.scales import BENDING, a_scale
 
 
 def shown(scale, form="table"):
-    return SCALE_RENDERERS[form](scale, summarise_scale(scale))
+    return write(document_of(scale), form)
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
@@ -50,7 +50,7 @@ def test_scale_lists_what_grew_the_largest_part_first(share, shown_as):
         collective_seconds=2e-3,
     )
     bends = [msgspec.structs.replace(figures.bends[0], growth=growth)]
-    text = " ".join(SCALE_RENDERERS["table"](scale, msgspec.structs.replace(figures, bends=bends)).split())
+    text = " ".join(of_scale.statements(msgspec.structs.replace(figures, bends=bends)))
     assert f"{shown_as}: +3.50 ms synchronising, +1.00 ms computing" in text
     assert "-0.50 ms waiting for the slowest rank. Its collectives alone: +2.00 ms." in text
 

@@ -9,14 +9,12 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from compare.analysis import analyse
 from compare.analysis.predict import forecast
 from compare.errors import UnavailableError
-from compare.report.html import of_run, page_of, pictures_of
-from compare.report.html.charts import rate_words
-from compare.report.html.png import png_of
-from compare.report.html.sheets import of_collectives, of_predictions, of_scale
-from compare.report.predictions import page_of as prediction_page
+from compare.report import document_of, of_prediction
+from compare.report.formats.html import page_of, pictures_of
+from compare.report.formats.png import png_of
+from compare.report.pictures.charts import rate_words
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.pages import Page, opened, text_of
 from tests.unit.predictions import a_measured_run
@@ -34,14 +32,14 @@ def swept():
 
 
 def predicted():
-    return prediction_page(forecast(a_measured_run(), [2, 4, 8], None, []))
+    return of_prediction.document_of(forecast(a_measured_run(), [2, 4, 8], None, []))
 
 
 ITEMS = {
-    "collectives": of_collectives(swept()),
-    "scale": of_scale(a_scale(BENDING)),
-    "prediction": of_predictions(predicted()),
-    "run": of_run(RUNS["quiet"], analyse(RUNS["quiet"])),
+    "collectives": document_of(swept(), "html"),
+    "scale": document_of(a_scale(BENDING), "html"),
+    "prediction": predicted(),
+    "run": document_of(RUNS["quiet"], "html"),
 }
 every_item = pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
 
@@ -108,7 +106,7 @@ def test_hostile_names_on_these_pages_are_harmless():
     run = msgspec.structs.replace(swept(), left_out={"nccl": EVIL}, command=[EVIL])
     series = a_scale(BENDING)
     series = msgspec.structs.replace(series, series=msgspec.structs.replace(series.series, command=[EVIL]))
-    text = page_of([of_collectives(run), of_scale(series)])
+    text = page_of([document_of(run, "html"), document_of(series, "html")])
     assert not {"\x1b", "\x00", "\u202e"} & set(text)
     assert "<script" not in text
     assert "&lt;script&gt;" in text

@@ -13,10 +13,10 @@ from compare.analysis.step_times import turn_seconds
 from compare.analysis.summary import ArmSummary
 from compare.analysis.verdict import MARGIN, Verdict
 from compare.report.columns import against_baseline
-from compare.report.html.canvas import LEFT, RIGHT, Picture
-from compare.report.html.charts import BYTES, SECONDS, Point, draw_lines
-from compare.report.html.scales import Scale, around, from_zero, linear_ticks, log_ticks
 from compare.report.noise import VERDICTS_TOGETHER
+from compare.report.pictures.canvas import LEFT, RIGHT, Picture
+from compare.report.pictures.charts import BYTES, SECONDS, Point, draw_lines
+from compare.report.pictures.scales import Scale, around, from_zero, linear_ticks, log_ticks
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 
@@ -37,13 +37,7 @@ def draw(run: Run, analysis: Analysis) -> list[Picture]:
     """Draw all pictures that the run has figures for."""
     if not analysis.summary.arms:
         return []
-    found = [
-        _time(analysis),
-        _speed(run, analysis),
-        _turns(run, analysis),
-        _sizes(run),
-        _memory(analysis),
-    ]
+    found = [_time(analysis), _speed(run, analysis), _turns(run, analysis), *_sizes(run), _memory(analysis)]
     return [picture for picture in found if picture]
 
 
@@ -268,23 +262,18 @@ def _strip(picture: Picture, arm: ArmSummary, times: dict[tuple[int, int], float
 # ---- the time of an all-reduce, by its size ----
 
 
-def _sizes(run: Run) -> Picture | None:
+def _sizes(run: Run) -> Iterator[Picture]:
     """Draw the time of an all-reduce over its size."""
-    lines = {arm.label: found for arm in run.config.arms if (found := seconds_by_size(run.of(arm)))}
-    if not lines:
-        return None
     picture = Picture(
         "sizes",
         "Time of one all-reduce, by message size",
         "The group's all-reduce alone, without training. Both axes are logarithmic.",
     )
-    draw_lines(
-        picture,
-        {label: [Point(size, seconds) for size, seconds in line] for label, line in lines.items()},
-        BYTES,
-        SECONDS,
-    )
-    return picture
+    lines = {
+        arm.label: [Point(size, seconds) for size, seconds in seconds_by_size(run.of(arm))]
+        for arm in run.config.arms
+    }
+    return draw_lines(picture, lines, BYTES, SECONDS)
 
 
 # ---- memory ----

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from compare.report.brief import cut_in_the_middle
-from compare.report.html.scales import Scale
+from compare.report.pictures.scales import Scale
+from compare.report.rows import cut_in_the_middle
 
 WIDTH = 480
 """Width of every picture in its own units."""

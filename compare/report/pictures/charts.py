@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from compare.report.html.canvas import RIGHT, Picture
-from compare.report.html.scales import Scale, around, byte_ticks, from_zero, linear_ticks, log_ticks
+from compare.report.pictures.canvas import RIGHT, Picture
+from compare.report.pictures.scales import Scale, around, byte_ticks, from_zero, linear_ticks, log_ticks
 
 SERIES = 8
 """Number of colours and of markers for lines."""
@@ -70,8 +70,13 @@ SHARE = Axis(from_zero, lambda scale: linear_ticks(scale.low, scale.high), lambd
 SECONDS_FROM_ZERO = Axis(from_zero, lambda scale: linear_ticks(scale.low, scale.high), time_words)
 
 
-def draw_lines(picture: Picture, lines: Mapping[str, Sequence[Point]], across: Axis, up: Axis) -> None:
-    """Draw a line for each name, with a legend."""
+def draw_lines(
+    picture: Picture, lines: Mapping[str, Sequence[Point]], across: Axis, up: Axis
+) -> Iterator[Picture]:
+    """Draw the lines that have points, with a legend; without any there is no picture."""
+    lines = {label: line for label, line in lines.items() if line}
+    if not lines:
+        return
     entries = [
         ("line" if n < SERIES else "hollow line", f"series s{n % SERIES}", label)
         for n, label in enumerate(lines)
@@ -95,6 +100,7 @@ def draw_lines(picture: Picture, lines: Mapping[str, Sequence[Point]], across: A
         f"{across.words(line[-1].x)} {up.words(line[-1].y)}"
         for label, line in lines.items()
     )
+    yield picture
 
 
 def _draw_line(  # noqa: PLR0917 -- a line with its place

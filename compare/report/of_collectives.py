@@ -1,85 +1,74 @@
-"""Render ``compare collectives``: a table, Markdown, CSV and JSON."""
+"""Make the document of ``compare collectives``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TypeAlias
 
 import msgspec
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.table import Table
 
-from compare.analysis.collectives import GroupAtSize, bus_factor, why_no_forms
+from compare.analysis.collectives import GroupAtSize, bus_factor, summarise_sweeps, why_no_forms
 from compare.report.copies import refused_copies
-from compare.report.rows import csv_text, markdown_rows, markdown_text, printable_line
-from compare.report.table import plain
+from compare.report.document import Attested, Column, Document, Table
+from compare.report.made import facts_of
+from compare.report.pictures.canvas import Picture
+from compare.report.pictures.charts import BYTES, RATE, SECONDS, Point, draw_lines
 from compare.schema.collectives import CollectivesRun, Exchange
-from compare.schema.files import json_text
 from compare.schema.hosts import rehearsed_on
 from compare.text import counted, listed
 
-Rows = Sequence[GroupAtSize]
+Rows: TypeAlias = Sequence[GroupAtSize]
 _WIDE_SHARE = 0.10
 """Cells with a wider spread are marked."""
 _WHOLE_FROM = 1000
 """Microseconds from which no decimal is shown."""
 
 
-class SweepTable:
-    """Groups side by side, or one table per group.
-
-    There is one row per size. A narrow terminal shows several tables, one below the other.
-    """
-
-    def __init__(self, run: CollectivesRun, rows: Rows, *, detail: bool = False) -> None:
-        self.run = run
-        self.rows = rows
-        self.detail = detail
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield printable_line(headline(self.run), "bold")
-        for exchange, rows in by_exchange(self.run, self.rows):
-            yield printable_line(str(exchange), "bold")
-            if self.detail:
-                for group, its in groupby(rows, lambda row: row.group):
-                    yield printable_line(group, "bold")
-                    yield _table(full_columns(), [[row] for row in its])
-            else:
-                yield from self._side_by_side(rows, console, options)
-        yield from (printable_line(line, "bold yellow") for line in warnings(self.run, self.rows))
-        yield from (printable_line(line, "dim") for line in notes(self.run, self.rows))
-
-    def _side_by_side(self, rows: Rows, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        unlimited = options.update(max_width=10_000)
-        groups = list(self.run.config.groups)
-        while groups:
-            count = len(groups)
-            while count > 1:
-                width = Measurement.get(console, unlimited, self._table_of(rows, groups[:count])).maximum
-                if width <= options.max_width:
-                    break
-                count -= 1
-            yield self._table_of(rows, groups[:count])
-            groups = groups[count:]
-
-    def _table_of(self, rows: Rows, groups: Sequence[str]) -> Table:
-        return _table(side_columns(self.run, groups), by_size(rows, groups))
+def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
+    """Show the groups side by side; with ``detail`` one by one, with every column of nccl-tests."""
+    rows = summarise_sweeps(run)
+    return Document(
+        title=headline(run),
+        tables=list(_tables(run, rows, detail=detail)),
+        warnings=list(warnings(run, rows)),
+        notes=list(notes(run, rows)),
+        draw=lambda: list(_draw(run, rows)),
+        facts=[
+            *facts_of(run),
+            *(
+                (f"cores of {host.name}", str(n))
+                for host, n in zip(run.hosts, run.cores_by_host, strict=True)
+            ),
+            ("network", run.network.interface or "loopback"),
+        ],
+        attested=[
+            Attested(group, own[-1].launcher, own[-1].ranks[0].attestation)
+            for group in run.config.groups
+            if (own := [launch for launch in run.launches if launch.group == group])
+        ],
+        records=lambda: [_flat(row) for row in rows],
+        content=lambda: {"figures": list(rows), "run": run},
+    )
 
 
-class Column(NamedTuple):
-    """A column, and its cell for the groups of one size."""
+def _tables(run: CollectivesRun, rows: Rows, *, detail: bool) -> Iterator[Table]:
+    for exchange, its in by_exchange(rows):
+        for groups in [[group] for group in run.config.groups] if detail else [run.config.groups]:
+            columns = full_columns() if detail else side_columns(run, groups)
+            title = f"{exchange}, {groups[0]}" if detail else str(exchange)
+            yield Table.of(
+                columns,
+                by_size(its, groups),
+                title=title,
+                style=lambda same: "bad" if any(row.wrong for row in same) else "",
+            )
 
-    heading: str
-    cell: Callable[[Sequence[GroupAtSize]], str]
+
+_SIZE: Column[Rows] = Column("size\n(B)", lambda rows: str(rows[0].message_bytes))
 
 
-_SIZE = Column("size\n(B)", lambda rows: str(rows[0].message_bytes))
-
-
-def side_columns(run: CollectivesRun, groups: Sequence[str]) -> list[Column]:
+def side_columns(run: CollectivesRun, groups: Sequence[str]) -> list[Column[Rows]]:
     """Return size, each group's figures, and all wrong elements.
 
     The figures are time and busbw, and over hosts wire and form.
@@ -88,26 +77,26 @@ def side_columns(run: CollectivesRun, groups: Sequence[str]) -> list[Column]:
     columns = [
         column
         for index, group in enumerate(groups)
-        for column in (*_columns_of(index, group), *(_wire_columns_of(index) if over_hosts else ()))
+        for column in (*_columns_of(index, group), *(_wire_columns_of(index, group) if over_hosts else ()))
     ]
     return [_SIZE, *columns, Column("\n#wrong", _wrong)]
 
 
-def _columns_of(index: int, group: str) -> list[Column]:
+def _columns_of(index: int, group: str) -> list[Column[Rows]]:
     return [
-        Column(f"{group}\nus", lambda rows: _time(rows[index])),
-        Column("\nGB/s", lambda rows: _bus(rows[index])),
+        Column(f"{group}\nus", lambda rows: _time(rows[index]), block=group),
+        Column("\nGB/s", lambda rows: _bus(rows[index]), block=group),
     ]
 
 
-def _wire_columns_of(index: int) -> list[Column]:
+def _wire_columns_of(index: int, group: str) -> list[Column[Rows]]:
     return [
-        Column("\nwire", lambda rows: _wire(rows[index])),
-        Column("\nform", lambda rows: _first_form(rows[index])),
+        Column("\nwire", lambda rows: _wire(rows[index]), block=group),
+        Column("\nform", lambda rows: _first_form(rows[index]), block=group),
     ]
 
 
-def full_columns() -> list[Column]:
+def full_columns() -> list[Column[Rows]]:
     """Return the columns of nccl-tests, of one group, with wire and forms."""
     return [
         _SIZE,
@@ -125,14 +114,13 @@ def full_columns() -> list[Column]:
     ]
 
 
-def by_exchange(run: CollectivesRun, rows: Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
+def by_exchange(rows: Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
     """Return the rows of each exchange, which stand together in order."""
-    del run
     for (collective, dtype, operation), its in groupby(rows, lambda r: (r.collective, r.dtype, r.operation)):
         yield Exchange(collective, dtype, operation), list(its)
 
 
-def by_size(rows: Rows, groups: Sequence[str]) -> list[list[GroupAtSize]]:
+def by_size(rows: Rows, groups: Sequence[str]) -> list[Rows]:
     """Return the rows of some groups, a list for each size."""
     return [list(its) for its in zip(*([r for r in rows if r.group == g] for g in groups), strict=True)]
 
@@ -156,7 +144,7 @@ def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
     """List wrong results, refusals, and what did not run."""
     if not run.complete:
         yield "INCOMPLETE: it was stopped before its last launch."
-    for exchange, its in by_exchange(run, rows):
+    for exchange, its in by_exchange(rows):
         for group in run.config.groups:
             of_group = [row for row in its if row.group == group]
             if wrong := [row for row in of_group if row.wrong]:
@@ -221,16 +209,6 @@ def notes(run: CollectivesRun, rows: Rows) -> Iterator[str]:
         )
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Sequence[GroupAtSize]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column.heading, justify="right", overflow="fold")
-    for its in rows:
-        style = "red" if any(row.wrong for row in its) else None
-        table.add_row(*(printable_line(column.cell(its)) for column in columns), style=style)
-    return table
-
-
 def _time(row: GroupAtSize) -> str:
     if row.seconds is None:
         return row.status
@@ -265,34 +243,6 @@ def _wrong(rows: Sequence[GroupAtSize]) -> str:
     return str(sum(known)) if known else "–"
 
 
-def table(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
-    """Render the table without colours, in one piece."""
-    return plain(SweepTable(run, rows, detail=detail))
-
-
-def markdown(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
-    """Render groups side by side as Markdown; with detail one by one."""
-    parts = [f"**{headline(run)}**", ""]
-    for exchange, its in by_exchange(run, rows):
-        for groups in [[group] for group in run.config.groups] if detail else [run.config.groups]:
-            columns = full_columns() if detail else side_columns(run, groups)
-            lines = [
-                [column.heading.replace("\n", " ").strip() for column in columns],
-                ["--:"] * len(columns),
-            ]
-            lines += [[column.cell(same).strip() for column in columns] for same in by_size(its, groups)]
-            title = f"{exchange}, {groups[0]}" if detail else str(exchange)
-            parts += [f"**{title}**", "", *markdown_rows(lines), ""]
-    parts += [f"- **{line}**" for line in warnings(run, rows)]
-    return markdown_text(parts + [f"- {line}" for line in notes(run, rows)])
-
-
-def csv(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
-    """Render one line per group and size, in seconds and bytes."""
-    del run, detail
-    return csv_text([_flat(row) for row in rows])
-
-
 def _flat(row: GroupAtSize) -> dict[str, object]:
     fields = msgspec.structs.asdict(row)
     spread, wire = fields.pop("seconds"), fields.pop("wire")
@@ -302,16 +252,45 @@ def _flat(row: GroupAtSize) -> dict[str, object]:
     return fields | {f"seconds_{name}": getattr(spread, name, None) for name in of_spread}
 
 
-def json(run: CollectivesRun, rows: Rows, *, detail: bool = False) -> str:
-    """Render ``{"figures": …, "run": …}``."""
-    del detail
-    return json_text({"figures": list(rows), "run": run})
+# ---- pictures ----
 
 
-SWEEP_RENDERERS: dict[str, Callable[..., str]] = {
-    "table": table,
-    "markdown": markdown,
-    "csv": csv,
-    "json": json,
-}
-"""The formats; each takes a run, its figures and ``detail``."""
+def _draw(run: CollectivesRun, rows: Rows) -> Iterator[Picture]:
+    """Draw time and bandwidth of each group over sizes."""
+    for number, (exchange, its) in enumerate(by_exchange(rows), 1):
+        of_group = {
+            group: [row for row in its if row.group == group and row.message_bytes]
+            for group in run.config.groups
+        }
+        times = {
+            group: [
+                Point(row.message_bytes, row.seconds.median, row.seconds.low, row.seconds.high)
+                for row in own
+                if row.seconds
+            ]
+            for group, own in of_group.items()
+        }
+        rates = {
+            group: [Point(row.message_bytes, row.bus_bandwidth) for row in own if row.bus_bandwidth]
+            for group, own in of_group.items()
+        }
+        yield from draw_lines(
+            Picture(
+                f"time-{number}",
+                f"{exchange}: time of a call",
+                "Median of all iterations on the slowest rank, with quartiles. Both axes are logarithmic.",
+            ),
+            times,
+            BYTES,
+            SECONDS,
+        )
+        yield from draw_lines(
+            Picture(
+                f"bandwidth-{number}",
+                f"{exchange}: bus bandwidth",
+                "Size over time, times the factor of nccl-tests. Both axes are logarithmic.",
+            ),
+            rates,
+            BYTES,
+            RATE,
+        )

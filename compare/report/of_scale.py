@@ -1,22 +1,19 @@
-"""Render ``compare scale``: a table, Markdown, CSV and JSON."""
+"""Make the document of ``compare scale``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
-
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
+from collections.abc import Callable, Iterator, Sequence
 
 from compare.analysis.estimate import Estimate
-from compare.analysis.scale import HOLDS, Bend, Growth, ScaleFigures, ScalePoint
+from compare.analysis.scale import HOLDS, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.causes import explain
+from compare.report.document import Column, Document, Table
 from compare.report.headline import DATASET_NAMES
+from compare.report.made import attested_by, facts_of
 from compare.report.notes import noisy_in
-from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
-from compare.report.table import plain
-from compare.schema.files import json_text
+from compare.report.pictures.canvas import Picture
+from compare.report.pictures.charts import SECONDS_FROM_ZERO, SHARE, Point, draw_lines, of_counts
+from compare.report.rows import flat
 from compare.schema.hosts import rehearsed_on
 from compare.schema.results import Run
 from compare.schema.scale import Scale
@@ -27,15 +24,25 @@ _CELLS = 10
 FULL, HOLLOW, LOST = "●", "○", "·"
 
 
-class Column(NamedTuple):
-    """A column, and its cell for one point."""
+def document_of(scale: Scale) -> Document:
+    """Show where each arm bends, and why."""
+    figures = summarise_scale(scale)
+    run = scale.runs[scale.series.counts[-1]]
+    return Document(
+        title=headline(scale),
+        tables=[Table.of(columns(scale), figures.points, groups=True)],
+        warnings=list(warnings(scale, figures)),
+        lead=list(statements(figures)),
+        notes=list(notes(scale, figures)),
+        draw=lambda: list(_draw(scale, figures)),
+        facts=[*facts_of(scale.series), ("cores per host", str(run.cores))],
+        attested=attested_by(run),
+        records=lambda: [{"mode": scale.series.mode} | flat(point) for point in figures.points],
+        content=lambda: {"series": scale.series, "figures": figures, "runs": list(scale.runs.values())},
+    )
 
-    heading: str
-    cell: Callable[[ScalePoint], str]
-    is_text: bool = False
 
-
-def columns(scale: Scale) -> list[Column]:
+def columns(scale: Scale) -> list[Column[ScalePoint]]:
     """Return the columns of every table for people."""
     first = counted(scale.series.counts[0], "rank")
     return [
@@ -59,32 +66,6 @@ def _line(point: ScalePoint) -> str:
     """Draw the efficiency as dots; the whole line is ideal."""
     full = max(0, min(_CELLS, round(point.efficiency.mean * _CELLS)))
     return (HOLLOW if point.beyond_cores else FULL) * full + LOST * (_CELLS - full)
-
-
-class ScaleTable:
-    """One row for each arm and number of ranks."""
-
-    def __init__(self, scale: Scale, figures: ScaleFigures) -> None:
-        self.scale = scale
-        self.figures = figures
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        del console, options
-        yield printable_line(headline(self.scale), "bold")
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        shown = columns(self.scale)
-        for column in shown:
-            table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
-        before = ""
-        for point in self.figures.points:
-            if before and point.arm != before:
-                table.add_section()
-            before = point.arm
-            table.add_row(*(printable_line(column.cell(point)) for column in shown))
-        yield table
-        yield from (printable_line(line, "bold yellow") for line in warnings(self.scale, self.figures))
-        yield from map(printable_line, statements(self.figures))
-        yield from (printable_line(line, "dim") for line in notes(self.scale, self.figures))
 
 
 def headline(scale: Scale) -> str:
@@ -194,44 +175,38 @@ def notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     )
 
 
-# ---- formats ----
+# ---- pictures ----
 
 
-def table(scale: Scale, figures: ScaleFigures) -> str:
-    """Render the table without colours."""
-    return plain(ScaleTable(scale, figures))
-
-
-def markdown(scale: Scale, figures: ScaleFigures) -> str:
-    """Render a heading line, the table, and the lines as a list."""
-    shown = columns(scale)
-    rows = [
-        [column.heading.replace("\n", " ") for column in shown],
-        [":--" if column.is_text else "--:" for column in shown],
-        *([column.cell(point) for column in shown] for point in figures.points),
-    ]
-    lines = [f"**{line}**" for line in warnings(scale, figures)]
-    lines += [*statements(figures), *notes(scale, figures)]
-    return markdown_text(
-        [f"**{headline(scale)}**", "", *markdown_rows(rows), "", *(f"- {line.strip()}" for line in lines)]
+def _draw(scale: Scale, figures: ScaleFigures) -> Iterator[Picture]:
+    counts = of_counts(scale.series.counts, "rank")
+    hollow = " Hollow dots: ranks wait for cores." if any(p.beyond_cores for p in figures.points) else ""
+    yield from draw_lines(
+        Picture(
+            "efficiency",
+            "Efficiency over the number of ranks",
+            f"The ideal step time over this one. Below {HOLDS * 100:g} % an arm bends.{hollow}",
+        ),
+        _by_arm(figures.points, lambda point: point.efficiency),
+        counts,
+        SHARE,
+    )
+    yield from draw_lines(
+        Picture(
+            "step",
+            "Step time over the number of ranks",
+            f"Means with their 95 % intervals.{hollow}",
+        ),
+        _by_arm(figures.points, lambda point: point.step_seconds),
+        counts,
+        SECONDS_FROM_ZERO,
     )
 
 
-def csv(scale: Scale, figures: ScaleFigures) -> str:
-    """Render one line per arm and count, in seconds."""
-    rows = [{"mode": scale.series.mode} | flat(point) for point in figures.points]
-    return csv_text(rows)
-
-
-def json(scale: Scale, figures: ScaleFigures) -> str:
-    """Render the series, all figures, and the run of each count."""
-    content = {"series": scale.series, "figures": figures, "runs": list(scale.runs.values())}
-    return json_text(content)
-
-
-SCALE_RENDERERS: dict[str, Callable[[Scale, ScaleFigures], str]] = {
-    "table": table,
-    "markdown": markdown,
-    "csv": csv,
-    "json": json,
-}
+def _by_arm(points: Sequence[ScalePoint], read: Callable[[ScalePoint], Estimate]) -> dict[str, list[Point]]:
+    lines: dict[str, list[Point]] = {}
+    for point in points:
+        spread = read(point)
+        shown = Point(point.ranks, spread.mean, spread.low, spread.high, is_open=point.beyond_cores)
+        lines.setdefault(point.arm, []).append(shown)
+    return lines

@@ -1,37 +1,25 @@
-"""Render ``compare verify``: a table, Markdown, CSV and JSON."""
+"""Make the document of ``compare verify``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
-
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
 
 from compare.analysis.parity import AT_PERIOD_1, fail_alike
+from compare.report.document import Column, Document, Table
 from compare.report.headline import headline
-from compare.report.rows import csv_text, flat, markdown_rows, markdown_text, printable_line
+from compare.report.made import attested_by, facts_of
+from compare.report.rows import flat
 from compare.report.told import told
-from compare.schema.files import json_text
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
 _UNPROVEN = {"nothing": "nothing to prove", "incomparable": "not comparable"}
 
 
-class Column(NamedTuple):
-    """A column, and its cell for one arm."""
-
-    heading: str
-    cell: Callable[[ArmVerification], str]
-    is_text: bool = False
-
-
-def columns() -> list[Column]:
-    """Return the columns of every table for people."""
-    return [
+def document_of(verification: Verification) -> Document:
+    """Show every gate of every arm."""
+    columns: list[Column[ArmVerification]] = [
         Column("arm", lambda arm: arm.arm, is_text=True),
         Column("ranks", partial(_cell, "ranks"), is_text=True),
         Column("float64", partial(_cell, "float64")),
@@ -40,43 +28,17 @@ def columns() -> list[Column]:
         *(Column(f"step {step}", partial(_distance, step)) for step in _SHOWN_STEPS),
         Column("verdict", _verdict, is_text=True),
     ]
-
-
-def renderable(verification: Verification) -> RenderableType:
-    """Build one row per arm, then the failures and notes."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = columns()
-    for column in shown:
-        table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
-    for arm in verification.arms:
-        cells = (printable_line(column.cell(arm)) for column in shown)
-        table.add_row(*cells, style="red" if arm.refuted else None)
-    return Group(
-        printable_line(headline(verification.run), style="bold"),
-        table,
-        *(printable_line(line, style="bold yellow") for line in warnings(verification)),
-        *(printable_line(line, style="red") for line in failures(verification)),
-        *(printable_line(line, style="dim") for line in notes(verification)),
+    return Document(
+        title=f"verification · {headline(verification.run)}",
+        tables=[Table.of(columns, verification.arms, style=lambda arm: "bad" if arm.refuted else "")],
+        warnings=warnings(verification),
+        failures=list(failures(verification)),
+        notes=list(notes(verification)),
+        facts=facts_of(verification.run),
+        attested=attested_by(verification.run),
+        records=lambda: [row for arm in verification.arms for row in _flat(arm)],
+        content=lambda: verification,
     )
-
-
-def markdown(verification: Verification) -> str:
-    """Render a heading line, the table, and the lines as a list."""
-    shown = columns()
-    rows = [
-        [column.heading for column in shown],
-        [":--" if column.is_text else "--:" for column in shown],
-        *([column.cell(arm) for column in shown] for arm in verification.arms),
-    ]
-    lines = [f"**{line}**" for line in [*warnings(verification), *failures(verification)]]
-    lines += notes(verification)
-    heading = f"**{headline(verification.run)}**"
-    return markdown_text([heading, "", *markdown_rows(rows), "", *(f"- {line}" for line in lines)])
-
-
-def csv(verification: Verification) -> str:
-    """Render one line per arm and gate, also of a failed launch."""
-    return csv_text([row for arm in verification.arms for row in _flat(arm)])
 
 
 def _flat(arm: ArmVerification) -> Iterator[dict[str, object]]:
@@ -85,18 +47,6 @@ def _flat(arm: ArmVerification) -> Iterator[dict[str, object]]:
     if arm.failure:
         failed = Gate(name="ranks", outcome="failed", what=arm.failure.message)
         yield {"arm": arm.arm} | flat(failed) | {"name": "launch"}
-
-
-def json(verification: Verification) -> str:
-    """Render everything, also the launches."""
-    return json_text(verification)
-
-
-VERIFICATION_RENDERERS: dict[str, Callable[[Verification], str]] = {
-    "markdown": markdown,
-    "csv": csv,
-    "json": json,
-}
 
 
 def _distance(step: int, arm: ArmVerification) -> str:

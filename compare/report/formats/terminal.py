@@ -1,0 +1,209 @@
+"""Lay a document out for a terminal of any width, without breaking a word or a number."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from textwrap import wrap
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from compare.report.document import Document, Row, Style, Table
+from compare.report.rows import cut_in_the_middle, printable_line
+from compare.text import printable
+
+PLAIN_WIDTH = 200
+"""Width of output that is no terminal: enough for the widest table."""
+_STYLES: dict[Style, str] = {
+    "": "",
+    "best": "bold green",
+    "aside": "dim",
+    "bad": "red",
+    "doubtful": "yellow",
+}
+_GAP = "  "
+_BAR_CELLS = 8
+_NARROWEST_WITH_BARS = 72
+_SHORTEST_NAME = 12
+_PROSE_CELLS = 24
+"""What a column of sentences takes at least, where there is room."""
+
+
+class Shown:
+    """A document that a console prints."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        document, width = self.document, options.max_width
+        lines = [
+            *(printable_line(line, "bold yellow") for line in document.alerts),
+            printable_line(document.title, "bold"),
+        ]
+        for table in [*filter(None, [document.glance]), *document.tables]:
+            lines += [Text(), *lay_out(table, width)]
+        if document.glance or document.tables:
+            lines.append(Text())
+        lines += [printable_line(line, "bold yellow") for line in document.warnings]
+        lines += [printable_line(line, "red") for line in document.failures]
+        lines += map(printable_line, [*document.lead, *document.statements])
+        lines += [printable_line(line, "dim") for line in document.notes]
+        lines += [printable_line(line, "bold") for line in filter(None, [document.conclusion])]
+        for line in lines:
+            for part in line.wrap(console, width):
+                part.rstrip()
+                yield part
+
+
+def plain(document: Document, width: int = PLAIN_WIDTH) -> str:
+    """Return what a terminal shows, without colours."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(Shown(document))
+    return "\n".join(line.rstrip() for line in capture.get().strip("\n").splitlines())
+
+
+def lay_out(table: Table, width: int) -> Iterator[Text]:
+    """Yield the lines of a table.
+
+    Columns that do not fit beside the first one follow below, again beside the first. Text takes several
+    lines where it is longer than what is left. A name is cut in its middle, or takes a line of its own.
+    """
+    table = _with_bars(table, _BAR_CELLS if width >= _NARROWEST_WITH_BARS else 0)
+    if table.title:
+        yield printable_line(table.title, "bold")
+    blocks = [
+        list(places)
+        for _, places in groupby(
+            range(1, len(table.columns)), key=lambda place: table.columns[place].block or place
+        )
+    ]
+    if not blocks:
+        yield from (printable_line(f" {row.cells[0]}") for row in table.rows)
+    natural = [_natural_width(table, place) for place in range(len(table.columns))]
+    name = min(natural[0], width // 3)
+    while blocks:
+        places = blocks.pop(0)
+        while blocks and name + _total([*places, *blocks[0]], natural) < width:
+            places += blocks.pop(0)
+        yield from _Part(table, places, natural, width).lines()
+        if blocks:
+            yield Text()
+
+
+def _with_bars(table: Table, cells: int) -> Table:
+    """Draw the shares before their figures."""
+
+    def drawn(text: str, share: float | None) -> str:
+        bar = "█" * max(1, round(share * cells)) if share is not None and cells else ""
+        return f"{bar:<{cells}} {text:>5}" if share is not None else text
+
+    rows = [
+        row._replace(cells=tuple(map(drawn, row.cells, row.shares))) if row.shares else row
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
+
+
+def _natural_width(table: Table, place: int) -> int:
+    """Return the cells that a column needs in one line; sentences need few, because they are wrapped."""
+    width = _longest_line(table, place)
+    is_sentence = table.is_prose and place and table.columns[place].is_text
+    return max(_longest_word(table, place), min(width, _PROSE_CELLS)) if is_sentence else width
+
+
+def _longest_line(table: Table, place: int) -> int:
+    texts = [table.columns[place].heading, *(row.cells[place] for row in table.rows)]
+    return max((cell_len(printable(line)) for text in texts for line in text.splitlines()), default=0)
+
+
+def _longest_word(table: Table, place: int) -> int:
+    texts = [table.columns[place].heading, *(row.cells[place] for row in table.rows)]
+    return min(max((cell_len(word) for text in texts for word in text.split()), default=0), _PROSE_CELLS)
+
+
+def _total(places: Sequence[int], widths: Sequence[int]) -> int:
+    """Return the cells that some columns take beside the first, with their gaps."""
+    return sum(widths[place] + len(_GAP) for place in places)
+
+
+class _Part:
+    """Some columns of a table beside its first one."""
+
+    def __init__(self, table: Table, places: Sequence[int], natural: Sequence[int], width: int) -> None:
+        self.table = table
+        self.places = places
+        self.room = min(natural[0], max(_SHORTEST_NAME, width - 1 - _total(places, natural)))
+        """Cells of the first column."""
+        self.widths = {place: natural[place] for place in places}
+        left = width - 1 - self.room
+        if table.is_prose or _total(places, natural) > left:
+            self.widths |= self._shared_out(left)
+
+    def _shared_out(self, left: int) -> dict[int, int]:
+        """Give columns of text what those of figures leave, as far as their texts need it."""
+        texts = [place for place in self.places if self.table.columns[place].is_text]
+        figures = sum(self.widths[place] for place in self.places if place not in texts)
+        rest, widths = left - figures - len(_GAP) * len(self.places), {}
+        longest = {place: _longest_line(self.table, place) for place in texts}
+        for index, place in enumerate(sorted(texts, key=lambda place: longest[place])):
+            share = rest // (len(texts) - index)
+            widths[place] = max(_longest_word(self.table, place), min(longest[place], share))
+            rest -= widths[place]
+        return widths
+
+    def lines(self) -> Iterator[Text]:
+        """Yield the headings, then the rows."""
+        yield from self._headings()
+        names = [printable(row.cells[0]) for row in self.table.rows]
+        cut = [cut_in_the_middle(name, self.room) for name in names]
+        counts = Counter(cut if len(set(names)) == len(names) else [])
+        before = names[0] if names else ""
+        for row, name, shown in zip(self.table.rows, names, cut, strict=True):
+            if self.table.groups and name != before:
+                yield Text()
+            before = name
+            if counts[shown] > 1:  # what tells them apart was cut: the name takes a line of its own
+                yield Text(f" {name}", _STYLES[row.style])
+            yield from self._lines_of(row, "" if counts[shown] > 1 else shown)
+
+    def _headings(self) -> Iterator[Text]:
+        """Yield the lines of the headings; short ones stand at the bottom."""
+        lines = {place: self.table.columns[place].heading.split("\n") for place in [0, *self.places]}
+        height = max(map(len, lines.values()))
+        filled = {place: [""] * (height - len(its)) + its for place, its in lines.items()}
+        for number in range(height):
+            cells = [self._aligned(place, filled[place][number]) for place in self.places]
+            name = set_cell_size(filled[0][number], self.room)
+            yield printable_line(f" {_GAP.join([name, *cells])}".rstrip(), "dim")
+
+    def _lines_of(self, row: Row, name: str) -> Iterator[Text]:
+        wrapped = {place: _wrapped(row.cells[place], self.widths[place]) for place in self.places}
+        for number in range(max(map(len, wrapped.values()), default=1) or 1):
+            line = Text(" ", style=_STYLES[row.style])
+            line.append(set_cell_size("" if number else name, self.room), _style_of(row, 0))
+            for place, texts in wrapped.items():
+                cell = texts[number] if number < len(texts) else ""
+                line.append(_GAP + self._aligned(place, cell), _style_of(row, place))
+            line.rstrip()
+            yield line
+
+    def _aligned(self, place: int, text: str) -> str:
+        width = self.widths[place]
+        is_text = self.table.columns[place].is_text
+        return set_cell_size(text, width) if is_text else " " * (width - cell_len(text)) + text
+
+
+def _style_of(row: Row, place: int) -> str:
+    return _STYLES[row.styles[place]] if row.styles else ""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = printable(text).splitlines()
+    return [part for line in lines for part in wrap(line, width, break_on_hyphens=False) or [""]]

@@ -1,0 +1,143 @@
+"""Make the documents of ``compare predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compare.analysis.against import Against, Comparison
+from compare.analysis.estimate import Estimate
+from compare.analysis.predict import PAYS, Forecast, Prediction
+from compare.analysis.validated import VALIDATED_HOSTS, VALIDATED_RATES
+from compare.report.document import Column, Document, Table
+from compare.report.pictures.canvas import Picture
+from compare.report.pictures.charts import SECONDS_FROM_ZERO, Point, draw_lines, of_counts
+from compare.report.rows import flat
+from compare.text import counted
+
+NOT_MODELLED = (
+    "Not modelled: the order of ranks, switches that share links, several ranks on a host, other traffic. "
+    "Nor what a host itself can move over a faster link, nor another form with other hosts."
+)
+
+
+def document_of(forecast: Forecast) -> Document:
+    """Show a forecast."""
+    notes = [*_notes(forecast), NOT_MODELLED]
+    statements = list(_statements(forecast))
+    return Document(
+        title=f"Predicted from {counted(forecast.measured_hosts, 'measured rank')}",
+        tables=[Table.of(_PREDICTED, forecast.predictions, groups=True)],
+        lead=statements,
+        notes=notes,
+        draw=lambda: list(_draw(forecast.predictions)),
+        records=lambda: [flat(row) for row in forecast.predictions],
+        content=lambda: {"rows": list(forecast.predictions), "notes": [*statements, *notes]},
+    )
+
+
+def document_against(against: Against) -> Document:
+    """Show predictions beside measurements."""
+    comparisons = against.comparisons
+    covered = sum(comparison.covered for comparison in comparisons)
+    worst = max(abs(comparison.error) for comparison in comparisons)
+    lead = [f"Largest error {worst:.1%}; {covered} of {len(comparisons)} intervals hold the measured time."]
+    warnings = [f"{arm} is not compared: {reason}." for arm, reason in against.left_out.items()]
+    if against.same_network:
+        warnings.append("Both runs have the same hosts and link, so this tests nothing but their noise.")
+    return Document(
+        title="Predicted against measured",
+        tables=[Table.of(_COMPARED, comparisons, groups=True)],
+        warnings=warnings,
+        lead=lead,
+        notes=[NOT_MODELLED],
+        records=lambda: [flat(row) for row in comparisons],
+        content=lambda: {"rows": list(comparisons), "notes": [*lead, *warnings, NOT_MODELLED]},
+    )
+
+
+def _spread(estimate: Estimate) -> str:
+    mean, low, high = (f"{value * 1e3:.1f}" for value in (estimate.mean, estimate.low, estimate.high))
+    return mean if low == high else f"{mean} ({low}–{high})"
+
+
+def _beyond(row: Prediction) -> str:
+    hosts = f"hosts × {row.times_hosts:g}" if row.times_hosts != 1 else ""
+    rate = f"rate × {row.times_rate:.3g}" if round(row.times_rate, 2) != 1 else ""
+    far = "NOT VALIDATED" if row.beyond_validation or row.regime == "other" else ""
+    return ", ".join(filter(None, [hosts, rate, far])) or "measured"
+
+
+def _statements(forecast: Forecast) -> Iterator[str]:
+    counts = sorted({prediction.hosts for prediction in forecast.predictions})
+    for knee in forecast.knees:
+        if knee.hosts is not None:
+            yield f"{knee.arm}: adding hosts stops paying after {counted(knee.hosts, 'host')}."
+        elif len(counts) > 1:
+            yield f"{knee.arm}: adding hosts pays up to {counts[-1]}, the last count here."
+    for hosts, reason in sorted(forecast.worth_measuring.items()):
+        yield f"Worth measuring: {counted(hosts, 'host')}, because {reason}."
+    yield from (f"{arm} is not predicted: {reason}." for arm, reason in forecast.refused.items())
+
+
+def _notes(forecast: Forecast) -> Iterator[str]:
+    slow, fast = VALIDATED_RATES
+    yield (
+        "error: the factor, either way, found with cells like it in docs/predictions.md. It is the larger of "
+        "Student's interval for one more cell and their largest error. No interval is narrower. "
+        "NOT VALIDATED has the largest error of all, and may miss by more. "
+        "It marks another library or timeline than theirs, "
+        f"latency, and a step that bytes do not dominate. It marks more than {VALIDATED_HOSTS} hosts, and a "
+        f"rate below {slow:g} or above {fast:g} times the measured one. It marks a run of one host or one "
+        "round. With --link, it marks a run of an unknown rate."
+    )
+    yield (
+        f"Each host has its own batch. Hosts pay while throughput gains {PAYS:.0%} of the growth in hosts. "
+        f"A delay in fewer than one of {forecast.steps} steps is not in the skew."
+    )
+    if forecast.added_latency:
+        yield (
+            "The latency of the measured link is not known, so that of --link is added to it. "
+            "--measured-link RATE,LATENCY replaces it."
+        )
+    if forecast.assumed_goodput:
+        yield (
+            "The rate of the measured link is not known. A share of the rate as in the lab is assumed; "
+            "--measured-link RATE replaces it."
+        )
+
+
+def _draw(predictions: Sequence[Prediction]) -> Iterator[Picture]:
+    picture = Picture(
+        "predicted",
+        "Predicted step time over the number of hosts",
+        "With the error that validation found. Hollow dots lie beyond what was validated.",
+    )
+    lines: dict[str, list[Point]] = {}
+    for row in predictions:
+        spread = row.step_seconds
+        beyond = row.beyond_validation or row.regime == "other"
+        point = Point(row.hosts, spread.mean, spread.low, spread.high, is_open=beyond)
+        lines.setdefault(row.arm, []).append(point)
+    return draw_lines(
+        picture, lines, of_counts((row.hosts for row in predictions), "host"), SECONDS_FROM_ZERO
+    )
+
+
+_PREDICTED: tuple[Column[Prediction], ...] = (
+    Column("arm", lambda row: row.arm, is_text=True),
+    Column("hosts", lambda row: str(row.hosts)),
+    Column("step ms", lambda row: _spread(row.step_seconds)),
+    Column("sync share", lambda row: f"{row.sync_share:.0%}"),
+    Column("efficiency", lambda row: f"{row.efficiency:.0%}"),
+    Column("limited by", lambda row: row.limit, is_text=True),
+    Column("error", lambda row: f"×÷ {1 + row.error:.2f}"),
+    Column("beyond", _beyond, is_text=True),
+)
+_COMPARED: tuple[Column[Comparison], ...] = (
+    Column("arm", lambda row: row.arm, is_text=True),
+    Column("hosts", lambda row: str(row.hosts)),
+    Column("predicted ms", lambda row: _spread(row.predicted_seconds)),
+    Column("measured ms", lambda row: _spread(row.measured_seconds)),
+    Column("error", lambda row: f"{row.error:+.1%}"),
+    Column("in interval", lambda row: "yes" if row.covered else "NO", is_text=True),
+)

@@ -1,0 +1,1 @@
+"""Draw pictures as marks, which a template writes as SVG."""
