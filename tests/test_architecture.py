@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "report": ("analysis", "schema", "backends.launchers.request", "backends.code", "errors", "text"),
     "doctor": (
         "launch",
+        "report.document",
         "schema",
         "data",
         "backends",

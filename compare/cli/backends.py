@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from compare.cli.console import make_console
+from compare.cli.choices import Format
 from compare.cli.options import AsJson
+from compare.cli.show import show
 
 
 def backends(*, as_json: AsJson = False) -> None:
@@ -12,11 +13,6 @@ def backends(*, as_json: AsJson = False) -> None:
     For a backend that is missing, show the reason and the remedy.
     """
     from compare.doctor.availability import survey
-    from compare.doctor.backends_table import listing, renderable
-    from compare.schema.files import STANDARD_OUTPUT, write_json
+    from compare.doctor.backends_table import document_of
 
-    found = survey()
-    if as_json:
-        write_json(STANDARD_OUTPUT, listing(found))
-    else:
-        make_console().print(renderable(found))
+    show(document_of(survey()), Format.JSON if as_json else Format.TABLE)

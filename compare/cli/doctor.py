@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compare.cli.choices import Format
 from compare.cli.console import make_console, make_say
 from compare.cli.hosts import find_hosts
 from compare.cli.options import AsJson, HostFlags, with_host_flags
+from compare.cli.show import show
 
 if TYPE_CHECKING:
     from compare.doctor.facts import Examination
@@ -73,15 +75,12 @@ def doctor(
 def _write(
     examination: Examination, export_json: Path | None, export_markdown: Path | None, *, as_json: bool
 ) -> None:
-    from compare.doctor.report import DoctorReport, markdown
-    from compare.schema.files import STANDARD_OUTPUT, write_json, write_text
+    from compare.doctor.report import document_of
+    from compare.schema.files import STANDARD_OUTPUT
 
-    if export_json:
-        write_json(export_json, examination)
-    if export_markdown:
-        write_text(export_markdown, markdown(examination) + "\n")
-    if as_json:
-        write_json(STANDARD_OUTPUT, examination)
-        return
-    console = make_console(stderr=STANDARD_OUTPUT in (export_json, export_markdown))
-    console.print(DoctorReport(examination))
+    document = document_of(examination)
+    for path, form in ((export_json, Format.JSON), (export_markdown, Format.MARKDOWN)):
+        if path:
+            show(document, form, output=path)
+    to_stderr = STANDARD_OUTPUT in (export_json, export_markdown)
+    show(document, Format.JSON if as_json else Format.TABLE, stderr=to_stderr and not as_json)

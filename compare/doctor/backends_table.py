@@ -1,19 +1,14 @@
-"""Print the tables of ``compare backends``."""
+"""Make the document of ``compare backends``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from backends import BACKENDS, Backend, Option
 from compare.doctor.availability import Availability, Survey
+from compare.report.document import Column, Document, Row, Table
 from compare.schema.arms import Arm
-from compare.text import printable
 
 DEFAULT, SAME, OTHER = (
     "Arms of a plain compare run",
@@ -25,7 +20,9 @@ _TRAINING = {
     "same at period 1": "same training at period 1",
     "another": "another training",
 }
+_ABOUT = "what it is, or why it is not here"
 _FEWEST_GPUS = 2
+_OPTION_CELLS = 42
 _NEVER = (
     ("torchcomms", "the package index holds an empty 0.0.1 only"),
     ("process_group=ucc", "torch's wheels are built without UCC"),
@@ -45,26 +42,30 @@ class _Row(NamedTuple):
     summary: str
     problem: str
 
-    def cells(self) -> tuple[Text, ...]:
+    @property
+    def shown(self) -> Row:
         """Return its name, whether it is here, and two lines about it."""
         facts = (self.found.launcher, self.found.version, self.found.transport, _claim(self.backend))
-        first = Text(printable(self.problem or self.summary))
-        return (
-            Text(self.arm),
-            Text("no" if self.problem else "yes"),
-            first.append("\n" + " · ".join(filter(None, facts)), style="dim"),
-        )
+        about = f"{self.problem or self.summary}\n{' · '.join(filter(None, facts))}"
+        return Row((self.arm, "no" if self.problem else "yes", about), "doubtful" if self.problem else "")
 
 
-def renderable(survey: Survey) -> RenderableType:
-    """Build the tables of arms, what cannot be had, and all options."""
+def document_of(survey: Survey) -> Document:
+    """Show the arms, what cannot be had, and all options."""
     rows = list(_rows(survey))
-    parts: list[RenderableType] = []
-    for title in (DEFAULT, SAME, OTHER):
-        if chosen := [row for row in rows if group_of(row) == title]:
-            parts += [_heading(title), _table(chosen)]
-    parts += [_heading("Not to be had"), _unavailable(survey)]
-    return Group(*parts, _heading("Options, written backend:option=value:option=value"), _options())
+    groups = {
+        title: [row.shown for row in rows if group_of(row) == title] for title in (DEFAULT, SAME, OTHER)
+    }
+    here = sum(not row.problem for row in rows)
+    return Document(
+        title=f"{here} of {len(rows)} arms can run here",
+        tables=[
+            *(_table(title, shown, "arm", "here", _ABOUT) for title, shown in groups.items() if shown),
+            _table("Not to be had", [*map(Row, _unavailable(survey))], "", ""),
+            _table("Options, written backend:option=value:option=value", [*map(Row, _options())], "", ""),
+        ],
+        content=lambda: listing(survey),
+    )
 
 
 def listing(survey: Survey) -> list[dict[str, Any]]:
@@ -130,50 +131,40 @@ def _claim(backend: Backend) -> str:
     return f"{_TRAINING[backend.training]}{shards}"
 
 
-def _heading(title: str) -> Text:
-    return Text(f"\n{title}", style="bold")
+def _table(title: str, rows: list[Row], *headings: str) -> Table:
+    columns = [Column(heading, str, is_text=True) for heading in headings]
+    return Table(columns=columns, rows=rows, title=title, is_prose=True)
 
 
-def _table(rows: list[_Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("arm", "here", "what it is, or why it is not here"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*row.cells(), style="yellow" if row.problem else None)
-    return table
-
-
-def _unavailable(survey: Survey) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold")
+def _unavailable(survey: Survey) -> Iterator[tuple[str, str]]:
     groups = survey.libraries["torch"].facts.get("process_groups", ())
     nccl = "this torch is built without it" if "nccl" not in groups else ""
     nccl = nccl or ("" if survey.gpus else "it needs a GPU, and torch finds none")
-    here = (("process_group=nccl", nccl),) if nccl else ()
-    for name, reason in (*here, *_NEVER):
-        grid.add_row(Text(f" {name}"), Text(reason, style="dim"))
-    return grid
+    if nccl:
+        yield "process_group=nccl", nccl
+    yield from _NEVER
 
 
-def _options() -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold")  # every choice is read, however many there are
+def _options() -> Iterator[tuple[str, str]]:
     for backend in BACKENDS.values():
         for option in backend.options:
-            grid.add_row(Text(_example(backend, option)), Text(option.summary, style="dim"))
-    for written, meaning in (
-        ("ddp:bucket_cap_mb={1,5,25}", "a sweep, of any option: three arms"),
-        ("ddp:env.NCCL_ALGO=Ring", "set in the environment of this arm's ranks alone"),
-    ):
-        grid.add_row(Text(written), Text(meaning, style="dim"))
-    return grid
+            yield _example(backend, option), option.summary
+    yield "ddp:bucket_cap_mb={1,5,25}", "a sweep, of any option: three arms"
+    yield "ddp:env.NCCL_ALGO=Ring", "set in the environment of this arm's ranks alone"
 
 
 def _example(backend: Backend, option: Option) -> str:
+    """Write an option with its values, of which a line has as many as fit."""
     values = {
-        "choice": "|".join(option.choices),
-        "switch": "true|false",
-        "number": f"{option.default:g}" if isinstance(option.default, float) else "",
-        "count": str(option.default),
+        "choice": list(option.choices),
+        "switch": ["true", "false"],
+        "number": [f"{option.default:g}"] if isinstance(option.default, float) else [""],
+        "count": [str(option.default)],
     }
-    return f"{backend.name}:{option.name}={values[option.kind]}"
+    lines = [f"{backend.name}:{option.name}="]
+    for number, value in enumerate(values[option.kind]):
+        word = f"|{value}" if number else value
+        if len(lines[-1] + word) > _OPTION_CELLS:
+            lines.append("    ")
+        lines[-1] += word
+    return "\n".join(lines)

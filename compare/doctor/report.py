@@ -1,23 +1,19 @@
-"""Print an examination: all hosts, then all findings."""
+"""Make the document of ``compare doctor``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from compare.doctor.facts import LEVELS, Examination, ExaminedHost, Facts, Finding, Level, Topic
 from compare.doctor.rules.machine import usable_cores
 from compare.doctor.rules.software import mpi_flavour
-from compare.text import counted, listed, printable
+from compare.report.document import Column, Document, Row, Style, Table
+from compare.text import counted, listed
 
-_STYLES: dict[Level, str] = {"problem": "red", "warning": "yellow", "note": "dim"}
+_STYLES: dict[Level, Style] = {"problem": "bad", "warning": "doubtful"}
 
 
 class _Column(NamedTuple):
@@ -29,64 +25,48 @@ class _Column(NamedTuple):
     """The cell of a host without facts."""
 
 
-class DoctorReport:
-    """The output of ``compare doctor``.
-
-    A narrow terminal gets one table for software, and one for machines.
-    """
-
-    def __init__(self, examination: Examination) -> None:
-        self.examination = examination
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = self._table([*_SOFTWARE, *_MACHINE])
-        fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
-        yield from [whole] if fits else [self._table(_SOFTWARE), self._table(_MACHINE)]
-        yield from _findings(self.examination)
-        yield Text(_summary(self.examination), style="bold")
-
-    def _table(self, columns: Sequence[_Column]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("host", *(column.heading for column in columns)):
-            table.add_column(heading, overflow="fold")
-        for each in self.examination.hosts:
-            findings = [finding for finding in self.examination.findings if finding.host == each.host.name]
-            table.add_row(*_cells(columns, each, findings))
-        return table
-
-
-def markdown(examination: Examination) -> str:
-    """Write the same as Markdown, without a newline at the end."""
+def document_of(examination: Examination) -> Document:
+    """Show all hosts, then all findings."""
     columns = [*_SOFTWARE, *_MACHINE]
     headings = ["host", *(column.heading for column in columns)]
-    rows = [headings, ["---"] * len(headings)]
-    rows += [[cell.plain for cell in _cells(columns, each, [])] for each in examination.hosts]
-    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    for finding, hosts in _grouped(examination):
-        lines += ["", f"**{finding.level}** {listed(hosts)}: {finding.what}", f"- found: {finding.found}"]
-        lines += [f"- do: {finding.fix}"]
-    return "\n".join([*lines, "", _summary(examination)])
+    findings = [(finding.level, _told(finding, hosts)) for finding, hosts in _grouped(examination)]
+    return Document(
+        title=f"Examined: {examination.examined_at}",
+        tables=[
+            Table(
+                columns=[Column(heading, str, is_text=True) for heading in headings],
+                rows=[_row(columns, each, examination) for each in examination.hosts],
+            )
+        ],
+        failures=[told for level, told in findings if level == "problem"],
+        warnings=[told for level, told in findings if level == "warning"],
+        notes=[told for level, told in findings if level == "note"],
+        conclusion=_summary(examination),
+        content=lambda: examination,
+    )
 
 
-def _cells(columns: Sequence[_Column], each: ExaminedHost, findings: list[Finding]) -> list[Text]:
-    cells = [_coloured(each.host.name, findings)]
-    for column in columns:
-        about = [finding for finding in findings if finding.topic in column.topics]
-        cells.append(_coloured(column.cell(each.facts, each) if each.facts else column.unknown, about))
-    return cells
+def _row(columns: Sequence[_Column], each: ExaminedHost, examination: Examination) -> Row:
+    findings = [finding for finding in examination.findings if finding.host == each.host.name]
+    about = [[finding for finding in findings if finding.topic in column.topics] for column in columns]
+    return Row(
+        (
+            each.host.name,
+            *(column.cell(each.facts, each) if each.facts else column.unknown for column in columns),
+        ),
+        styles=tuple(map(_style, [findings, *about])),
+    )
 
 
-def _coloured(text: str, findings: list[Finding]) -> Text:
+def _style(findings: list[Finding]) -> Style:
     worst = next((level for level in LEVELS[:2] if any(f.level == level for f in findings)), None)
-    return Text(printable(text), style=_STYLES[worst] if worst else "")
+    return _STYLES[worst] if worst else ""
 
 
-def _findings(examination: Examination) -> Iterator[Text]:
-    for finding, hosts in _grouped(examination):
-        first = f"{finding.level}: {listed(hosts)}: {finding.what}"
-        yield Text(printable(first), style=_STYLES[finding.level])
-        for part in filter(None, (finding.found, finding.fix)):
-            yield Text("  " + printable(part).replace("\n", "\n  "))
+def _told(finding: Finding, hosts: list[str]) -> str:
+    """Write a finding in lines: what, the evidence, the fix."""
+    parts = [f"{finding.level}: {listed(hosts)}: {finding.what}", finding.found, finding.fix]
+    return "\n  ".join(part.replace("\n", "\n  ") for part in parts if part)
 
 
 def _grouped(examination: Examination) -> list[tuple[Finding, list[str]]]:

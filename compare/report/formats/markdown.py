@@ -14,7 +14,7 @@ def markdown(document: Document) -> str:
     parts += [f"**{document.title}**", ""]
     for table in document.tables:
         parts += [*([f"**{table.title}**", ""] if table.title else []), *_rows(table), ""]
-    bold = [*document.warnings, *document.failures]
+    bold = [*document.failures, *document.warnings]
     lines = [*map(_bold, bold), *map(str.strip, [*document.lead, *document.statements]), *document.notes]
     lines += map(_bold, filter(None, [document.conclusion]))
     return markdown_text([*parts, *(f"- {line}" for line in lines)])
@@ -31,4 +31,4 @@ def _rows(table: Table) -> Sequence[str]:
 
 
 def _bold(line: str) -> str:
-    return f"**{line}**"
+    return f"**{' '.join(line.split())}**"

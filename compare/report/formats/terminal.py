@@ -50,8 +50,8 @@ class Shown:
             lines += [Text(), *lay_out(table, width)]
         if document.glance or document.tables:
             lines.append(Text())
-        lines += [printable_line(line, "bold yellow") for line in document.warnings]
         lines += [printable_line(line, "red") for line in document.failures]
+        lines += [printable_line(line, "bold yellow") for line in document.warnings]
         lines += map(printable_line, [*document.lead, *document.statements])
         lines += [printable_line(line, "dim") for line in document.notes]
         lines += [printable_line(line, "bold") for line in filter(None, [document.conclusion])]
@@ -162,7 +162,7 @@ class _Part:
         """Yield the headings, then the rows."""
         yield from self._headings()
         names = [printable(row.cells[0]) for row in self.table.rows]
-        cut = [cut_in_the_middle(name, self.room) for name in names]
+        cut = ["\n".join(cut_in_the_middle(line, self.room) for line in name.split("\n")) for name in names]
         counts = Counter(cut if len(set(names)) == len(names) else [])
         before = names[0] if names else ""
         for row, name, shown in zip(self.table.rows, names, cut, strict=True):
@@ -181,13 +181,16 @@ class _Part:
         for number in range(height):
             cells = [self._aligned(place, filled[place][number]) for place in self.places]
             name = set_cell_size(filled[0][number], self.room)
-            yield printable_line(f" {_GAP.join([name, *cells])}".rstrip(), "dim")
+            if line := f" {_GAP.join([name, *cells])}".rstrip():
+                yield printable_line(line, "dim")
 
     def _lines_of(self, row: Row, name: str) -> Iterator[Text]:
+        names = name.split("\n")
         wrapped = {place: _wrapped(row.cells[place], self.widths[place]) for place in self.places}
-        for number in range(max(map(len, wrapped.values()), default=1) or 1):
+        for number in range(max(map(len, [names, *wrapped.values()]))):
             line = Text(" ", style=_STYLES[row.style])
-            line.append(set_cell_size("" if number else name, self.room), _style_of(row, 0))
+            shown = names[number] if number < len(names) else ""
+            line.append(set_cell_size(shown, self.room), _style_of(row, 0))
             for place, texts in wrapped.items():
                 cell = texts[number] if number < len(texts) else ""
                 line.append(_GAP + self._aligned(place, cell), _style_of(row, place))

@@ -497,7 +497,7 @@ def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, error, c
 @pytest.mark.parametrize(
     ("command", "module", "name", "starts"),
     [
-        ("verify --backend ddp", verification, "verify", ["{", "arm", "**mlp", "<!doctype"]),
+        ("verify --backend ddp", verification, "verify", ["{", "arm", "**verification", "<!doctype"]),
         ("collectives --group gloo", sweeping, "sweep_groups", ["{", "group", "**2 ranks", "<!doctype"]),
         ("scale --backend ddp -np 1,2", scaling, "carry_out", ["{", "arm", "**weak", "<!doctype"]),
     ],
@@ -889,7 +889,7 @@ def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
     ended = compare("doctor", *logins, "--ports")
     assert ended.code == 0
     assert [(host.name, host.slots) for host in asked["hosts"]] == [("a", 2), ("b", 1)]
-    assert asked["carrier"] == Ssh(user="me", port=22022, identity="key")
+    assert asked["carrier"] == Ssh(user="me", port=22022, identity=str(Path("key").absolute()))
     assert (asked["ports"], asked["quick"], asked["python"]) == (True, False, sys.executable)
 
 

@@ -15,10 +15,12 @@ from compare.doctor import examine as doctor
 from compare.doctor.diagnose import diagnose
 from compare.doctor.examine import examine, exit_code, quick_check
 from compare.doctor.facts import Examination, Facts, Finding
-from compare.doctor.report import DoctorReport, markdown
+from compare.doctor.report import document_of
 from compare.errors import HostError
 from compare.launch.engines import Answer
 from compare.launch.engines.ssh import Ssh
+from compare.report.formats.markdown import markdown
+from compare.report.formats.terminal import Shown
 from compare.schema.hostfile import parse_hostfile
 from compare.schema.hosts import Host, local_host
 from tests.unit.doctor.test_diagnose import HERE, group, well
@@ -213,7 +215,7 @@ def examination(hosts, findings=None):
 def printed(shown, width=200):
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(DoctorReport(shown))
+        console.print(Shown(document_of(shown)))
     return capture.get()
 
 
@@ -223,7 +225,7 @@ def test_report_has_a_row_per_host_and_every_finding():
     cells += ["10.7 GB", "eth0 10.0.0.3/24", "+0.0 ± 0.0 s", "3 hosts examined: 1 problem, 1 warning."]
     for finding in shown.findings:
         cells += [finding.what, finding.found, finding.fix]
-    for text in (printed(shown), markdown(shown)):
+    for text in (printed(shown), markdown(document_of(shown))):
         assert [cell for cell in cells if cell not in text] == []
 
 
@@ -252,7 +254,7 @@ def test_report_unreached_host_has_a_row(fake_ssh):
     shown = look(N1)
     (row,) = [row.split() for row in printed(shown).splitlines() if row.lstrip().startswith("n1")]
     assert row[:3] == ["n1", "NO", "–"]
-    assert "| n1 | NO | –" in markdown(shown)
+    assert "| n1 | NO | –" in markdown(document_of(shown))
 
 
 def test_examination_survives_json():
