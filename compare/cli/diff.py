@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.choices import ChangeFormat
+from compare.cli.choices import ChangeFormat, Format
 from compare.cli.gating import print_changes
 from compare.cli.options import output_flag
+from compare.cli.show import show
 
 
 def diff(
@@ -30,13 +31,12 @@ def diff(
     slower computation slows both sides of a ratio, so only a gate sees that.
     """
     from compare.analysis.diff import diff as compare_runs
-    from compare.report.changes import markdown
-    from compare.schema.files import write_text
+    from compare.report.changes import document_of
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
     first, second = (find_run(path, (RESULTS_FILE,)) for path in (old, new))
     runs, names = (read_run(first), read_run(second)), (str(first), str(second))
     changes = compare_runs(*runs, names, force=force)
     if export_markdown:
-        write_text(export_markdown, markdown(changes) + "\n")
+        show(document_of(changes), Format.MARKDOWN, output=export_markdown)
     print_changes(changes, form, stderr=export_markdown == Path("-"))

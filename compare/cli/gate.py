@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from compare.cli.choices import ChangeFormat
+from compare.cli.choices import ChangeFormat, Format
 from compare.cli.console import make_console, make_say
 from compare.cli.gating import (
     ExportJUnit,
@@ -30,6 +30,7 @@ from compare.cli.options import (
 )
 from compare.cli.requests import read_request
 from compare.cli.run import carry_out_and_export
+from compare.cli.show import show
 
 if TYPE_CHECKING:
     from compare.experiment.settle import UserRequest
@@ -99,8 +100,7 @@ def gate(
 
 def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export_junit: Path | None) -> None:
     """Carry out a gate, print it, and raise unless it passed."""
-    from compare.report.changes import markdown
-    from compare.schema.files import write_text
+    from compare.report.changes import document_of
 
     # The Markdown of this command is that of the gate, not that of the run.
     _, directory, analysis = carry_out_and_export(
@@ -111,7 +111,7 @@ def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export
     changes = analysis.gate
     assert changes is not None  # noqa: S101 -- the run has a limit and twins
     if flags.export_markdown:
-        write_text(flags.export_markdown, markdown(changes) + "\n")
+        show(document_of(changes), Format.MARKDOWN, output=flags.export_markdown)
     write_junit(changes, export_junit)
     to_stdout = flags.exports_to_stdout or export_junit == Path("-")
     say_to_stderr = to_stdout or form is not ChangeFormat.TABLE

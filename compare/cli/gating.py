@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compare.cli.choices import ChangeFormat
-from compare.cli.console import make_console
+from compare.cli.choices import ChangeFormat, Format
 from compare.cli.options import output_flag
 from compare.cli.run import export_run
+from compare.cli.show import show
 from compare.errors import SlowerError, TooNoisyError, UsageError
 
 if TYPE_CHECKING:
@@ -42,13 +42,12 @@ def read_percent(written: str) -> float:
 
 def print_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False) -> None:
     """Print changes in one format."""
-    from compare.report.changes import CHANGE_RENDERERS, WIDTH, table
+    from compare.report.changes import benchmark, document_of
 
-    if form is ChangeFormat.TABLE:
-        console = make_console(stderr=stderr)
-        typer.echo(table(changes, max(WIDTH, console.width)), err=stderr)
+    if form is ChangeFormat.BENCHMARK:
+        typer.echo(benchmark(changes), err=stderr)
     else:
-        typer.echo(CHANGE_RENDERERS[form.value](changes), err=stderr)
+        show(document_of(changes), Format(form.value), stderr=stderr)
 
 
 def write_junit(gate: Changes, path: Path | None) -> None:

@@ -5,22 +5,17 @@ A comparison that was forced states it in every format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from textwrap import wrap
+from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree as ET
 
 import msgspec
-from rich.cells import cell_len, set_cell_size
 
 from compare.analysis.change import Change, Changes, Differing
-from compare.report.rows import cut_in_the_middle, markdown_rows, markdown_text
+from compare.report.document import Column, Document, Row, Table
 from compare.schema.files import json_text
 from compare.schema.results import Run
 from compare.text import printable
 
-WIDTH = 80
-_SHORTEST_NAME = 12
-_GAP = "  "
 _NO_DECISION = (
     "This describes two runs and decides nothing. `compare gate` decides, and it sees a slower computation "
     "as well."
@@ -29,43 +24,20 @@ _JUNIT_ELEMENT = {"slower": "failure", "unresolved": "error"}
 """An open arm is an error: a skipped test would be green."""
 
 
-def table(changes: Changes, width: int = WIDTH) -> str:
-    """Render a table that fits the width, the conclusion last."""
-    headings = _headings(changes)
-    rows = [headings, *_rows(changes)]
-    widths = [max(cell_len(row[column]) for row in rows) for column in range(1, len(headings))]
-    room = max(_SHORTEST_NAME, min(max(cell_len(row[0]) for row in rows), width - 1 - _room(widths)))
-    lines = [*heading(changes), *_wrapped(_forced(changes), width), ""]
-    for name, *cells in rows:
-        *figures, verdict = cells
-        right = [cell.rjust(own) for cell, own in zip(figures, widths, strict=False)]
-        if name != headings[0] and cell_len(name) > room:
-            lines.append(f" {name}")  # what tells two arms apart must not be cut
-            name = ""  # noqa: PLW2901 -- it stands on the line before
-        cut = set_cell_size(cut_in_the_middle(name, room), room)
-        lines.append((" " + _GAP.join([cut, *right, verdict])).rstrip())
-    lines += ["", *_wrapped([*_explained(changes), conclusion(changes)], width)]
-    return "\n".join(map(printable, lines))
-
-
-def markdown(changes: Changes) -> str:
-    """Render a summary for a merge request or a job."""
-    headings = _headings(changes)
-    aligned = [":--", *["--:"] * (len(headings) - 2), ":--"]
+def document_of(changes: Changes) -> Document:
+    """Show what a gate or ``compare diff`` found, the conclusion last."""
     last = conclusion(changes)
-    lines = [] if changes.outcome is None else [f"**{last}**", ""]
-    lines += [*(f"{line}  " for line in heading(changes)), ""]
-    lines += [f"**{line}**" for line in _forced(changes)] + ([""] if changes.unlike else [])
-    below = [*_explained(changes), *[last] * (changes.outcome is None)]
-    return markdown_text(
-        [*lines, *markdown_rows([headings, aligned, *_rows(changes)]), "", *(f"- {line}" for line in below)]
+    headings = _headings(changes)
+    columns = [Column(name, str, is_text=name in {"arm", "verdict"}) for name in headings]
+    return Document(
+        title=heading(changes),
+        alerts=_forced(changes),
+        tables=[Table(columns=columns, rows=[Row(tuple(_row(changes, one))) for one in changes.changes])],
+        lead=[f"old: {changes.old}", f"new: {changes.new}"],
+        notes=list(_explained(changes)),
+        conclusion=last,
+        content=lambda: msgspec.to_builtins(changes) | {"forced": bool(changes.unlike)},
     )
-
-
-def as_json(changes: Changes) -> str:
-    """Render everything for programs; ``forced`` tells of ``--force``."""
-    fields = msgspec.to_builtins(changes) | {"forced": bool(changes.unlike)}
-    return json_text(fields)
 
 
 def benchmark(changes: Changes) -> str:
@@ -133,24 +105,14 @@ def _xml(suite: ET.Element) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode")
 
 
-CHANGE_RENDERERS: dict[str, Callable[[Changes], str]] = {
-    "table": table,
-    "markdown": markdown,
-    "json": as_json,
-    "github-benchmark": benchmark,
-}
-"""The formats of ``--format``."""
-
-
 # ---- words ----
 
 
-def heading(changes: Changes) -> list[str]:
-    """Say what is compared, and in which unit."""
-    unit = "Time of a step in ms."
-    if changes.command == "diff":
-        unit = f"Cost of synchronising: step time over that of {changes.reference} in the same round."
-    return [unit, f"old: {changes.old}", f"new: {changes.new}"]
+def heading(changes: Changes) -> str:
+    """Say in which unit the figures are."""
+    if changes.command == "gate":
+        return "Time of a step in ms, in two environments"
+    return f"Cost of synchronising in two runs: step time over that of {changes.reference} in the same round"
 
 
 def conclusion(changes: Changes) -> str:
@@ -185,10 +147,6 @@ def _explained(changes: Changes) -> Iterator[str]:
     yield from changes.notes
 
 
-def _wrapped(lines: Iterable[str], width: int) -> list[str]:
-    return [part for line in lines for part in wrap(line, width, break_long_words=False)]
-
-
 # ---- cells ----
 
 
@@ -210,10 +168,6 @@ def _row(changes: Changes, change: Change) -> list[str]:
     return [change.arm, *figures, _percent(change.ratio), _interval(change), *at_most, verdict]
 
 
-def _rows(changes: Changes) -> list[list[str]]:
-    return [_row(changes, change) for change in changes.changes]
-
-
 def _told(changes: Changes, change: Change) -> str:
     """Write all of a row but its arm in one line."""
     _, *cells = zip(_headings(changes), _row(changes, change), strict=True)
@@ -233,7 +187,3 @@ def _percent(ratio: float | None) -> str:
 def _signed(ratio: float) -> str:
     percent = (ratio - 1) * 100
     return f"{percent:+.1f}" if abs(percent) < 100 else f"{percent:+.0f}"  # noqa: PLR2004 -- digits enough
-
-
-def _room(widths: Sequence[int]) -> int:
-    return sum(widths) + len(_GAP) * len(widths)

@@ -46,8 +46,8 @@ class Shown:
             *(printable_line(line, "bold yellow") for line in document.alerts),
             printable_line(document.title, "bold"),
         ]
-        for table in [*filter(None, [document.glance]), *document.tables]:
-            lines += [Text(), *lay_out(table, width)]
+        for table in filter(None, [document.glance, *document.tables]):
+            lines += [Text(), *lay_out(table, width, cuts=table is document.glance)]
         if document.glance or document.tables:
             lines.append(Text())
         lines += [printable_line(line, "red") for line in document.failures]
@@ -69,11 +69,12 @@ def plain(document: Document, width: int = PLAIN_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in capture.get().strip("\n").splitlines())
 
 
-def lay_out(table: Table, width: int) -> Iterator[Text]:
+def lay_out(table: Table, width: int, *, cuts: bool = False) -> Iterator[Text]:
     """Yield the lines of a table.
 
     Columns that do not fit beside the first one follow below, again beside the first. Text takes several
-    lines where it is longer than what is left. A name is cut in its middle, or takes a line of its own.
+    lines where it is longer than what is left. A name that is too long takes a line of its own. If the table
+    ``cuts``, it is cut in its middle instead, unless that makes two names alike.
     """
     table = _with_bars(table, _BAR_CELLS if width >= _NARROWEST_WITH_BARS else 0)
     if table.title:
@@ -92,7 +93,7 @@ def lay_out(table: Table, width: int) -> Iterator[Text]:
         places = blocks.pop(0)
         while blocks and name + _total([*places, *blocks[0]], natural) < width:
             places += blocks.pop(0)
-        yield from _Part(table, places, natural, width).lines()
+        yield from _Part(table, places, natural, width).lines(cuts=cuts)
         if blocks:
             yield Text()
 
@@ -158,7 +159,7 @@ class _Part:
             rest -= widths[place]
         return widths
 
-    def lines(self) -> Iterator[Text]:
+    def lines(self, *, cuts: bool) -> Iterator[Text]:
         """Yield the headings, then the rows."""
         yield from self._headings()
         names = [printable(row.cells[0]) for row in self.table.rows]
@@ -169,9 +170,10 @@ class _Part:
             if self.table.groups and name != before:
                 yield Text()
             before = name
-            if counts[shown] > 1:  # what tells them apart was cut: the name takes a line of its own
+            is_alone = shown != name and (not cuts or counts[shown] > 1)
+            if is_alone:
                 yield Text(f" {name}", _STYLES[row.style])
-            yield from self._lines_of(row, "" if counts[shown] > 1 else shown)
+            yield from self._lines_of(row, "" if is_alone else shown)
 
     def _headings(self) -> Iterator[Text]:
         """Yield the lines of the headings; short ones stand at the bottom."""
