@@ -154,7 +154,7 @@ def _options() -> Iterator[tuple[str, str]]:
 
 
 def _example(backend: Backend, option: Option) -> str:
-    """Write an option with its values, of which a line has as many as fit."""
+    """Write an option with its values, as many on a line as fit."""
     values = {
         "choice": list(option.choices),
         "switch": ["true", "false"],

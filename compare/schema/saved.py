@@ -1,4 +1,4 @@
-"""Read whatever a command saved."""
+"""Read the result that a command saved, of any kind."""
 
 from __future__ import annotations
 
