@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "worker": ("schema", "data", "backends.*", "workload", "errors", "text"),
     "workload": (),
     "launch": ("schema", "data", "backends", "backends.launchers", "errors", "text"),
+    "jobs": ("schema", "errors", "text"),
     "analysis": ("schema", "backends", "errors", "text"),
     "report": ("analysis", "schema", "backends.launchers.request", "backends.code", "errors", "text"),
     "doctor": (
@@ -40,7 +41,18 @@ MAY_IMPORT = {
         "text",
     ),
     "experiment": ("launch", "analysis", "doctor", "schema", "data", "backends", "errors", "text"),
-    "cli": ("experiment", "report", "doctor", "analysis", "launch", "schema", "data", "errors", "text"),
+    "cli": (
+        "experiment",
+        "report",
+        "doctor",
+        "analysis",
+        "launch",
+        "jobs",
+        "schema",
+        "data",
+        "errors",
+        "text",
+    ),
     "errors": (),
     "text": (),
     "__main__": ("cli", "errors"),
@@ -271,7 +283,7 @@ def test_a_room_states_its_purpose_and_hands_on_its_face(room):
     assert module.__doc__.partition("\n")[0].endswith((".", ":"))
     face = getattr(module, "__all__", ())
     assert all(getattr(module, name) is not None for name in face)
-    assert bool(face) is (room not in {"worker", "cli", "launch", "schema"})
+    assert bool(face) is (room not in {"worker", "cli", "launch", "jobs", "schema"})
 
 
 def test_only_experiment_and_cli_import_the_doctor():
@@ -310,7 +322,7 @@ def test_only_its_engine_and_the_command_line_know_ssh():
     """All engines have one seam; two stand in for launchers' ssh."""
     known = {
         *("compare.launch.engines.ssh", "compare.launch.engines.slurm", "compare.launch.engines.rehearsal"),
-        "compare.launch.engines.kubernetes",
+        "compare.jobs.kubernetes",
         *(
             "compare.experiment.allocation",
             "compare.cli.choices",

@@ -17,7 +17,7 @@ from compare.cli.console import make_console, make_say
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from compare.launch.engines import kubernetes, slurm_script
+    from compare.jobs import kubernetes, slurm
 
 slurm_flag = partial(typer.Option, rich_help_panel="Slurm")
 kubernetes_flag = partial(typer.Option, rich_help_panel="Kubernetes")
@@ -80,7 +80,7 @@ def submit(
     It takes the job's nodes as its hosts. With --wait the exit code is that of the command. An MPIJob is
     only printed: kubectl applies it.
     """
-    from compare.launch.engines import kubernetes, slurm_script
+    from compare.jobs import kubernetes, slurm
     from compare.launch.engines.detect import require_started_once
 
     require_started_once(os.environ)
@@ -96,7 +96,7 @@ def submit(
     }
     if engine is Scheduler.SLURM:
         _refuse(of_kubernetes, engine)
-        script = slurm_script.Resources(nodes, ranks_per_node, minutes, partition, option or ())
+        script = slurm.Resources(nodes, ranks_per_node, minutes, partition, option or ())
         _submit_to_slurm(script, words or [], wait=wait, dry_run=dry_run)
     else:
         _refuse(of_slurm, engine)
@@ -114,23 +114,21 @@ def _refuse(flags: Mapping[str, object], engine: Scheduler) -> None:
             raise UsageError(f"{flag} means nothing to --engine {engine}.", remedy="Leave it out.")
 
 
-def _submit_to_slurm(
-    resources: slurm_script.Resources, words: Sequence[str], *, wait: bool, dry_run: bool
-) -> None:
-    from compare.launch.engines import slurm_script
+def _submit_to_slurm(resources: slurm.Resources, words: Sequence[str], *, wait: bool, dry_run: bool) -> None:
+    from compare.jobs import slurm
 
-    file, output = slurm_script.default_files(Path("runs").absolute(), words[0] if words else "")
-    script = slurm_script.write_script(resources, words, output)
+    file, output = slurm.default_files(Path("runs").absolute(), words[0] if words else "")
+    script = slurm.write_script(resources, words, output)
     if dry_run:
         make_console().print(script, soft_wrap=True, markup=False, end="")
         return
-    job = slurm_script.submit(script, file)
+    job = slurm.submit(script, file)
     say = make_say(make_console(stderr=True))
     say(f"Slurm job {job}: {file}")
     say(f"It prints to {output}")
     if wait:
         try:
-            raise typer.Exit(slurm_script.follow(job, output, lambda text: typer.echo(text, nl=False)))
+            raise typer.Exit(slurm.follow(job, output, lambda text: typer.echo(text, nl=False)))
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(f"The job goes on. To end it: scancel {job}")
             raise
@@ -139,8 +137,8 @@ def _submit_to_slurm(
 def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> None:
     """Print an MPIJob, its times, and how to apply it."""
     from compare.experiment.settle import SETTLE_SECONDS
-    from compare.launch.engines import kubernetes
-    from compare.launch.engines.submission import names_flag
+    from compare.jobs import kubernetes
+    from compare.jobs.submission import names_flag
 
     manifest = kubernetes.write_manifest(resources, words)
     times = kubernetes.explain_time(resources, words, SETTLE_SECONDS)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from compare.analysis import analyse
-from compare.launch.engines.kubernetes import Resources, write_manifest
+from compare.jobs.kubernetes import Resources, write_manifest
 from compare.schema.store import read_run
 from tests.lab.comparing import ARMS, RUN, left
 from tests.waiting import wait_until

@@ -1,4 +1,4 @@
-"""An ``ssh`` for tests: a shell script first on PATH."""
+"""Programs for tests, first on PATH."""
 
 import os
 
@@ -17,3 +17,15 @@ def fake_ssh(tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
     return install
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Put programs first on PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def write(name, text):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write

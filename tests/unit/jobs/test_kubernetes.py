@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from compare.errors import UsageError
-from compare.launch.engines.kubernetes import Resources, explain_time, write_manifest
+from compare.jobs.kubernetes import Resources, explain_time, write_manifest
 from tests.comparing import ROOT
 
 RESOURCES = Resources("registry/ringside:1", workers=3, ranks_per_worker=2, minutes=20, cpus=5, gpus=2)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from compare.errors import AllocationError, UnavailableError, UsageError
-from compare.launch.engines import slurm_script
-from compare.launch.engines.slurm_script import Resources, follow, submit, write_script
+from compare.jobs import slurm
+from compare.jobs.slurm import Resources, follow, submit, write_script
 
 RESOURCES = Resources(2, 4, 30, "short", ["--gres=gpu:4"])
 
@@ -79,11 +79,11 @@ def test_followed_job_shows_its_output_and_gives_its_status(programs, tmp_path):
 
 
 def test_silent_controller_is_no_end_of_the_job(programs, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm_script, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(slurm, "_LOOK_SECONDS", 0.05)
     asked = tmp_path / "asked"
     programs("scontrol", f"[ -e {asked} ] || {{ : >{asked}; exit 1; }}; echo JobState=COMPLETED ExitCode=0:0")
     assert follow("17", tmp_path / "out", lambda _: None) == 0
-    monkeypatch.setattr(slurm_script, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(slurm, "_SILENT_SECONDS", 0.2)
     programs("scontrol", "exit 1")
     with pytest.raises(UnavailableError, match="does not say"):
         follow("17", tmp_path / "out", lambda _: None)

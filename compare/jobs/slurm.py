@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compare.errors import AllocationError, OutputError, UnavailableError, UsageError, system_reason
-from compare.launch.engines.submission import names_flag, require_command, require_printable
+from compare.jobs.submission import names_flag, require_command, require_printable
 from compare.schema.environment import import_path
 from compare.schema.files import write_text
 

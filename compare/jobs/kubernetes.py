@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compare.errors import UsageError
-from compare.launch.engines.submission import flag_value, names_flag, require_command, require_printable
+from compare.jobs.submission import flag_value, names_flag, require_command, require_printable
 from compare.schema.config import LARGEST_NUMBER
 from compare.text import counted, duration, seconds_of
 
