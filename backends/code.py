@@ -13,47 +13,7 @@ from backends import BACKENDS
 if TYPE_CHECKING:
     from backends.base import Options
 
-_OF_MODE = {
-    "per_parameter": ("strategies.averaging:PerParameterReducer.reduce",),
-    "flat": ("strategies.averaging:FlatReducer.reduce", "strategies.reducer:Bucket.collect"),
-    "overlap": ("strategies.averaging:OverlapReducer._arrived", "strategies.averaging:OverlapReducer.reduce"),
-    "shared_memory": ("shared_memory.sum:SharedSum.reduce",),
-    "ring": ("strategies.primitives:ring", "strategies.primitives:_pass_on"),
-    "reduce_broadcast": ("strategies.primitives:reduce_broadcast",),
-    "reduce_scatter": ("strategies.primitives:reduce_scatter",),
-    "all_gather": ("strategies.primitives:all_gather",),
-    "optimizer": (
-        "strategies.horovod_optimizer:HorovodReplica.__init__",
-        "strategies.horovod_optimizer:HorovodReplica.sync",
-    ),
-}
-_OF_BACKEND = {
-    "none": ("strategies.local:LocalReplica.sync",),
-    "ddp": ("strategies.ddp:DDPReplica._wrap",),
-    "zero": ("strategies.ddp:DDPReplica._wrap", "strategies.zero:ZeroReplica.step"),
-    "fsdp": ("strategies.fsdp:_shard",),
-    "lightning": (
-        "strategies.lightning:LightningReplica._wrap",
-        "strategies.lightning:LightningReplica.backward",
-    ),
-    "localsgd": ("strategies.local_sgd:LocalSGDReplica.step", "strategies.local_sgd:LocalSGDReplica._means"),
-    "modelparallel": ("strategies.pipeline:_Pass.run",),
-    "pipeline": ("strategies.pipeline:_Pass.run",),
-    "single": ("strategies.local:LocalReplica.sync",),
-    "dataparallel": ("strategies.data_parallel:DataParallelReplica.__init__",),
-    "own_torch": ("strategies.own:OwnReplica.learn",),
-    "own_horovod": ("strategies.own:OwnReplica.learn",),
-    "own_mpi": ("strategies.own:OwnReplica.learn",),
-}
-_SUMMARY_BY_MODE = {
-    "shared_memory": "a sum in memory that all ranks of one host map",
-    "ring": "an all-reduce by hand: parts travel around a ring",
-    "reduce_broadcast": "an all-reduce by hand: a sum on rank 0, which sends it to all",
-    "reduce_scatter": "an all-reduce by hand: each rank sums a part, and all gather the parts",
-    "all_gather": "an all-reduce by hand: each rank gets all gradients, and sums them itself",
-}
 _FOR_TOOLS = re.compile(r" +# (?:noqa|type:).*")
-_CALLS_OF_GROUP = {"per_parameter": "all_reduce_", "flat": "all_reduce_", "overlap": "all_reduce_start_"}
 
 
 class Quote(NamedTuple):
@@ -74,7 +34,9 @@ def summary_of(backend: str, options: Options) -> str:
     Raises:
         KeyError: there is no such backend.
     """
-    return _SUMMARY_BY_MODE.get(str(options.get("mode"))) or BACKENDS[backend].summary
+    entry = BACKENDS[backend]
+    chosen = (option.summaries.get(str(options.get(option.name))) for option in entry.options)
+    return next(filter(None, chosen), entry.summary)
 
 
 def code_of(backend: str, options: Options) -> list[Quote]:
@@ -83,11 +45,10 @@ def code_of(backend: str, options: Options) -> list[Quote]:
     Raises:
         KeyError: there is no such backend.
     """
-    mode = str(options.get("mode", ""))
-    names = [f"backends.{name}" for name in _OF_MODE.get(mode) or _OF_BACKEND[backend]]
-    if call := _CALLS_OF_GROUP.get(mode):
-        names.append(f"{BACKENDS[backend].group}.{call}")
-    return [quote(name) for name in names]
+    entry = BACKENDS[backend]
+    chosen = (option.code.get(str(options.get(option.name))) for option in entry.options)
+    names = next(filter(None, chosen), entry.code)
+    return [quote(f"{entry.group}.{name[1:]}" if name.startswith(":") else name) for name in names]
 
 
 def quote(name: str) -> Quote:

@@ -62,6 +62,10 @@ class Option:
     """
     rebuild: str = ""
     """The command that installs the library with every choice."""
+    summaries: Mapping[str, str] = field(default_factory=dict)
+    """Choices that are something else than the backend's summary says, in a few words."""
+    code: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Choices whose lines are quoted in place of the backend's ``code``."""
     while_proven: OptionValue | None = None
     """Its value in the proof of parity; None keeps the arm's value.
 
@@ -79,6 +83,8 @@ class Backend:
     """``module:class`` of the Group."""
     strategy: str
     """``module:class`` of the Replica."""
+    code: tuple[str, ...] = ()
+    """Functions that synchronise, to be quoted: ``module:Class.function``, or ``:function`` of the group."""
     launcher: str = "torchrun"
     """The default launcher; an allocation may need another."""
     libraries: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from backends import BACKENDS, Backend, Option
+from backends import BACKENDS, UNREADABLE, Backend, Option
 from compare.doctor.availability import Availability, Survey
 from compare.report.document import Column, Document, Row, Table
 from compare.schema.arms import Arm
@@ -142,6 +142,7 @@ def _unavailable(survey: Survey) -> Iterator[tuple[str, str]]:
     nccl = nccl or ("" if survey.gpus else "it needs a GPU, and torch finds none")
     if nccl:
         yield "process_group=nccl", nccl
+    yield from UNREADABLE.items()
     yield from _NEVER
 
 

@@ -1,0 +1,66 @@
+"""An arm that another package adds, by its entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.comparing import ROOT, compare
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Install the example's package into a folder of its own; return the environment that has it."""
+    folder = tmp_path_factory.mktemp("outside")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    source = shutil.copytree(ROOT / "examples" / "backend", folder / "source")
+    done = subprocess.run(
+        [*command, "--target", folder / "packages", source], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return {
+        "PYTHONPATH": os.pathsep.join([str(folder / "packages"), os.environ.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        )
+    }
+
+
+def test_backends_lists_the_arm_with_its_options(installed):
+    (found,) = [
+        arm
+        for arm in json.loads(compare("backends", "--json", environment=installed).stdout)
+        if arm["arm"] == "gather"
+    ]
+    assert found["available"] is True
+    assert found["options"] == {"process_group": "auto", "calls": "one"}
+
+
+def test_arm_is_proven_and_explained_like_our_own(installed, tmp_path, mnist_dir):
+    data = ("--data-dir", mnist_dir)
+    done = compare(
+        "verify",
+        "--backend",
+        "gather,gather:calls=each",
+        *data,
+        "--output",
+        tmp_path / "proof",
+        environment=installed,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same training") == 2
+    run = ("--backend", "ddp,gather", "--repeats", 1, "--steps", 60)
+    done = compare("run", *run, *data, "--output", tmp_path / "run", environment=installed)
+    assert done.returncode == 0, done.stderr
+    lesson = compare("explain", tmp_path / "run", "--arm", "gather", environment=installed)
+    assert "gradients = [p.grad for p in self.trained]" in lesson.stdout
+
+
+def test_without_the_package_the_arm_is_unknown():
+    done = compare("run", "--backend", "gather")
+    assert done.returncode == 2
+    assert "There is no backend called 'gather'." in done.stderr
