@@ -1,7 +1,7 @@
 """Register every way of synchronising gradients that can be compared.
 
-The registry holds strings, so that reading it imports no library. A new backend is an entry of ``arms.py``, or
-another package's, which ``ENTRY_POINT`` finds. Its group or strategy is one file, if it is new.
+The registry holds strings, so that reading it imports no library. A new backend is an entry of ``arms.py``,
+or of another package, found by ``ENTRY_POINT``. Its group or strategy is one file, if it is new.
 """
 
 from __future__ import annotations
