@@ -123,6 +123,34 @@ class Backend:
     parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
     """
 
+    @property
+    def communicates(self) -> bool:
+        """Return whether the ranks exchange gradients or parameters."""
+        return self.synchronises and not self.one_process
+
+    @property
+    def another_training(self) -> bool:
+        """Return whether it declares that it never trains like one process."""
+        return self.training == "another"
+
+    @property
+    def in_shards(self) -> bool:
+        """Return whether ranks hold parts of the parameters, so that equal hashes prove nothing."""
+        return self.shards in {"parameters", "layers"}
+
+    @property
+    def in_layers(self) -> bool:
+        """Return whether ranks hold different layers, and share every batch."""
+        return self.shards == "layers"
+
+    @property
+    def has_sync_cost(self) -> bool:
+        """Return whether each rank computes what it would compute alone.
+
+        Else a difference from the control's step time is no cost of synchronising.
+        """
+        return self.communicates and not self.in_layers
+
     def runtime(self, options: Options) -> Runtime:
         """Return what these options need to run; missing ones have their defaults."""
         for option in self.options:

@@ -68,7 +68,7 @@ def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
             )
         )
     for asked in other.config.arms:
-        if asked.synchronises and asked.label not in {*predicted, *left_out}:
+        if asked.traits.synchronises and asked.label not in {*predicted, *left_out}:
             left_out[asked.label] = "this run has no launch of it"
     if not found:
         raise OutputError(

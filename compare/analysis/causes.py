@@ -85,7 +85,7 @@ def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Cause]:
 
 def _synchronising(run: Run, summary: Summary) -> Iterator[tuple[Arm, ArmSummary]]:
     of = {own.arm: own for own in summary.arms}
-    yield from ((arm, of[arm.label]) for arm in run.config.arms if arm.synchronises and arm.label in of)
+    yield from ((arm, of[arm.label]) for arm in run.config.synchronising if arm.label in of)
 
 
 def _shows(estimate: Estimate | None, whole: float) -> bool:

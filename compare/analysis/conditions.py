@@ -53,7 +53,7 @@ def compare_conditions(run: Run) -> list[Condition]:
 
 
 def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
-    asked = [arm for arm in arms if item.in_control or arm.communicates]
+    asked = [arm for arm in arms if item.in_control or arm.traits.communicates]
     seen = {
         arm.label: [[_spell(item.read(rank)) for rank in launch.ranks] for launch in run.of(arm)]
         for arm in asked
@@ -84,11 +84,11 @@ def _exempt_by(arm: Arm, item: Item) -> str:
     """Return by which declaration an arm may differ, or nothing."""
     if item.by_interpreter and arm.against:
         return BY_ANOTHER_INTERPRETER
-    if item.by_process and arm.one_process:
+    if item.by_process and arm.traits.one_process:
         return BY_ONE_PROCESS
-    if item.by_layers and arm.in_layers:
+    if item.by_layers and arm.traits.in_layers:
         return BY_LAYERS
-    if item.by_own_step and arm.own_step:
+    if item.by_own_step and arm.traits.own_step:
         return BY_OWN_STEP
     return BY_ANOTHER_TRAINING if item.by_training and not arm.same_training else ""
 

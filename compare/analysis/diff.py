@@ -90,7 +90,7 @@ def _in_common(old: Run, new: Run) -> tuple[Arm, list[Arm]]:
     arms = [
         arm
         for arm in there.values()
-        if reference and arm != reference and arm.synchronises and _costs(new, arm, reference)
+        if reference and arm != reference and arm.traits.synchronises and _costs(new, arm, reference)
     ]
     arms = [arm for arm in arms if reference and _costs(old, arm, reference)]
     if reference is None or not arms:

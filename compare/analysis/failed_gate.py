@@ -14,5 +14,5 @@ def failed_gate(
     arm: Arm, name: GateName, what: str, found: str, reason: str, **figures: float | None
 ) -> Gate:
     """Return a failed gate; ``reason`` says what to fix in the strategy or in the user's step."""
-    remedy = f"Fix {'your step' if arm.own_step else 'the strategy'}: {reason}"
+    remedy = f"Fix {'your step' if arm.traits.own_step else 'the strategy'}: {reason}"
     return Gate(name=name, outcome="failed", what=what, found=found, remedy=remedy, **figures)

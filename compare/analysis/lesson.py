@@ -62,7 +62,7 @@ def control_seconds(summary: Summary) -> float | None:
 
 def lessons(run: Run, summary: Summary) -> list[Lesson]:
     """Return a lesson for each arm that communicates, in the summary's order."""
-    arms = {arm.label: arm for arm in run.config.arms if arm.communicates}
+    arms = {arm.label: arm for arm in run.config.arms if arm.traits.communicates}
     return [_lesson(run, arms[own.arm], own) for own in summary.arms if own.arm in arms]
 
 

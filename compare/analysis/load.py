@@ -70,7 +70,7 @@ def find_load_dependence(run: Run) -> list[LoadDependence]:
         return []
     times = {arm.label: _by_pass(run, arm, turn_seconds) for arm in run.config.arms}
     cores = _by_pass(run, control, turn_cores)
-    rivals = [arm.label for arm in run.config.arms if arm.synchronises and arm.label != baseline]
+    rivals = [arm.label for arm in run.config.rivals]
     found = []
     for rival in rivals:
         common = set(cores) & set(times[baseline]) & set(times[rival])

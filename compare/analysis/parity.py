@@ -106,7 +106,7 @@ def fail_alike(run: Run, failed: Sequence[tuple[Arm, str]]) -> str:
     """Say that the workload is to be suspected; empty unless all arms fail beside one process."""
     if run.dataset.name != "own":  # the built-in models remember nothing
         return ""
-    proven = [arm for arm in run.config.arms if arm.synchronises and not arm.own_step]
+    proven = [arm for arm in run.config.synchronising if not arm.traits.own_step]
     beside = {arm.label for arm, name in failed if name == "float64"}
     if len(proven) < _LEAST_ALIKE or not all(arm.label in beside for arm in proven):
         return ""
@@ -125,9 +125,9 @@ def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
     for result in ranks:
         if result.final_hash == result.initial_hash:
             return _untrained(arm, result, len(ranks))
-    if not arm.synchronises:
+    if not arm.traits.synchronises:
         return Gate(name="ranks", outcome="exempt")
-    if arm.in_shards and len(ranks) > 1:
+    if arm.traits.in_shards and len(ranks) > 1:
         # Every rank gathers the same shards, so equal hashes are no evidence.
         return Gate(name="ranks", outcome="exempt", what=IN_SHARDS)
     if len({r.final_hash for r in ranks}) > 1:
@@ -168,7 +168,7 @@ def _different(arm: Arm, ranks: list[RankResult], when: Literal["initial_hash", 
 
 def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
     name: GateName = "float64" if kind == "float64" else "float32"
-    if not arm.synchronises:
+    if not arm.traits.synchronises:
         return Gate(name=name, outcome="exempt")
     passes = {r.rank: taken for r in ranks if (taken := pass_of(r, kind))}
     if len(passes) < len(ranks):
@@ -177,7 +177,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         found = "Without it, the training of this arm is not proven."
         return failed_gate(arm, name, what, found, "every rank must take the parity steps.")
     figure = _worst(passes[0])[0]
-    if arm.another_training:
+    if arm.traits.another_training:
         return Gate(name=name, outcome="exempt", figure=figure, what=ANOTHER_TRAINING)
     same = len({taken.hash for taken in passes.values()}) == 1
     # Every first update was the mean, except for rounding.
@@ -193,7 +193,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
 def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) -> Gate:
     """Judge a pass with a wrong step: is a single process its measure, and what went wrong?"""
     figure, limit = _worst(passes[0])
-    incomparable = why_incomparable(list(passes.items()), own_step=arm.own_step)
+    incomparable = why_incomparable(list(passes.items()), own_step=arm.traits.own_step)
     if incomparable:
         what, remedy = incomparable
         return Gate(name=name, outcome="incomparable", figure=figure, limit=limit, what=what, remedy=remedy)
@@ -203,7 +203,7 @@ def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) 
         name,
         f"{arm.label} does not train what a single process trains on the same samples.",
         f"Largest relative difference of rank 0 in {passes[0].steps} {name} steps: {_size(figure)}. "
-        f"Allowed: {allowed}. " + diagnose(list(passes.items()), in_shards=arm.in_shards),
+        f"Allowed: {allowed}. " + diagnose(list(passes.items()), in_shards=arm.traits.in_shards),
         _WORTHLESS,
         figure=figure,
         limit=limit,

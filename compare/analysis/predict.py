@@ -160,7 +160,7 @@ def _assumes_goodput(run: Run, link: Link | None) -> bool:
 
 
 def _communicating(run: Run) -> list[Arm]:
-    return [arm for arm in run.config.arms if arm.synchronises]
+    return run.config.synchronising
 
 
 def _reason(run: Run, arm: Arm, link: Link | None) -> str:

@@ -35,7 +35,7 @@ def nothing_proven(arm: Arm, ranks: int, taken: ParityPass) -> Nothing | None:
             f"no parameter moves in {taken.steps} steps: every gradient is zero, or the learning rate is",
             "Does the loss depend on the data and on the model? Are the inputs zero?",
         )
-    if not arm.communicates:
+    if not arm.traits.communicates:
         return None
     if ranks == 1:
         return Nothing("one rank synchronises nothing", "Take two ranks or more: -np 2.")

@@ -62,7 +62,7 @@ def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
     found = {gate.outcome: gate for gate in reversed(judged)}
     worst = next((found[outcome] for outcome in _WORST_FIRST if outcome in found), None)
     # An arm that rounds by design was judged before its result was kept.
-    exempt = not arm.exact or arm.another_training
+    exempt = not arm.exact or arm.traits.another_training
     outcome: Outcome = "exempt" if exempt else worst.outcome if worst else "passed"
     return Parity(
         outcome=outcome,

@@ -28,7 +28,7 @@ def paired_log_ratios(run: Run, baseline: str) -> dict[str, list[float]]:
 
     The arms are those that synchronise. Without a common round, or an arm to compare, there is none.
     """
-    rivals = {arm.label: arm for arm in run.config.arms if arm.synchronises}
+    rivals = {arm.label: arm for arm in run.config.synchronising}
     rivals.setdefault(baseline, next(arm for arm in run.config.arms if arm.label == baseline))
     times = {name: _times(run, arm) for name, arm in rivals.items()}
     rounds = sorted(set.intersection(*map(set, times.values())))
@@ -72,7 +72,7 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_lead(run: Run) -> Lead | None:
     """Compare all arms that synchronise with the quickest; None without two arms."""
-    times = {arm.label: _times(run, arm).values() for arm in run.config.arms if arm.synchronises}
+    times = {arm.label: _times(run, arm).values() for arm in run.config.synchronising}
     if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
         return None
     first = min(times, key=lambda arm: statistics.geometric_mean(times[arm]))

@@ -220,10 +220,10 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
     rights = [rank.evaluation.correct for rank in ranks]
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     steps = [step_seconds(launch) for launch in compared]
-    control = common.of(run.config.control) if run.config.control and arm.synchronises else []
+    control = common.of(run.config.control) if run.config.control and arm.traits.synchronises else []
     controlled = _pairs(compared, control)
     # An arm of one process exchanges nothing, and ranks with different layers share the work of a batch.
-    paid = controlled if arm.has_sync_cost else []
+    paid = controlled if arm.traits.has_sync_cost else []
     baseline = [launch for launch in common.launches if launch.arm == run.config.baseline]
     efficiency = _ratio((step_seconds(other), step_seconds(own)) for own, other in controlled)
     return ArmSummary(

@@ -30,7 +30,7 @@ def explain(
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
     run = read_run(find_run(run_directory, [RESULTS_FILE]))
-    labels = [own.label for own in run.config.arms if own.communicates]
+    labels = [own.label for own in run.config.arms if own.traits.communicates]
     for name in arm or ():
         if name not in labels:
             raise UsageError(

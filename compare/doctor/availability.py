@@ -177,7 +177,7 @@ def _judge(
     return Availability(
         backend=arm,
         version=facts.get("version", ""),
-        transport=facts.get("transport", "") if backend.synchronises and not backend.one_process else "none",
+        transport=facts.get("transport", "") if backend.communicates else "none",
         launcher=runtime.launcher,
         problem=problem,
         remedy=fix,

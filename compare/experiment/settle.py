@@ -274,7 +274,7 @@ def require_other_hosts(arms: Sequence[Arm]) -> None:
 
 
 def _twins(arm: Arm) -> tuple[Arm, ...]:
-    if not arm.synchronises:
+    if not arm.traits.synchronises:
         raise UsageError(
             f"An A/A test needs an arm that synchronises, which {arm.label} does not.",
             remedy="Name another --backend.",

@@ -78,7 +78,7 @@ def open_comparisons(run: Run) -> list[Comparison]:
     if config.slower_limit is not None:
         pairs = [(new.label, old.label) for new, old in pairs_of(config.arms)]
     else:
-        rivals = [arm.label for arm in config.arms if arm.synchronises and arm.label != config.baseline]
+        rivals = [arm.label for arm in config.rivals]
         pairs = [(arm, config.baseline) for arm in rivals]
     settled = set() if config.limit_seconds is None else _settled(run)
     return [pair for pair in pairs if pair[0] not in settled]

@@ -218,7 +218,7 @@ def commands_for(
     request = Request(
         executable=executable,
         python=python,
-        hosts=(msgspec.structs.replace(hosts[0], slots=1),) if arm.one_process else hosts,
+        hosts=(msgspec.structs.replace(hosts[0], slots=1),) if arm.traits.one_process else hosts,
         module="compare.worker",
         arguments=(name, str(place.job_file)),
         port=place.cluster.free_port(),

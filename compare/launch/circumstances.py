@@ -86,7 +86,7 @@ class Circumstances:
         return error
 
     def _libraries(self) -> str:
-        if self.arm is None or not self.arm.communicates:
+        if self.arm is None or not self.arm.traits.communicates:
             return "none"
         return f"{_BY_LAUNCHER[self.arm.runtime.launcher]} {self.arm.options.get('controller', '')} "
 

@@ -334,7 +334,7 @@ class LaunchPlace:
     def _ranks_on(self, agent: Connection) -> int:
         if agent not in self.cluster.agents:
             return 0
-        if self._in_turns and self._in_turns.one_process:
+        if self._in_turns and self._in_turns.traits.one_process:
             return int(agent is self.cluster.agents[0])
         return agent.host.slots
 

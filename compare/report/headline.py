@@ -42,7 +42,7 @@ def short_headline(run: Run, summary: Summary) -> str:
 
 def shared_options(run: Run) -> Arm | None:
     """Return the options that every arm with communication has, as an arm."""
-    arms = [arm for arm in run.config.arms if arm.synchronises]
+    arms = run.config.synchronising
     if len(arms) < 2:  # noqa: PLR2004 -- one arm shares nothing
         return None
     first, *others = arms

@@ -210,12 +210,12 @@ def _no_sync_cost(run: Run) -> list[str]:
     batch = run.config.global_batch_size // run.config.accumulate
     lines = []
     for arm in run.config.arms:
-        if arm.one_process and run.of(arm):
+        if arm.traits.one_process and run.of(arm):
             lines.append(
                 f"{arm.label}: one process with all threads of a host and the global batch of {batch}. "
                 "It exchanges nothing, so it has an efficiency and no sync cost."
             )
-        elif arm.in_layers and run.of(arm):
+        elif arm.traits.in_layers and run.of(arm):
             lines.append(
                 f"{arm.label}: its ranks hold different layers, and share the global batch of {batch}. "
                 f"So it has an efficiency and no sync cost.{_waits(run.of(arm))}"
@@ -272,7 +272,7 @@ def _unresolved(run: Run, summary: Summary) -> list[str]:
 
 def _trained_model(run: Run, summary: Summary) -> list[str]:
     """Compare the parameters of exact arms; list the other arms."""
-    arms = {arm.label: arm for arm in run.config.arms if arm.synchronises}
+    arms = {arm.label: arm for arm in run.config.synchronising}
     ends = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in arms}
     hashes = {label: end for label, end in ends.items() if not _why_other(arms[label])}
     all_arms = "every arm" if len(hashes) > 1 else "the arm"
@@ -285,13 +285,13 @@ def _trained_model(run: Run, summary: Summary) -> list[str]:
 
 def _why_other(arm: Arm) -> str:
     """Return why an arm has another hash than exact arms; empty otherwise."""
-    if arm.one_process:
+    if arm.traits.one_process:
         return "adds up the samples of a step in one process, in another order"
-    if arm.another_training:
+    if arm.traits.another_training:
         return "is another training by declaration: read its accuracy and loss beside its speed"
     if not arm.same_training:
         return "is the same training at period 1 alone: read its accuracy and loss beside its speed"
-    if arm.in_shards:
+    if arm.traits.in_shards:
         return "holds its parameters in shards, so only the reference proves its training"
     if not arm.exact:
         return "rounds or compresses by design: its ranks agree, on other parameters than exact arms"
@@ -317,11 +317,13 @@ def _parity(run: Run, summary: Summary) -> list[str]:
     exact = {arm: parity for arm, parity in proven.items() if parity.outcome != "exempt"}
     lossy = {arm: parity for arm, parity in proven.items() if parity.outcome == "exempt"}
     near = _near([parity.difference for parity in exact.values()])
-    at_period_1 = {arm.label for arm in run.config.arms if not arm.same_training and not arm.another_training}
+    at_period_1 = {
+        arm.label for arm in run.config.arms if not arm.same_training and not arm.traits.another_training
+    }
     names = [f"{arm} at period 1" if arm in at_period_1 else arm for arm in exact]
     whose = ", ".join(names) if lossy or at_period_1 else _who(run, summary, list(proven))
     found = [f"{whose} {near}"] if exact else []
-    other = {arm.label for arm in run.config.arms if arm.another_training}
+    other = {arm.label for arm in run.config.arms if arm.traits.another_training}
     found += [
         f"{arm} ({'another training' if arm in other else 'lossy'}) {_away(parity.difference)}"
         for arm, parity in lossy.items()
@@ -340,7 +342,7 @@ def _buffers(run: Run) -> list[str]:
     different = [
         arm.label
         for arm in run.config.arms
-        if arm.synchronises
+        if arm.traits.synchronises
         and any(
             len({rank.buffer_hash for rank in launch.ranks}) > 1
             and not launch.ranks[0].attestation.get("replica", {}).get("broadcasts_buffers")
@@ -373,7 +375,7 @@ def _who(run: Run, summary: Summary, proven: list[str]) -> str:
     """Name the arms with a pass, in few words."""
     if len(proven) == len(summary.arms):
         return "every arm"
-    asked = [arm.label for arm in run.config.arms if arm.synchronises and run.of(arm)]
+    asked = [arm.label for arm in run.config.synchronising if run.of(arm)]
     return "every arm that synchronises" if set(proven) == set(asked) else ", ".join(proven)
 
 

@@ -163,11 +163,13 @@ def _at_a_glance(run: Run, analysis: Analysis, own: ArmSummary) -> Row:
     arm = next(arm for arm in run.config.arms if arm.label == own.arm)
     share = None if own.sync_share is None or own.below_noise else own.sync_share.mean
     sync = f"{share * 100:.0f} %" if share is not None else BELOW_NOISE if own.below_noise else "–"
-    style: Style = "best" if own.fastest else "" if arm.synchronises else "aside"
+    style: Style = "best" if own.fastest else "" if arm.traits.synchronises else "aside"
     shared = shared_options(run)
     given = {name: value for name, value in arm.given.items() if not shared or name not in shared.given}
-    name = printable(msgspec.structs.replace(arm, given=given).label) if arm.synchronises else arm.label
-    suffix = "" if arm.synchronises else " (no communication)"
+    name = (
+        printable(msgspec.structs.replace(arm, given=given).label) if arm.traits.synchronises else arm.label
+    )
+    suffix = "" if arm.traits.synchronises else " (no communication)"
     mark = f" {MARK}" if why_marked(arm) else ""
     return Row(
         (

@@ -137,7 +137,7 @@ def planned_time(config: RunConfig, round_seconds: float, *, in_turns: bool) -> 
 def time_to_take(run: Run) -> str:
     """Estimate the time of the whole run at the pace so far."""
     config, most = run.config, planned_rounds(run)
-    rivals = sum(arm.synchronises for arm in config.arms) - 1
+    rivals = len(config.rivals)
     unsettled = f" A verdict takes {FIRST_LOOK}." if rivals > 0 and most < FIRST_LOOK else ""
     if config.budget_seconds is not None:
         return f"{config.budget_seconds:g} s allow about {counted(most, 'round')}.{unsettled}"

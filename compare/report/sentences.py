@@ -30,7 +30,7 @@ _FEW_NAMES = 3
 
 def why_marked(arm: Arm) -> str:
     """Return how an arm trains otherwise by design, or nothing."""
-    if arm.another_training:
+    if arm.traits.another_training:
         return "another training by declaration"
     if not arm.same_training:
         return "the same training at period 1 alone"
@@ -64,7 +64,7 @@ def proof(run: Run, summary: Summary) -> list[str]:
 
     It is one line, unless something is missing, open or wrong.
     """
-    asked = {arm.label: arm for arm in run.config.arms if arm.synchronises}
+    asked = {arm.label: arm for arm in run.config.synchronising}
     arms = [arm for arm in summary.arms if arm.arm in asked]
     passed = [arm for arm in arms if arm.parity.outcome == "passed" and not why_marked(asked[arm.arm])]
     missing = [arm.arm for arm in arms if arm.parity.outcome == "none"]
@@ -123,7 +123,7 @@ def _by_reason(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float | None) -> str:
     """Say which arms ended equal, or that rounding explains how far apart; shards have no hash."""
-    whole = [arm for arm in passed if not asked[arm.arm].in_shards]
+    whole = [arm for arm in passed if not asked[arm.arm].traits.in_shards]
     hashes = {arm.final_hash for arm in whole}
     if whole and len(hashes) == 1 and None not in hashes:
         if len(whole) == len(passed):
@@ -175,7 +175,7 @@ def conclusion(run: Run, analysis: Analysis) -> str:
 
 def _of_one(run: Run, summary: Summary) -> str:
     """Conclude from a run with one arm that synchronises."""
-    asked = {arm.label for arm in run.config.arms if arm.synchronises}
+    asked = {arm.label for arm in run.config.synchronising}
     found = [arm for arm in summary.arms if arm.arm in asked]
     if len(asked) > 1:
         finished = listed(arm.arm for arm in found) or "no arm that communicates"

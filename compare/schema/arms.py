@@ -85,24 +85,21 @@ class Arm(msgspec.Struct, frozen=True):
     @property
     def options(self) -> dict[str, OptionValue]:
         """Return every option of the backend: the user's values, else the defaults."""
-        return {
-            option.name: self.given.get(option.name, option.default)
-            for option in BACKENDS[self.backend].options
-        }
+        return {option.name: self.given.get(option.name, option.default) for option in self.traits.options}
 
     @property
     def options_while_proven(self) -> dict[str, OptionValue]:
         """Return the options for the parity check, which delays no update."""
         return self.options | {
             option.name: option.while_proven
-            for option in BACKENDS[self.backend].options
+            for option in self.traits.options
             if option.while_proven is not None
         }
 
     @property
     def runtime(self) -> Runtime:
         """Return the launcher and libraries that this arm needs."""
-        return BACKENDS[self.backend].runtime(self.options)
+        return self.traits.runtime(self.options)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -114,62 +111,21 @@ class Arm(msgspec.Struct, frozen=True):
         }
 
     @property
-    def synchronises(self) -> bool:
-        """Return whether the ranks of this arm train one model together."""
-        return BACKENDS[self.backend].synchronises
-
-    @property
-    def one_process(self) -> bool:
-        """Return whether the arm is one process with the global batch."""
-        return BACKENDS[self.backend].one_process
-
-    @property
-    def own_step(self) -> bool:
-        """Return whether the arm trains by a step of the user's own."""
-        return BACKENDS[self.backend].own_step
-
-    @property
-    def communicates(self) -> bool:
-        """Return whether the ranks of this arm exchange gradients or parameters."""
-        return self.synchronises and not self.one_process
+    def traits(self) -> Backend:
+        """Return what its backend declares, with any options."""
+        return BACKENDS[self.backend]
 
     @property
     def same_training(self) -> bool:
         """Return whether this arm declares that it trains like one process."""
-        declared = BACKENDS[self.backend].training
+        declared = self.traits.training
         at_period_1 = declared == "same at period 1" and self.options == self.options_while_proven
         return declared == "same" or at_period_1
 
     @property
-    def another_training(self) -> bool:
-        """Return whether this arm declares that it never trains like one process."""
-        return BACKENDS[self.backend].training == "another"
-
-    @property
-    def in_shards(self) -> bool:
-        """Return whether ranks hold parts of the parameters.
-
-        Equal hashes prove nothing then.
-        """
-        return BACKENDS[self.backend].shards in {"parameters", "layers"}
-
-    @property
-    def in_layers(self) -> bool:
-        """Return whether ranks hold different layers, and share every batch."""
-        return BACKENDS[self.backend].shards == "layers"
-
-    @property
-    def has_sync_cost(self) -> bool:
-        """Return whether each rank computes what it would compute alone.
-
-        Else a difference from the control's step time is no cost of synchronising.
-        """
-        return self.communicates and not self.in_layers
-
-    @property
     def zeros_for_unused(self) -> bool:
         """Return whether parameters without a gradient get zeros."""
-        chosen = BACKENDS[self.backend]
+        chosen = self.traits
         own = all(
             self.options[option.name] == option.default for option in chosen.options if option.strategies
         )
@@ -187,9 +143,7 @@ class Arm(msgspec.Struct, frozen=True):
         It is relative to the largest number in the tensor, and 0 for exact arms.
         """
         chosen = self.options
-        return sum(
-            option.lossy.get(str(chosen[option.name]), 0.0) for option in BACKENDS[self.backend].options
-        )
+        return sum(option.lossy.get(str(chosen[option.name]), 0.0) for option in self.traits.options)
 
     @property
     def cuda_only(self) -> tuple[str, ...]:
@@ -209,7 +163,7 @@ class Arm(msgspec.Struct, frozen=True):
         )
 
     def _settings(self, which: Callable[[Option, OptionValue], bool]) -> tuple[str, ...]:
-        settings = ((option, self.options[option.name]) for option in BACKENDS[self.backend].options)
+        settings = ((option, self.options[option.name]) for option in self.traits.options)
         return tuple(f"{option.name}={_spell(value)}" for option, value in settings if which(option, value))
 
 

@@ -175,12 +175,12 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
 
     def _require_arms_that_fit(self) -> None:
         for arm in self.arms:
-            if arm.own_step and not self.is_own:
+            if arm.traits.own_step and not self.is_own:
                 raise UsageError(
                     f"{arm.label} trains by a step of your own.",
                     remedy="Hand it over: --workload train.py:make, whose Workload has own_step.",
                 )
-            if self.accumulate > 1 and arm.own_step:
+            if self.accumulate > 1 and arm.traits.own_step:
                 raise UsageError(
                     f"{arm.label} cannot take --accumulate {self.accumulate}.",
                     found="Its step is your own, and takes one batch.",
@@ -196,16 +196,16 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
 
     def _require_arms_that_compile(self) -> None:
         for arm in self.arms:
-            if arm.own_step and self.precision != "float32":
+            if arm.traits.own_step and self.precision != "float32":
                 raise UsageError(
                     f"{arm.label} cannot take --precision {self.precision}.",
                     found="Its step is your own.",
                     remedy="Leave out --precision, and use torch.autocast inside your step and your loss.",
                 )
-            if self.compile and (arm.in_layers or arm.own_step):
+            if self.compile and (arm.traits.in_layers or arm.traits.own_step):
                 raise UsageError(
                     f"{arm.label} cannot be compiled from outside.",
-                    found="Its step is your own." if arm.own_step else "Its ranks hold layers alone.",
+                    found="Its step is your own." if arm.traits.own_step else "Its ranks hold layers alone.",
                     remedy="Leave out --compile, or compile in a step of your own.",
                 )
             if self.compile and arm.never_compiles:
@@ -217,7 +217,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
 
     def ranks_of(self, arm: Arm) -> int:
         """Return the number of processes of an arm."""
-        return 1 if arm.one_process else self.ranks
+        return 1 if arm.traits.one_process else self.ranks
 
     def as_run_by(self, arm: Arm, slots: int) -> Self:
         """Return the config that the ranks of an arm read.
@@ -225,7 +225,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         An arm of one process gets the global batch, and the threads of all ranks of its host. ``slots`` are
         the ranks that other arms have on the first host.
         """
-        if not arm.one_process:
+        if not arm.traits.one_process:
             return self
         return msgspec.structs.replace(
             self,
@@ -238,6 +238,16 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def limit_seconds(self) -> float | None:
         """Return the time in which rounds begin; None for exactly ``rounds``."""
         return self.settle_seconds if self.budget_seconds is None else self.budget_seconds
+
+    @property
+    def synchronising(self) -> list[Arm]:
+        """Return all arms but the control."""
+        return [arm for arm in self.arms if arm.traits.synchronises]
+
+    @property
+    def rivals(self) -> list[Arm]:
+        """Return the arms that are compared with the baseline."""
+        return [arm for arm in self.synchronising if arm.label != self.baseline]
 
     @property
     def global_batch_size(self) -> int:

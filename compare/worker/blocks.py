@@ -200,7 +200,7 @@ class BlockTrainer:
 
     def begin(self) -> None:
         """Wait for all ranks, which may have warmed up alone."""
-        if self._references or not self._job.arm.synchronises:
+        if self._references or not self._job.arm.traits.synchronises:
             self._wait_for_ranks(self.steps_done)
 
     def turn(self, turn: Turn) -> Iterator[Block]:
@@ -209,7 +209,7 @@ class BlockTrainer:
         Its first steps are not timed. The first turn has a pair of blocks that is timed phase by phase.
         """
         self._train_untimed(self._whole_cycles(turn.untimed_steps))
-        if not self._job.arm.synchronises:
+        if not self._job.arm.traits.synchronises:
             self._wait_for_ranks(turn.untimed_steps)
         phased = turn.number == 1
         blocks = 2 if phased else 1
@@ -228,7 +228,7 @@ class BlockTrainer:
     def finish(self) -> None:
         """Train what is left of the training, without a clock."""
         self._train_untimed(max(0, self._left))
-        if not self._job.arm.synchronises:
+        if not self._job.arm.traits.synchronises:
             self._wait_for_ranks(1)
 
     @property
@@ -250,7 +250,7 @@ class BlockTrainer:
             else:
                 with same_randomness(self._group.device):
                     yield self.timed_block(plan)
-            if plan.mode == "reference" or not self._job.arm.synchronises:
+            if plan.mode == "reference" or not self._job.arm.traits.synchronises:
                 self._wait_for_ranks(plan.steps)
 
     def _train_untimed(self, steps: int) -> None:

@@ -47,9 +47,9 @@ def why_no_end_step(arm: Arm, task: Task, replica: Replica) -> str:
         "its gradients are rounded or compressed by option": not arm.exact,
         "its steps are not those of one process": not arm.same_training,
         "it averages parameters": not replica.averages_gradients,
-        "its ranks hold different layers": arm.in_layers,
+        "its ranks hold different layers": arm.traits.in_layers,
         "its calls are compiled": task.config.compile,
-        "its reference is a step of the user's own": arm.own_step and task.has_reference_step,
+        "its reference is a step of the user's own": arm.traits.own_step and task.has_reference_step,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -86,7 +86,7 @@ def preflight(
         trial = _Trial(task.anew(), job, shard, note)
         trial.require_trainable()
         task.test_needs_gradients = trial.test_needs_gradients()
-        if not job.arm.own_step:
+        if not job.arm.traits.own_step:
             trial.require_averaged_by(strategy, job.arm.options)
     require_threads(job.config.threads_per_rank)
     del trial
@@ -103,7 +103,7 @@ class _Trial:
         self._seed = job.config.seed
         self._ranks = job.config.ranks
         # Where the user says what one process does, the loss may be of several.
-        self._is_own = bool(job.arm.own_step) and task.has_reference_step
+        self._is_own = bool(job.arm.traits.own_step) and task.has_reference_step
         self._model: nn.Module = nn.Module()
         self._arrived: Counter[str] = Counter()
         self._outputs: list[torch.Tensor] = []

@@ -40,7 +40,7 @@ def prove_steps(
     The control has no proof. A pass is short, so options that act late are set as in the registry
     (``while_proven``).
     """
-    if not job.arm.synchronises:
+    if not job.arm.traits.synchronises:
         return []
     options = job.arm.options_while_proven
 
@@ -60,7 +60,7 @@ def prove_end(
     job: Job, own: Side, task: Task, group: Group, watchdog: Watchdog, *, steps: int, step_seconds: float
 ) -> EndStep | None:
     """Take one more step after the training, beside a single process; the control has none."""
-    if not job.arm.synchronises:
+    if not job.arm.traits.synchronises:
         return None
     pace = WatchedPace(watchdog, group, pass_seconds=step_seconds)
     return take_end_step(job.arm, own, task, steps, pace, group=group)

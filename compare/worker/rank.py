@@ -190,7 +190,7 @@ def _prove_after(
 ) -> list[ParityPass]:
     """Prove a training that does not repeat a proven one."""
     found = Fingerprint(initial_hash, trained.final_hash, trained.buffer_hash)
-    if not job.arm.synchronises or repeats_proven(job, found, joined.group):
+    if not job.arm.traits.synchronises or repeats_proven(job, found, joined.group):
         return []
     return prove_steps(job, joined.make_replica, joined.task, joined.group, watchdog)
 
@@ -205,7 +205,7 @@ def _test(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, step_seconds
         watchdog.note("test", config.total_steps, expected_seconds=expected_seconds)
 
     note()
-    return test_model(joined.task, own.replica, joined.group, note, communicates=job.arm.communicates)
+    return test_model(joined.task, own.replica, joined.group, note, communicates=job.arm.traits.communicates)
 
 
 class _Joined(NamedTuple):
@@ -231,7 +231,7 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: StartUp)
     watchdog.note("data")
     task = _load_task(job, device)
     make_replica: Callable[..., Replica] = strategy
-    if job.arm.own_step:
+    if job.arm.traits.own_step:
         make_replica = partial(make_replica, make_step=task.make_step)
     start_up.mark("data_ready")
     peak_bytes = peak_memory_bytes()
@@ -326,7 +326,7 @@ def _timed(
     step_seconds = _warm_up(own, untimed, group.device, watchdog, first_step_seconds)
     peaks = peak_memory_bytes(), peak_device_memory_bytes(group.device)  # without the reference
     sides: Sides = {"training": own}
-    if job.arm.has_sync_cost:
+    if job.arm.traits.has_sync_cost:
         watchdog.note(
             "reference",
             untimed,

@@ -178,7 +178,7 @@ def read_base(folders: list[Path]) -> list[Measured]:
 def read_cells(folders: list[Path]) -> list[Measured]:
     """Read all launches that are predicted."""
     runs = list(map(read_run, folders))
-    return [one for run in runs for arm in run.config.arms if arm.synchronises for one in measure(run, arm)]
+    return [one for run in runs for arm in run.config.synchronising for one in measure(run, arm)]
 
 
 def table(record: Record) -> str:

@@ -138,7 +138,7 @@ def _recorded(given):
         for arm, own in zip(arms, rest, strict=True):
             residuals[arm] += list(own)
     residuals = {arm: list((np.array(own) - np.mean(own)) / np.std(own)) for arm, own in residuals.items()}
-    rivals = [arm.label for arm in run.config.arms if arm.synchronises and arm.label != run.config.baseline]
+    rivals = [arm.label for arm in run.config.rivals]
     between = statistics.fmean(launch_variance(run, arm, run.config.baseline) for arm in rivals)
     of_launches = math.sqrt(max(0.0, between) / 2)
     passes = turn_plan._passes(run) * turn_plan._pass_seconds(run)

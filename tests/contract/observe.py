@@ -89,7 +89,7 @@ def _observe_group(group: Group, name: str, arm: Arm) -> GroupRecord:
     checked: dict[str, int] = {}
     refused: dict[str, str] = {}
     sum_hash = ""
-    if arm.communicates:
+    if arm.traits.communicates:
         for operation, findings in (
             ("all_reduce_", _check_sums(group, _at_once)),
             ("all_reduce_start_", _check_sums(group, _started_together)),
@@ -220,7 +220,7 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
 
     # Two steps by hand: gradients of the first, and of a second that must not hold the first.
     batches = task.passes(replica.shard)
-    combined, alone = _Reference(0, maker), _Reference(0 if arm.synchronises else rank, maker)
+    combined, alone = _Reference(0, maker), _Reference(0 if arm.traits.synchronises else rank, maker)
     reported: list[str] = []
     replica.learn(next(batches), classify, reported.append)
     before_sync = _hash(_gathered_gradients(replica, world))

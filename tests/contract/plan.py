@@ -64,7 +64,7 @@ class Meeting(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         arm = parse_arm(self.arm)
-        alone = ["one process"] if arm.one_process else []
+        alone = ["one process"] if arm.traits.one_process else []
         return ":".join([BACKENDS[arm.backend].group.rpartition(":")[2], *_settled(arm), *alone])
 
 
@@ -83,7 +83,7 @@ class Launch(msgspec.Struct, frozen=True):
     @property
     def processes(self) -> int:
         """Number of processes: one for an arm of one process."""
-        return 1 if parse_arm(self.meetings[0].arm).one_process else self.world
+        return 1 if parse_arm(self.meetings[0].arm).traits.one_process else self.world
 
     @property
     def options(self) -> dict[str, Any]:
@@ -115,7 +115,11 @@ def launches() -> dict[str, Launch]:
     for label in ARMS:
         arm = parse_arm(label)
         # An arm without such an option goes along with any start of its launcher.
-        key = (arm.runtime.launcher, arm.options.get("controller", ""), "one process" * arm.one_process)
+        key = (
+            arm.runtime.launcher,
+            arm.options.get("controller", ""),
+            "one process" * arm.traits.one_process,
+        )
         launch = groups.setdefault(key, {})
         launch.setdefault(Meeting(label, ()).name, []).append(Member(label))
     return {

@@ -303,7 +303,7 @@ def attestation_is_json_and_names_the_transport(ranks: Groups) -> None:
 def versions_are_those_of_what_is_loaded(ranks: Groups) -> None:
     for r in ranks:
         versions = dict(r.attestation["versions"])
-        assert versions or not parse_arm(r.arm).communicates
+        assert versions or not parse_arm(r.arm).traits.communicates
         if "mpi4py" in versions:
             name = {"openmpi": "Open MPI", "mpich": "MPICH"}[parse_arm(r.arm).options["library"]]
             assert r.attestation["library"] == f"{name} {versions.pop(name)}"

@@ -34,7 +34,7 @@ def cases(names, synchronises, promised, exempt):
     ("promise", "group", "world"),
     cases(
         GROUPS,
-        lambda name: parse_arm(GROUPS[name].arm).communicates,
+        lambda name: parse_arm(GROUPS[name].arm).traits.communicates,
         promises.OF_A_GROUP,
         promises.OF_NO_GROUP,
     ),
@@ -46,7 +46,9 @@ def test_group_keeps_the_promise(launched, promise, group, world):
 @pytest.mark.parametrize(
     ("promise", "arm", "world"),
     [
-        *cases(EXACT, lambda arm: EXACT[arm].synchronises, promises.OF_A_REPLICA, promises.OF_THE_CONTROL),
+        *cases(
+            EXACT, lambda arm: EXACT[arm].traits.synchronises, promises.OF_A_REPLICA, promises.OF_THE_CONTROL
+        ),
         *cases(LOSSY, bool, promises.OF_A_LOSSY_REPLICA, ()),
         *cases(LOCAL, bool, promises.OF_LOCAL_TRAINING, ()),
     ],

@@ -56,7 +56,7 @@ def _slow_sync(module, job, placement, seconds):
     """Slow down every rank's synchronisation; control and reference have none."""
     import backends
 
-    if job.arm.synchronises:
+    if job.arm.traits.synchronises:
         _, replica = backends.load(job.arm.backend, job.arm.options)
         replica.sync = _Delay(seconds).before(replica.sync)
 

@@ -121,13 +121,13 @@ def test_arm_options_default_and_delay_no_update_while_proven():
 
 
 def test_arm_synchronises_and_communicates_with_few_exceptions():
-    assert [name for name in BACKENDS if not Arm(name).synchronises] == ["none"]
+    assert [name for name in BACKENDS if not Arm(name).traits.synchronises] == ["none"]
     one_process, in_layers = ["single", "dataparallel"], ["modelparallel", "pipeline"]
-    assert [name for name in BACKENDS if Arm(name).one_process] == one_process
-    assert [name for name in BACKENDS if Arm(name).in_layers] == in_layers
-    assert [name for name in BACKENDS if not Arm(name).communicates] == ["none", *one_process]
+    assert [name for name in BACKENDS if Arm(name).traits.one_process] == one_process
+    assert [name for name in BACKENDS if Arm(name).traits.in_layers] == in_layers
+    assert [name for name in BACKENDS if not Arm(name).traits.communicates] == ["none", *one_process]
     without = {"none", *one_process, *in_layers}
-    assert {name for name in BACKENDS if not Arm(name).has_sync_cost} == without
+    assert {name for name in BACKENDS if not Arm(name).traits.has_sync_cost} == without
 
 
 def test_arm_of_local_sgd_is_the_same_training_at_period_1():

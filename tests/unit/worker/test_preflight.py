@@ -54,7 +54,9 @@ def try_out(tmp_path, monkeypatch):
         chosen = {option.name: option.default for option in backends.BACKENDS[backend].options} | options
         config = a_config("ddp", ranks=2, batch_size_per_rank=4, threads_per_rank=threads)
         job = SimpleNamespace(
-            config=config, dataset=source, arm=SimpleNamespace(own_step=own_step, options=chosen)
+            config=config,
+            dataset=source,
+            arm=SimpleNamespace(traits=SimpleNamespace(own_step=own_step), options=chosen),
         )
         try:
             task = OwnTask.load(config, source, CPU)
