@@ -95,18 +95,21 @@ def collectives(
     collectives = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
     request = SweepRequest(
         groups=_read_names("--group", group),
-        **read_launch(
-            flags,
-            collectives=tuple(collectives) or ("all_reduce",),
-            dtypes=require_torch_names(_read_names("--dtype", dtype, DTYPES)) or ("float32",),
-            operations=_read_names("--op", operation, OPERATIONS) or ("sum",),
-            begin_bytes=read_bytes("-b/--begin", begin),
-            end_bytes=read_bytes("-e/--end", end),
-            factor=factor,
-            iterations=iterations,
-            warmup_iterations=warmup,
-            rounds=repeats,
-        ),
+        config={
+            "device": flags.device.value,
+            "launch_timeout_seconds": flags.timeout,
+            "stall_seconds": flags.stall,
+            "collectives": tuple(collectives) or ("all_reduce",),
+            "dtypes": require_torch_names(_read_names("--dtype", dtype, DTYPES)) or ("float32",),
+            "operations": _read_names("--op", operation, OPERATIONS) or ("sum",),
+            "begin_bytes": read_bytes("-b/--begin", begin),
+            "end_bytes": read_bytes("-e/--end", end),
+            "factor": factor,
+            "iterations": iterations,
+            "warmup_iterations": warmup,
+            "rounds": repeats,
+        },
+        **read_launch(flags),
     )
     log = make_console(stderr=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from compare.cli.choices import Dataset, Optimizer
 from compare.cli.hosts import read_allocation
@@ -11,17 +11,22 @@ from compare.cli.settings import command_line
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     from compare.cli.options import LaunchFlags, Shared
     from compare.experiment.settle import UserRequest
+    from compare.launch.engines import Allocation
     from compare.schema.arms import Arm
+    from compare.schema.config import RunFields
 
 
 def read_request(
-    shared: Shared, *, baseline: str | None = None, control: bool = False, **config: Any
+    shared: Shared, *, baseline: str | None = None, control: bool = False, **config: Unpack[RunFields]
 ) -> UserRequest:
     """Read a request from the flags.
 
-    ``config`` holds fields of ``RunConfig`` for which the command has flags of its own.
+    ``config`` holds the fields for which the command has flags of its own.
 
     Raises:
         UsageError: a flag has a wrong value.
@@ -32,7 +37,10 @@ def read_request(
     arms = read_arms(shared.backend)
     dataset = choose_dataset((shared.dataset or Dataset.AUTO).value)
     own = choose_own(shared.workload, _replaced_by_a_workload(shared), length=config)
-    settings = {
+    settings: RunFields = {
+        "device": shared.device.value,
+        "launch_timeout_seconds": shared.timeout,
+        "stall_seconds": shared.stall,
         "model": shared.model or "mlp",
         "batch_size_per_rank": shared.batch_size,
         "accumulate": shared.accumulate,
@@ -49,14 +57,25 @@ def read_request(
         own=own.source if own else None,
         optimizer=(shared.optimizer or Optimizer.SGD).value,
         learning_rate=shared.lr,
-        **read_launch(shared, **settings | config | dict(own.config if own else {})),
+        config=settings | config | (own.config if own else {}),
+        **read_launch(shared),
     )
 
 
-def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
-    """Read the fields of a ``LaunchRequest`` from the flags.
+class Launching(TypedDict):
+    """The fields of a ``LaunchRequest`` that all commands read alike."""
 
-    ``config`` holds further fields of its config.
+    allocation: Allocation
+    interface: str | None
+    exported: Mapping[str, str]
+    output: Path | None
+    threads_per_rank: int | None
+    command: Sequence[str]
+    wait_seconds: float
+
+
+def read_launch(flags: LaunchFlags) -> Launching:
+    """Read what every launch needs from the flags.
 
     Raises:
         UsageError: a flag has a wrong value.
@@ -86,12 +105,6 @@ def read_launch(flags: LaunchFlags, **config: Any) -> dict[str, Any]:
         "threads_per_rank": flags.threads,
         "command": command_line(),
         "wait_seconds": wait,
-        "config": {
-            "device": flags.device.value,
-            "launch_timeout_seconds": flags.timeout,
-            "stall_seconds": flags.stall,
-            **config,
-        },
     }
 
 

@@ -22,7 +22,13 @@ from compare.experiment.turn_plan import START_SECONDS
 from compare.launch.arm import Observer, launch_sweep
 from compare.launch.cluster import Cluster
 from compare.schema.clock import unix_time
-from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepLaunch
+from compare.schema.collectives import (
+    COLLECTIVES_FILE,
+    CollectivesRun,
+    SweepConfig,
+    SweepFields,
+    SweepLaunch,
+)
 from compare.schema.files import read_json, write_json
 from compare.schema.hosts import Host
 from compare.schema.job import Planned
@@ -33,7 +39,9 @@ from compare.text import binary_size, counted
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest(LaunchRequest):
-    """What the user asked for; ``config`` has fields of ``SweepConfig``."""
+    """What the user asked for."""
+
+    config: SweepFields
 
     groups: tuple[str, ...]
     """Empty for all that can run."""

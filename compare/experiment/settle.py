@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from compare.errors import UnavailableError, UsageError
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
 from compare.schema.arms import CONTROL, Arm, parse_arm
-from compare.schema.config import MOST_ROUNDS, OPTIMIZERS, RunConfig
+from compare.schema.config import MOST_ROUNDS, OPTIMIZERS, LaunchFields, Length, RunConfig, RunFields
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
 from compare.schema.hosts import Host, is_local, local_host, place
 from compare.schema.interpreter import Interpreter
@@ -50,7 +50,7 @@ class LaunchRequest:
     output: Path | None
     threads_per_rank: int | None
     """None to share the cores."""
-    config: Mapping[str, Any]
+    config: LaunchFields
     """Every other field of the config that has a flag."""
     command: Sequence[str] = ()
     wait_seconds: float = 0.0  # for hosts that are starting
@@ -60,6 +60,7 @@ class LaunchRequest:
 class UserRequest(LaunchRequest):
     """What the user asked for, before the machine is known."""
 
+    config: RunFields
     arms: tuple[Arm, ...]
     """Empty for all that can run."""
     baseline: str | None = None
@@ -148,14 +149,11 @@ def count_gpus(cluster: Cluster, survey: Survey) -> list[int]:
     ]
 
 
-def choose_length(repeats: int | None, budget: float | None) -> dict[str, Any]:
+def choose_length(repeats: int | None, budget: float | None) -> Length:
     """Choose the number of rounds, or the time for them.
 
     Without both flags a run takes the time that it needs for its first verdicts. It has some minutes to
     settle them.
-
-    Returns:
-        Fields of ``RunConfig``.
     """
     return {
         "rounds": MOST_ROUNDS if repeats is None else repeats,
@@ -317,13 +315,10 @@ class OwnChoice(NamedTuple):
     """A workload of the user's own, and what follows from it."""
 
     source: DatasetSource
-    config: Mapping[str, Any]
-    """Fields of ``RunConfig``."""
+    config: RunFields
 
 
-def choose_own(
-    written: str | None, replaced: Mapping[str, object], *, length: Mapping[str, Any]
-) -> OwnChoice | None:
+def choose_own(written: str | None, replaced: Mapping[str, object], *, length: RunFields) -> OwnChoice | None:
     """Read ``--workload``; None where it is left out.
 
     ``replaced`` has the values of the flags whose place it takes, and ``length`` the ``epochs`` and ``steps``
@@ -348,8 +343,7 @@ def choose_own(
             found="The ranks alone know how many samples there are.",
             remedy="Give the length in --steps.",
         )
-    steps = {} if length.get("steps") else {"steps": OWN_STEPS}
-    return OwnChoice(source, {"model": source.workload, **steps})
+    return OwnChoice(source, {"model": source.workload, "steps": length.get("steps") or OWN_STEPS})
 
 
 def choose_all_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:

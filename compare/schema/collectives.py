@@ -13,7 +13,7 @@ import msgspec
 from backends import GROUPS
 from compare.errors import LaunchError, ParityError, StalledError, UsageError
 from compare.schema.arms import Arm
-from compare.schema.config import LaunchConfig, require, require_count
+from compare.schema.config import LaunchConfig, LaunchFields, require, require_count
 from compare.schema.hosts import Host, Network
 from compare.schema.results import Count, Failure, LaunchRecord, Positive
 
@@ -127,6 +127,20 @@ class Exchange(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """Return the parts that the collective has."""
         return " ".join(part for part in (self.collective, self.dtype, self.operation) if part != NONE)
+
+
+class SweepFields(LaunchFields, total=False):
+    """What a user settles of a sweep, before its hosts are known: fields of ``SweepConfig``."""
+
+    collectives: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    operations: tuple[str, ...]
+    begin_bytes: int
+    end_bytes: int
+    factor: int
+    iterations: int
+    warmup_iterations: int
+    rounds: int
 
 
 class SweepConfig(LaunchConfig, frozen=True, kw_only=True):

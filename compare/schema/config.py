@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypedDict, get_args
 
 import msgspec
 
@@ -26,6 +26,43 @@ Interleave: TypeAlias = Literal["auto", "blocks", "launches"]
 Precision: TypeAlias = Literal["float32", "bf16-autocast"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
+
+
+class LaunchFields(TypedDict, total=False):
+    """What a user settles of any launch, before its hosts are known: fields of ``LaunchConfig``."""
+
+    device: str
+    launch_timeout_seconds: float
+    stall_seconds: float
+
+
+class Length(TypedDict):
+    """How long a run takes."""
+
+    rounds: int
+    budget_seconds: float | None
+    settle_seconds: float | None
+
+
+class RunFields(LaunchFields, total=False):
+    """The same for a run: fields of ``RunConfig``."""
+
+    model: str
+    batch_size_per_rank: int
+    accumulate: int
+    epochs: int
+    steps: int | None
+    warmup_steps: int
+    rounds: int
+    interleave: Interleave
+    budget_seconds: float | None
+    settle_seconds: float | None
+    comparisons: int | None
+    slower_limit: float | None
+    max_reruns: int
+    seed: int
+    precision: Precision
+    compile: bool
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):

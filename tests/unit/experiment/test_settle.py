@@ -448,7 +448,7 @@ def choose_own(written, replaced=None, **length):
 def test_choose_own_takes_the_place_of_a_model(workload):
     assert choose_own(None) is None
     assert choose_own(workload).config == {"model": "train.py:make", "steps": settle.OWN_STEPS}
-    assert choose_own(workload, steps=7, epochs=1).config == {"model": "train.py:make"}
+    assert choose_own(workload, steps=7, epochs=1).config == {"model": "train.py:make", "steps": 7}
     assert RunConfig(arms=(Arm("ddp"),), **choose_own(workload).config).is_own
 
 
