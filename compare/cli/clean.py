@@ -25,8 +25,8 @@ def clean(
     Only folders with a results file count. No link is followed, and an unfinished
     run that changed within a day is kept.
     """
-    from compare.schema.files import STANDARD_OUTPUT, write_json
-    from compare.schema.folders import old_folders, remove
+    from compare.experiment.folders import old_folders, remove
+    from compare.system.files import STANDARD_OUTPUT, write_json
 
     old, going = old_folders(runs, keep=keep)
     for folder in old:

@@ -33,7 +33,7 @@ def status(data_dir: DataDir = None, *, as_json: AsJson = False) -> None:
     Exits with 3 where a file is missing or damaged.
     """
     from compare import data
-    from compare.schema.files import STANDARD_OUTPUT, write_json
+    from compare.system.files import STANDARD_OUTPUT, write_json
 
     files = data.status(data_dir or data.default_root())
     if as_json:

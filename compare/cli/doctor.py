@@ -76,7 +76,7 @@ def _write(
     examination: Examination, export_json: Path | None, export_markdown: Path | None, *, as_json: bool
 ) -> None:
     from compare.doctor.report import document_of
-    from compare.schema.files import STANDARD_OUTPUT
+    from compare.system.files import STANDARD_OUTPUT
 
     document = document_of(examination)
     for path, form in ((export_json, Format.JSON), (export_markdown, Format.MARKDOWN)):

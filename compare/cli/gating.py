@@ -53,7 +53,7 @@ def print_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False)
 def write_junit(gate: Changes, path: Path | None) -> None:
     """Write JUnit XML, if it is wanted."""
     from compare.report.changes import junit
-    from compare.schema.files import write_text
+    from compare.system.files import write_text
 
     if path:
         write_text(path, junit(gate) + "\n")
@@ -62,7 +62,7 @@ def write_junit(gate: Changes, path: Path | None) -> None:
 def export_unfinished(run: Run, *, flags: RunFlags, junit: Path | None) -> None:
     """Export the run of an unfinished gate, and an error as JUnit."""
     from compare.report.changes import junit_of_early_end
-    from compare.schema.files import write_text
+    from compare.system.files import write_text
 
     try:
         export_run(run, flags)

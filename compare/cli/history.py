@@ -20,10 +20,10 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
     Trends join only runs that trained alike.
     """
     from compare.analysis.history import enter, follow_runs
+    from compare.experiment.folders import list_folders
     from compare.report.history import table
-    from compare.schema.files import STANDARD_OUTPUT, write_json
-    from compare.schema.folders import list_folders
     from compare.schema.store import read_run
+    from compare.system.files import STANDARD_OUTPUT, write_json
 
     entries, unread = [], {}
     for folder in list_folders(runs):

@@ -181,7 +181,7 @@ class LaunchFlags(HostFlags):
     @property
     def exports_to_stdout(self) -> bool:
         """Return whether an export takes standard output, so that tables may not."""
-        from compare.schema.files import STANDARD_OUTPUT
+        from compare.system.files import STANDARD_OUTPUT
 
         return STANDARD_OUTPUT in self.exports.values()
 

@@ -40,9 +40,9 @@ def report(
     """Show a run again in any format, also one that was stopped."""
     from compare.report import View, document_of
     from compare.report.formats.html import page_of
-    from compare.schema.files import write_text
     from compare.schema.saved import OF_RESULTS, read_result
     from compare.schema.store import find_run
+    from compare.system.files import write_text
 
     paths = [find_run(path, OF_RESULTS) for path in runs]
     _require_one(paths, form)
@@ -66,7 +66,7 @@ def report(
 def _write_pictures(pages: Sequence[Document], folder: Path, *, png: bool) -> None:
     from compare.report.formats.html import pictures_of
     from compare.report.formats.png import png_of
-    from compare.schema.files import write_bytes, write_text
+    from compare.system.files import write_bytes, write_text
 
     drawn = pictures_of(pages)
     pixels = dict(zip(drawn, png_of(drawn.values()), strict=True)) if png else {}

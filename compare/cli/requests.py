@@ -83,8 +83,8 @@ def read_launch(flags: LaunchFlags) -> Launching:
     """
     from compare.schema.config import LARGEST_NUMBER, require
     from compare.schema.environment import read_exports
-    from compare.schema.files import STANDARD_OUTPUT
     from compare.schema.store import require_writable
+    from compare.system.files import STANDARD_OUTPUT
 
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")

@@ -12,7 +12,7 @@ def schema(
     output: Annotated[Path, output_flag(help="File to write; `-` is standard output.")] = Path("-"),
 ) -> None:
     """Print the JSON Schema of results.json."""
-    from compare.schema.files import write_text
     from compare.schema.published import results_schema
+    from compare.system.files import write_text
 
     write_text(output, results_schema() + "\n")

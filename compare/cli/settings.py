@@ -21,7 +21,7 @@ from compare.errors import UsageError
 from compare.text import printable
 
 if TYPE_CHECKING:
-    from compare.schema.settings import Flag, Flags, Kind
+    from compare.cli.settings_file import Flag, Flags, Kind
 
 ConfigFile = Annotated[
     Path | None,
@@ -73,7 +73,7 @@ class ConfiguredCommand(Command):
             given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         if ctx.resilient_parsing or given.get("help"):
             return super().parse_args(ctx, args)
-        from compare.schema.settings import find_settings, read_settings, settings_for
+        from compare.cli.settings_file import find_settings, read_settings, settings_for
 
         command = ctx.command_path.partition(" ")[2]
         named = given.get("config")
@@ -164,7 +164,7 @@ def _flags_of(hints: Mapping[str, Any]) -> Flags:
 
 
 def _flag_of(parameter: str, key: str, kind: Any, option: Any) -> Flag:
-    from compare.schema.settings import Flag
+    from compare.cli.settings_file import Flag
 
     if get_origin(kind) is UnionType:
         kind = next(each for each in get_args(kind) if each is not type(None))

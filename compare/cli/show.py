@@ -23,7 +23,7 @@ def show(
     """Print a document as wide as the terminal, or in another format; or write it to a file."""
     from compare.report.formats import write
     from compare.report.formats.terminal import Shown
-    from compare.schema.files import write_text
+    from compare.system.files import write_text
 
     if output:
         write_text(output, write(document, form.value) + "\n")
@@ -40,7 +40,7 @@ def export(result: Result, flags: LaunchFlags, *, detail: bool = False, sort: st
         OutputError: one cannot be written; the others are written all the same.
     """
     from compare.report import View, document_of, write
-    from compare.schema.files import write_text
+    from compare.system.files import write_text
 
     errors = []
     for form, path in flags.exports.items():

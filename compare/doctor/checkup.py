@@ -201,7 +201,7 @@ def _default_interface() -> str:
 def _core_quota() -> float | None:
     """Return the CPU limit of this process in cores, or None.
 
-    Those of its control group and of all above it count, as in ``compare.schema.limits``.
+    Those of its control group and of all above it count, as in ``compare.system.limits``.
     """
     quotas = []
     for line in _text("/proc/self/cgroup").splitlines():

@@ -21,7 +21,6 @@ from compare.experiment.settle import LaunchRequest, choose_device, choose_threa
 from compare.experiment.turn_plan import START_SECONDS
 from compare.launch.arm import Observer, launch_sweep
 from compare.launch.cluster import Cluster
-from compare.schema.clock import unix_time
 from compare.schema.collectives import (
     COLLECTIVES_FILE,
     CollectivesRun,
@@ -29,11 +28,12 @@ from compare.schema.collectives import (
     SweepFields,
     SweepLaunch,
 )
-from compare.schema.files import read_json, write_json
 from compare.schema.hosts import Host
 from compare.schema.job import Planned
 from compare.schema.results import Failure
 from compare.schema.store import create_output, write_request
+from compare.system.clock import unix_time
+from compare.system.files import read_json, write_json
 from compare.text import binary_size, counted
 
 

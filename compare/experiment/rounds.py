@@ -20,12 +20,12 @@ from compare.launch.arm import Observer, forget_launch, launch_arm
 from compare.launch.cluster import Cluster
 from compare.launch.cohort import Cohort
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
-from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig
-from compare.schema.files import write_json
 from compare.schema.job import Planned
 from compare.schema.results import Interleaved, Launch, Run
 from compare.schema.store import RESULTS_FILE
+from compare.system.clock import unix_time
+from compare.system.files import write_json
 
 _SAVING_SHARE = 0.01
 """Largest part of the time that saving takes.

@@ -27,13 +27,13 @@ from compare.launch.circumstances import Defect
 from compare.launch.cluster import Cluster, open_cluster
 from compare.launch.engines.arrival import wait_for_hosts
 from compare.launch.signals import uninterrupted
-from compare.schema.clock import unix_time
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
-from compare.schema.files import write_json
 from compare.schema.hosts import THIS_MACHINE
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
 from compare.schema.store import RESULTS_FILE, create_output, read_run, write_request
+from compare.system.clock import unix_time
+from compare.system.files import write_json
 
 ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)

@@ -19,13 +19,13 @@ from compare.experiment.turn_plan import least_round_seconds
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster, open_cluster
 from compare.launch.engines import Allocation
-from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig
-from compare.schema.files import write_json
 from compare.schema.hosts import place
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
 from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output, read_run
+from compare.system.clock import unix_time
+from compare.system.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ from compare.experiment.settle import UserRequest, settle
 from compare.experiment.turn_plan import START_SECONDS
 from compare.launch.arm import Observer, launch_arm
 from compare.launch.cluster import Cluster
-from compare.schema.clock import unix_time
 from compare.schema.config import RunConfig
-from compare.schema.files import read_json, write_json
 from compare.schema.job import Planned
 from compare.schema.results import ArmVerification, Failure, Launch, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
+from compare.system.clock import unix_time
+from compare.system.files import read_json, write_json
 
 
 class VerificationObserver(Observer, Protocol):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from compare.errors import AllocationError, OutputError, UnavailableError, UsageError, system_reason
 from compare.jobs.submission import names_flag, require_command, require_printable
 from compare.schema.environment import import_path
-from compare.schema.files import write_text
+from compare.system.files import write_text
 
 _LOOK_SECONDS = 2.0
 _SILENT_SECONDS = 60.0

@@ -25,14 +25,14 @@ from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
 from compare.schema.arms import Arm
-from compare.schema.clock import unix_time
 from compare.schema.collectives import RankSweep, SweepConfig, SweepLaunch
 from compare.schema.config import LaunchConfig
 from compare.schema.environment import inherited, library_settings, settings
-from compare.schema.files import write_json
 from compare.schema.job import Job, LaunchJob, Planned, Progress, Proof, SweepJob, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, RankResult, Run
+from compare.system.clock import unix_time
+from compare.system.files import write_json
 
 _LONGEST_NAME = 100
 """Maximum length of an arm's label in the name of a folder.

@@ -29,11 +29,11 @@ from compare.launch.arm import (
 from compare.launch.cluster import Cluster
 from compare.launch.place import TICK_SECONDS
 from compare.launch.processes import Ending
-from compare.schema.clock import unix_time
 from compare.schema.job import Job, Planned
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, Run
 from compare.schema.turns import GO_ON, PlannedTurn, Turn, turn_of
+from compare.system.clock import unix_time
 
 
 class Cohort:

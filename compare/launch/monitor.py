@@ -16,8 +16,8 @@ from compare.launch.crash_log import read_launcher_log
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
-from compare.schema.files import read_json
 from compare.schema.job import Progress, RankExit, RankFailure, read_progress
+from compare.system.files import read_json
 
 T = TypeVar("T")
 _WATCHDOG_SECONDS = 5.0

@@ -29,10 +29,10 @@ from compare.launch.processes import Ending, Segments, end_all
 from compare.launch.signals import uninterrupted
 from compare.schema.arms import Arm
 from compare.schema.environment import EXPORTED, inherited, library_settings
-from compare.schema.files import executable_root, temporary_root, write_json
 from compare.schema.job import LaunchJob
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
+from compare.system.files import executable_root, temporary_root, write_json
 
 if TYPE_CHECKING:
     from compare.launch.cluster import Cluster

@@ -12,8 +12,8 @@ import msgspec
 
 from compare.analysis.change import Change, Changes, Differing
 from compare.report.document import Column, Document, Row, Table
-from compare.schema.files import json_text
 from compare.schema.results import Run
+from compare.system.files import json_text
 from compare.text import printable
 
 _NO_DECISION = (

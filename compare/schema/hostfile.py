@@ -30,9 +30,9 @@ from typing import NamedTuple
 import msgspec
 
 from compare.errors import UsageError, system_reason
-from compare.schema.files import read_bytes
 from compare.schema.hostfile_forms import may_be_a_port, plain, recognised, which_of_both
 from compare.schema.hosts import MAX_SLOTS, NAME, Host, HostFaultError, listed, shown
+from compare.system.files import read_bytes
 
 MAX_HOSTS = 16_384
 """Maximum number of hosts.

@@ -11,9 +11,9 @@ from compare.data.catalogue import DatasetSource
 from compare.schema.arms import Arm
 from compare.schema.collectives import SweepConfig
 from compare.schema.config import LaunchConfig, RunConfig
-from compare.schema.files import read_json
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.parity import Fingerprint, PassKind
+from compare.system.files import read_json
 
 Stage = Literal[
     "start",

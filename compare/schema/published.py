@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from compare.schema.files import json_text
 from compare.schema.results import SCHEMA_VERSION, Run
+from compare.system.files import json_text
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -15,9 +15,9 @@ from compare.data.catalogue import DatasetSource
 from compare.errors import LaunchError, ParityError, StalledError, UnprovenError
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
-from compare.schema.files import LARGEST
 from compare.schema.hosts import Host, Network
 from compare.schema.parity import EndStep, Fingerprint, ParityPass
+from compare.system.files import LARGEST
 
 SCHEMA_VERSION = 3
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
-from compare.schema.files import read_json
 from compare.schema.results import Run, Verification
 from compare.schema.scale import Scale, read_scale
 from compare.schema.store import OF_RUNS, RESULTS_FILE, SCALE_FILE, VERIFICATION_FILE, read_run
+from compare.system.files import read_json
 
 Result: TypeAlias = Run | Scale | CollectivesRun | Verification
 """What ``compare report`` shows."""

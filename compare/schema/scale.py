@@ -9,9 +9,9 @@ import msgspec
 
 from compare.errors import UsageError
 from compare.schema.config import require_count
-from compare.schema.files import read_json
 from compare.schema.results import Run
 from compare.schema.store import SCALE_FILE, read_run
+from compare.system.files import read_json
 
 SCALE_SCHEMA_VERSION = 1
 Mode: TypeAlias = Literal["weak", "strong"]

@@ -16,9 +16,9 @@ import msgspec
 from compare.errors import OutputError, UsageError, system_reason
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.config import RunConfig
-from compare.schema.files import STANDARD_OUTPUT, read_json, write_json, write_text
 from compare.schema.hostfile import format_hostfile
 from compare.schema.results import PHASES, SCHEMA_VERSION, Launch, Mode, RankResult, Run
+from compare.system.files import STANDARD_OUTPUT, read_json, write_json, write_text
 
 RESULTS_FILE = "results.json"
 RUNS = Path("runs")

@@ -15,7 +15,7 @@ from backends.base import Facts, Group, Replica
 from compare import PACKAGE_ROOT, __version__
 from compare.schema.environment import library_settings
 from compare.schema.job import Job, LaunchJob
-from compare.schema.limits import core_quota
+from compare.system.limits import core_quota
 from compare.worker.task import Batches
 from compare.worker.user_file import set_dtype
 from compare.worker.warned import noted_warnings

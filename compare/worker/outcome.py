@@ -13,9 +13,9 @@ from typing import NoReturn
 from backends.base import BackendError, Placement
 from compare.errors import OutputError
 from compare.schema.environment import EXPORTED
-from compare.schema.files import read_json, write_json
 from compare.schema.job import Job, RankFailure, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
+from compare.system.files import read_json, write_json
 from compare.worker.users_error import place_of, text_of
 from compare.worker.warned import note_warnings
 from compare.worker.watchdog import Watchdog

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS
 from compare.analysis import analyse
+from compare.cli.settings_file import Flag, read_settings, settings_for
 from compare.cli.times import read_seconds
 from compare.data.own import own_source
 from compare.doctor import checkup, examine
@@ -45,15 +46,14 @@ from compare.report import FORMATS, render
 from compare.schema.arms import parse_arms
 from compare.schema.collectives import read_bytes
 from compare.schema.environment import read_exports
-from compare.schema.files import read_json
 from compare.schema.hostfile import parse_hosts, read_hostfile
 from compare.schema.hosts import Host
 from compare.schema.job import RankExit, RankFailure, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.link import parse_link
 from compare.schema.scale import read_counts
-from compare.schema.settings import Flag, read_settings, settings_for
 from compare.schema.store import read_run
+from compare.system.files import read_json
 from tests.unit.factories import a_run
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "50"))

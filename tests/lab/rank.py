@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from compare.schema.files import write_json
 from compare.schema.job import Progress, RankFailure, note_progress, open_progress
 from compare.schema.launch_files import LaunchFiles
+from compare.system.files import write_json
 
 
 def main(directory, rank, seconds, kind="result"):

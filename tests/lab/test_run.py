@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
-from compare.schema.files import read_json
 from compare.schema.store import read_run
+from compare.system.files import read_json
 from tests.comparing import ROOT
 from tests.lab.comparing import ARMS, RUN, compare, left
 from tests.lab.hosts import why_no_rate_limit

@@ -18,11 +18,11 @@ from compare.analysis.parity import check_gates
 from compare.data.own import own_source
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
-from compare.schema.files import read_json, write_json
 from compare.schema.job import Job, RankFailure
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.parity import Fingerprint
 from compare.schema.results import Gate, RankResult
+from compare.system.files import read_json, write_json
 from tests.proof.case import Case
 from tests.waiting import free_port
 

@@ -34,7 +34,7 @@ from compare.launch.agent.protocol import (
 from compare.launch.agent.turn_gate import TurnGate
 from compare.launch.processes import Segments, end_all, supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
-from compare.schema.limits import memory_left_bytes
+from compare.system.limits import memory_left_bytes
 
 _DESCRIPTORS = 1024
 """More than an agent has open."""

@@ -17,8 +17,8 @@ import psutil
 from compare import __version__
 from compare.errors import OutputError
 from compare.launch.agent.protocol import Ready
-from compare.schema.files import temporary_root
-from compare.schema.limits import core_quota, memory_left_bytes
+from compare.system.files import temporary_root
+from compare.system.limits import core_quota, memory_left_bytes
 
 
 def describe() -> Ready:

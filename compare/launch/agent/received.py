@@ -11,9 +11,9 @@ from pathlib import Path
 
 from compare.errors import HostError, OutputError
 from compare.launch.agent.protocol import FileChunk, FileContent, ProtocolError
-from compare.schema.files import write_bytes
 from compare.schema.hosts import Host
 from compare.schema.launch_files import LaunchFiles
+from compare.system.files import write_bytes
 
 _FILE_BYTES = 4 << 30
 """Most bytes of one file that a host may send."""

@@ -19,9 +19,9 @@ import msgspec
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError, system_reason
 from compare.launch.engines.detect import ELSEWHERE, LOCAL
 from compare.launch.engines.slurm import ENDED, ENDINGS, job_ended
-from compare.schema.clock import unix_time
 from compare.schema.hostfile import parse_hosts
 from compare.schema.hosts import Host, shown
+from compare.system.clock import unix_time
 from compare.text import counted
 
 KEPT_BACK_SECONDS = 60.0

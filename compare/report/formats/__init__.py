@@ -8,7 +8,7 @@ from compare.report.document import Document
 from compare.report.formats.markdown import markdown
 from compare.report.formats.terminal import plain
 from compare.report.rows import csv_text
-from compare.schema.files import json_text
+from compare.system.files import json_text
 
 __all__ = ["FORMATS", "write"]
 

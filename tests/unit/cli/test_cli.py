@@ -44,11 +44,11 @@ from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
 from compare.report import FORMATS, render
 from compare.schema.collectives import COLLECTIVES_FILE
-from compare.schema.files import read_json, write_json
 from compare.schema.job import read_job
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from compare.schema.store import RESULTS_FILE
+from compare.system.files import read_json, write_json
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import MNIST, a_run, a_survey
 

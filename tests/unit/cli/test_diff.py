@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from compare.cli.main import app
 from compare.errors import ConditionsError
-from compare.schema.files import write_json
+from compare.system.files import write_json
 from tests.unit.factories import a_run
 
 QUIET = [5.0, 5.01, 5.02, 5.0, 5.01]

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from compare.cli.main import app
 from compare.errors import RingsideError
 from compare.schema.collectives import COLLECTIVES_FILE
-from compare.schema.files import write_json
 from compare.schema.store import RESULTS_FILE, read_collectives, read_run
+from compare.system.files import write_json
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.predictions import a_measured_run
 from tests.unit.runs import measured

@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 from compare.cli.main import app
 from compare.errors import OutputError, UsageError
-from compare.schema.files import write_json
 from compare.schema.store import RESULTS_FILE
+from compare.system.files import write_json
 from tests.unit.predictions import a_measured_run
 
 

@@ -19,8 +19,8 @@ from compare.experiment.collectives import (
     sweep_groups,
 )
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
-from compare.schema.files import read_json
 from compare.schema.hosts import Host
+from compare.system.files import read_json
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import a_cluster, a_survey
 

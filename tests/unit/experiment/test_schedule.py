@@ -20,9 +20,9 @@ from compare.errors import BudgetError, OutputError
 from compare.experiment.run import carry_out
 from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, next_launch, order_of
 from compare.launch.arm import Observer
-from compare.schema import files
 from compare.schema.results import MachineUse
 from compare.schema.store import read_run
+from compare.system import files
 from tests.unit.factories import a_config, a_launch, a_rank, a_run
 
 ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]

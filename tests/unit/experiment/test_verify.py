@@ -13,8 +13,8 @@ from compare.errors import BudgetError, LaunchError, OutputError
 from compare.experiment.verify import VERIFICATION_FILE, verify
 from compare.report import FORMATS, document_of, write
 from compare.report.formats.terminal import Shown
-from compare.schema.files import read_json
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
+from compare.system.files import read_json
 from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
 
 

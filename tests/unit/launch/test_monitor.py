@@ -11,7 +11,6 @@ from compare.errors import LaunchError, StalledError
 from compare.launch import arm as launching
 from compare.launch.monitor import Monitor, tail
 from compare.launch.processes import Ending
-from compare.schema.files import write_json
 from compare.schema.job import (
     Planned,
     Progress,
@@ -23,6 +22,7 @@ from compare.schema.job import (
 )
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import RankResult
+from compare.system.files import write_json
 from tests.unit.factories import a_run
 
 STACK = """

@@ -7,9 +7,9 @@ import pytest
 from compare.analysis.forms import FORMS
 from compare.errors import UsageError
 from compare.schema.collectives import COLLECTIVES, Exchange, read_bytes, read_collective
-from compare.schema.files import write_json
 from compare.schema.job import Job, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
+from compare.system.files import write_json
 from tests.unit.collectives import a_sweep_config
 from tests.unit.factories import DIGITS, a_config
 

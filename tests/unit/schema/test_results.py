@@ -20,12 +20,6 @@ from compare.analysis import analyse
 from compare.errors import OutputError
 from compare.report import render
 from compare.schema.arms import Arm
-from compare.schema.files import (
-    read_json,
-    temporary_root,
-    write_json,
-    write_text,
-)
 from compare.schema.parity import Fingerprint
 from compare.schema.results import (
     SCHEMA_VERSION,
@@ -38,6 +32,12 @@ from compare.schema.results import (
     Verification,
 )
 from compare.schema.store import RESULTS_FILE, read_run
+from compare.system.files import (
+    read_json,
+    temporary_root,
+    write_json,
+    write_text,
+)
 from tests.unit.factories import DIGITS, INITIAL, a_block, a_launch, a_phased_block, a_rank, a_run
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from compare.errors import UsageError
-from compare.schema.files import write_json
 from compare.schema.scale import batch_of, folder_of, read_counts, read_scale
 from compare.schema.store import RESULTS_FILE, SCALE_FILE
+from compare.system.files import write_json
 from tests.unit.scales import a_scale
 
 TIMES = {1: {"ddp": [4.0] * 3}, 2: {"ddp": [5.0] * 3}}

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from compare.errors import UsageError, system_reason
-from compare.schema.files import STANDARD_OUTPUT, read_bytes
 from compare.schema.hosts import shown
+from compare.system.files import STANDARD_OUTPUT, read_bytes
 
 PYPROJECT = "pyproject.toml"
 """The file that is looked for; ``tool.ringside`` has the settings."""

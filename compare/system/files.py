@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from compare.errors import OutputError, UsageError, system_reason
-from compare.schema.limits import memory_left_bytes
+from compare.system.limits import memory_left_bytes
 
 T = TypeVar("T")
 _PIPE_SECONDS = 10.0

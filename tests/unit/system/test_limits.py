@@ -3,8 +3,8 @@
 import pytest
 
 from compare.errors import OutputError
-from compare.schema import files
-from compare.schema.limits import core_quota, memory_left_bytes
+from compare.system import files
+from compare.system.limits import core_quota, memory_left_bytes
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from compare.schema import clock
+from compare.system import clock
 from compare.worker.start_up import StartUp
 
 

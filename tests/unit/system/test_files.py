@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from compare.errors import OutputError, UsageError
-from compare.schema import files
-from compare.schema.files import read_bytes, read_json, write_text
 from compare.schema.hostfile import read_hostfile
 from compare.schema.results import Run
+from compare.system import files
+from compare.system.files import read_bytes, read_json, write_text
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from compare.analysis.history import enter, follow_runs
 from compare.cli.main import app
 from compare.errors import OutputError
-from compare.schema.files import write_json
-from compare.schema.folders import list_folders, old_folders, remove
+from compare.experiment.folders import list_folders, old_folders, remove
 from compare.schema.hosts import Host
 from compare.schema.results import Failure, Interleaved
+from compare.system.files import write_json
 from tests.unit.factories import DIGITS, a_run, noisy
 
 DAY = 24 * 60 * 60

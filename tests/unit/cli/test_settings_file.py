@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from compare.cli.settings_file import MAX_FILE_BYTES, Flag, find_settings, read_settings, settings_for
 from compare.errors import UsageError
-from compare.schema.settings import MAX_FILE_BYTES, Flag, find_settings, read_settings, settings_for
 
 FLAGS = {
     "run": {

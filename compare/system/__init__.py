@@ -1,0 +1,1 @@
+"""Ask this machine: its clock, its limits, its files. Every room may."""
