@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -21,6 +21,10 @@ from compare.cli.options import (
 from compare.cli.requests import read_launch
 from compare.cli.show import export, show
 from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from compare.experiment import SweepRequest
+    from compare.schema.collectives import CollectivesRun
 
 Groups: TypeAlias = Annotated[
     list[str] | None,
@@ -88,7 +92,7 @@ def collectives(
     ] = False,
 ) -> None:
     """Time each group's collectives alone over sizes, and check the results."""
-    from compare.experiment import SweepRequest, compare_collectives
+    from compare.experiment import SweepRequest
     from compare.report import View, document_of
     from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, read_bytes, read_collective
 
@@ -111,8 +115,18 @@ def collectives(
         },
         **read_launch(flags),
     )
-    log = make_console(stderr=True)
+    run, directory = _carry_out(request, flags, detail=detail)
+    document = document_of(run, form, View(detail=detail))
+    show(document, form, stderr=flags.exports_to_stdout)
+    make_say(make_console(stderr=True), quiet=flags.quiet)(f"Results: {directory}")
+    raise typer.Exit(run.exit_code)
 
+
+def _carry_out(request: SweepRequest, flags: LaunchFlags, *, detail: bool) -> tuple[CollectivesRun, Path]:
+    """Time the groups, and export what was measured, also where it ends early."""
+    from compare.experiment import compare_collectives
+
+    log = make_console(stderr=True)
     run, directory = compare_collectives(
         request,
         make_say(log, quiet=flags.quiet),
@@ -120,10 +134,7 @@ def collectives(
         partial(export, flags=flags, detail=detail),
     )
     export(run, flags, detail=detail)
-    document = document_of(run, form, View(detail=detail))
-    show(document, form, stderr=flags.exports_to_stdout)
-    make_say(log, quiet=flags.quiet)(f"Results: {directory}")
-    raise typer.Exit(run.exit_code)
+    return run, directory
 
 
 def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ()) -> tuple[str, ...]:
