@@ -92,7 +92,7 @@ other-programs: setup ## time MPI's collectives beside IMB and OSU, which it fet
 	$(PY) -m tests.bench.other_programs build/other-programs $(BENCH_ARGS)
 
 schema: setup ## write the JSON Schema of results.json into docs/
-	$(VENV)/bin/compare schema --output docs/results.schema.json
+	$(PY) -m compare.schema.published > docs/results.schema.json
 
 reference: setup ## write the pages of all commands, flags, arms and options into docs/reference
 	$(PY) -m tests.reference

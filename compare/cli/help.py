@@ -55,14 +55,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "compare history",
         "compare history runs --json",
     ),
-    "clean": (
-        "compare clean",
-        "compare clean runs --keep 20 --yes",
-    ),
-    "schema": (
-        "compare schema",
-        "compare schema --output results.schema.json",
-    ),
     "predict": (
         "compare predict last --hosts 2,4,8 --link 10gbit",
         "compare predict last --bucket-cap 1,25 --format markdown",
@@ -108,8 +100,6 @@ SUMMARIES = {
     "diff": "Compare what synchronising costs in two runs, as ratios within each.",
     "gate": "Compare this environment with another one, in turns of one run.",
     "history": "List the runs of a folder, and the trend of every arm.",
-    "clean": "List the folders of old runs, and remove them with --yes.",
-    "schema": "Print the JSON Schema of results.json.",
     "backends": "List the backends with version, transport and options.",
     "doctor": "Examine the hosts, or this machine.",
     "rehearse": "Execute a command on hosts that are made for it.",

@@ -194,7 +194,6 @@ def _load_commands() -> dict[str, Any]:
     from compare.cli import (
         aa,
         backends,
-        clean,
         collectives,
         data,
         diff,
@@ -208,7 +207,6 @@ def _load_commands() -> dict[str, Any]:
         report,
         run,
         scale,
-        schema,
         submit,
         verify,
     )
@@ -227,8 +225,6 @@ def _load_commands() -> dict[str, Any]:
         "diff": diff.diff,
         "gate": gate.gate,
         "history": history.history,
-        "clean": clean.clean,
-        "schema": schema.schema,
         "backends": backends.backends,
         "doctor": doctor.doctor,
     }

@@ -38,8 +38,8 @@ _HINTS: dict[str, Mapping[str, Any]] = {}
 _USED: ContextVar[Path | None] = ContextVar("_USED", default=None)
 _TAKEN = f"{__name__}.taken"
 """Key of the line that names the file and the keys taken."""
-_NEVER = {"config", "yes"}
-"""Flags of the command line alone; --yes removes folders."""
+_NEVER = {"config"}
+"""Flags of the command line alone."""
 _FILES: dict[str, Kind] = {"workload": "path", "against": "program"}
 """Flags of text that names a file."""
 _KINDS: dict[type, Kind] = {bool: "switch", int: "whole number", float: "number", Path: "path"}

@@ -1,6 +1,8 @@
-"""Publish the schema of ``results.json`` as JSON Schema."""
+"""Publish the schema of ``results.json`` as JSON Schema: ``python -m compare.schema.published``."""
 
 from __future__ import annotations
+
+import sys
 
 import msgspec
 
@@ -21,3 +23,7 @@ def results_schema() -> str:
         **msgspec.json.schema(Run),
     }
     return json_text(schema)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(results_schema() + "\n")

@@ -101,8 +101,6 @@ CALLS = [
     *(["diff", "run", "run", "--force", *flags] for flags in ([], FORMATS[0], FORMATS[2])),
     *(["predict", "predicted", "--hosts", "2,4", *flags] for flags in ([], *FORMATS)),
     ["history", "all"],
-    ["clean", "all", "--keep", "0"],
-    ["clean", "all", "--keep", "0", "--json"],
 ]
 
 

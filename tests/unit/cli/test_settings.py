@@ -128,10 +128,10 @@ def test_help_needs_no_settings(requested):
 
 
 def test_settings_hold_for_listing_commands_and_leave_their_output(requested):
-    write("[tool.ringside.clean]\nkeep = 3\n", "pyproject.toml")
+    write("[tool.ringside.history]\njson = true\n", "pyproject.toml")
     Path("runs").mkdir()
-    _, err = requested("clean")
-    assert err == "Settings of pyproject.toml: keep\n"
+    _, err = requested("history")
+    assert err == "Settings of pyproject.toml: json\n"
 
 
 def every_command(group, names=()):

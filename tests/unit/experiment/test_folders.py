@@ -1,4 +1,4 @@
-"""Test which folders ``compare clean`` and ``compare history`` see."""
+"""Test which folders ``compare history`` sees."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from typer.testing import CliRunner
 from compare.analysis.history import enter, follow_runs
 from compare.cli.main import app
 from compare.errors import OutputError
-from compare.experiment.folders import list_folders, old_folders, remove
+from compare.experiment.folders import list_folders
 from compare.schema.hosts import Host
 from compare.schema.results import Failure, Interleaved
 from compare.system.files import write_json
 from tests.unit.factories import DIGITS, a_run, noisy
-
-DAY = 24 * 60 * 60
 
 
 def a_folder(root, name, *, age=0.0, **changes):
@@ -47,27 +45,7 @@ def names(folders):
     return [folder.path.name for folder in folders]
 
 
-def test_clean_only_lists_without_yes(runs):
-    done = call("clean", runs, "--keep", 2)
-    assert done.exit_code == 0
-    assert done.output.count("would remove") == 2
-    assert len(list_folders(runs)) == 4
-    call("clean", runs, "--keep", 2, "--yes")
-    assert names(list_folders(runs)) == ["run-2", "run-3"]
-
-
-def test_clean_lists_as_json_what_it_would_remove_or_removed(runs):
-    a_folder(runs, "going-on", age=3600, complete=False)
-    folders, kept = [str(runs / f"run-{number}") for number in range(2)], [str(runs / "going-on")]
-    for flags, removed in (((), False), (("--yes",), True), (("--yes",), True)):
-        done = call("clean", runs, "--keep", 2, "--json", *flags)
-        assert msgspec.json.decode(done.stdout) == {"removed": removed, "folders": folders, "kept": kept}
-        if removed:
-            folders = []
-    assert names(list_folders(runs)) == ["going-on", "run-2", "run-3"]
-
-
-def test_folder_without_a_results_file_is_never_removed(runs, tmp_path):
+def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
     (runs / "source").mkdir()
     (runs / "source" / "main.py").write_text("x")
     (runs / "other").mkdir()
@@ -80,48 +58,16 @@ def test_folder_without_a_results_file_is_never_removed(runs, tmp_path):
     (runs / "linked").symlink_to(kept)
     (runs / "link-in").mkdir()
     (runs / "link-in" / "results.json").symlink_to(kept / "results.json")
-    call("clean", runs, "--keep", 0, "--yes")
-    assert {path.name for path in runs.iterdir()} == {
-        *("source", "other", "broken", "directory", "linked", "link-in")
-    }
-    assert (kept / "results.json").exists()
-
-
-def test_link_inside_a_run_is_removed_and_not_followed(runs, tmp_path):
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "file").write_text("x")
-    (runs / "run-0" / "link").symlink_to(precious)
-    call("clean", runs, "--keep", 3, "--yes")
-    assert not (runs / "run-0").exists()
-    assert (precious / "file").exists()
-
-
-def test_run_that_may_go_on_is_kept(runs):
-    a_folder(runs, "going-on", age=3600, complete=False)
-    a_folder(runs, "left-behind", age=3 * DAY, complete=False)
-    old, going = old_folders(runs, keep=4)
-    assert (names(old), names(going)) == (["left-behind"], ["going-on"])
-    old, going = old_folders(runs, keep=0)
-    assert (len(old), names(going)) == (5, ["going-on"])
-    assert "Kept: 1 run without an end" in call("clean", runs, "--keep", 0).output
-
-
-def test_folder_that_changed_since_it_was_listed_is_kept(runs):
-    first = list_folders(runs)[0]
-    a_new = msgspec.structs.replace(a_run(), started_at="2026-12-01T00:00:00+00:00")
-    write_json(first.file, a_new)
-    with pytest.raises(OutputError, match="has changed"):
-        remove(first)
-    assert first.path.exists()
+    assert names(list_folders(runs)) == [f"run-{number}" for number in range(4)]
 
 
 def test_hostile_names_reach_no_terminal(tmp_path):
     a_folder(tmp_path / "runs", "a\x1b[31m\nwould remove /home")
-    for command in (("clean", "--keep", 0), ("history",)):
-        done = call(command[0], tmp_path / "runs", *command[1:])
-        assert "\x1b" not in done.output
-        assert not any(line.startswith("would remove /home") for line in done.output.splitlines())
+    a_folder(tmp_path / "runs", "tab\there")
+    shown = call("history", tmp_path / "runs").output
+    assert "\x1b" not in shown
+    assert "tab\\there" in shown
+    assert not any(line.startswith("would remove /home") for line in shown.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -145,12 +91,6 @@ def test_history_has_one_line_of_80_cells_for_a_run(tmp_path, name, arms):
     assert max(map(cell_len, lines)) <= 80
     for line in shown:
         assert re.search(r": (…|none 0\.60.* ms( …)?)$", line), line
-
-
-def test_history_names_a_folder_as_clean_does(tmp_path):
-    a_folder(tmp_path, "tab\there")
-    for command in (("clean", "--keep", 0), ("history",)):
-        assert "tab\\there" in call(command[0], tmp_path, *command[1:]).output
 
 
 def test_folder_that_is_missing_is_an_output_error(tmp_path):
@@ -191,7 +131,6 @@ def test_history_shows_the_other_runs_beside_a_hostile_file(tmp_path, text):
     done = call("history", tmp_path)
     assert done.exit_code == 0, done.output
     assert re.search(r"good +3 rounds: none", done.output)
-    assert call("clean", tmp_path, "--keep", 0).exit_code == 0
 
 
 def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
