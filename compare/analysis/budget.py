@@ -27,8 +27,9 @@ def looks(run: Run) -> list[Look]:
         Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, end))) for rounds, end in ends.items()
     ]
     found = [look for look in found if not is_close_to_the_end(look)]
-    # A run may end before or after its plan. Its last look may spend the rest of alpha.
-    return found + ([Look(done, done)] if run.complete and found[-1] != Look(done, done) else [])
+    # Where the clock ends a run before or after its plan, the last look may spend the rest of alpha. Where
+    # figures end it, at a look, that look spends no more: they may not choose its share.
+    return found + ([Look(done, done)] if run.complete and found[-1].rounds < done else [])
 
 
 def rounds_done(run: Run) -> int:

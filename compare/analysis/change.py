@@ -25,7 +25,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: str
     kind: Literal["slower", "faster", "not slower", "unresolved"]
-    """What the change is.
+    """What the change is, as the look says that settled it.
 
     - *slower* or *faster*: the interval excludes 1, and the estimate exceeds a gate's limit
     - *not slower*: ``at_most`` is within the limit of a gate

@@ -34,8 +34,8 @@ _CLOSE = 1.25
 class Look(msgspec.Struct, frozen=True):
     """One look at the verdicts.
 
-    A run that ends before its plan may look once more, with ``planned`` equal to ``rounds``. That spends the
-    rest of alpha.
+    A run that the clock ends before its plan may look once more, with ``planned`` equal to ``rounds``. That
+    spends the rest of alpha.
     """
 
     rounds: int

@@ -41,11 +41,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Verdict on one arm against the baseline."""
 
     kind: Literal["faster", "slower", "equivalent", "unresolved"]
-    """Whether there is a difference.
+    """Whether there is a difference, as the look says that settled it.
 
-    - *faster* or *slower*: the interval excludes 1, and the estimate exceeds the margin
-    - *equivalent*: the whole interval lies within the margin
-    - *unresolved*: anything else
+    - *faster* or *slower*: its interval excludes 1, and its estimate exceeds the margin
+    - *equivalent*: its whole interval lies within the margin
+    - *unresolved*: no look settled it, or all rounds lie on the other side
     """
     speed_ratio: float
     """Baseline's step time over the arm's, geometric mean of all rounds; above 1 is faster."""
@@ -58,7 +58,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     It is that of the look which settled the arm, or of the last one.
     """
     p: float
-    """Two-sided p of no difference, for this arm and that look alone."""
+    """Two-sided p of no difference, for this arm alone, at the look that settled it or at the last one."""
     p_adjusted: float
     """The same after Holm, for all arms of that look."""
     n: int

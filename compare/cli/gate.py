@@ -60,13 +60,15 @@ def gate(
     repeats: Annotated[
         int | None,
         length_flag(
-            show_default="5, then until every arm is settled or 5 min are over",
+            show_default="5, then until every arm is settled, one is slower, or 5 min are over",
             help="Rounds; each launches every arm in both environments.",
         ),
     ] = None,
     budget: Annotated[
         float | None,
-        time_flag(help="Maximum time, in seconds or as 5m: add rounds until every arm is settled."),
+        time_flag(
+            help="Maximum time, in seconds or as 5m: add rounds until every arm is settled, or one is slower."
+        ),
     ] = None,
     max_reruns: MaxReruns = 3,
     form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = ChangeFormat.TABLE,

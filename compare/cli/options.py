@@ -63,7 +63,12 @@ InterleaveMode = Annotated[
         "auto: in turns where it is possible."
     ),
 ]
-MaxReruns = Annotated[int, length_flag(help="Maximum number of noisy rounds to repeat; one twice at most.")]
+MaxReruns = Annotated[
+    int,
+    length_flag(
+        help="One launch after another: maximum number of noisy rounds to repeat, one twice at most."
+    ),
+]
 
 
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:

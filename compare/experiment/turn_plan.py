@@ -1,9 +1,10 @@
 """Plan the turns of a cohort from the finished ones. Pure and seeded.
 
-Lengths and numbers follow from the spread of turns and launches, never from means, so no figure chooses how
-long it is measured. The variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b for turns of the lengths T with
-the spreads s. In a given time, lengths in proportion to s times the root of the number of comparisons make
-the sum over comparisons smallest (J. Neyman, Journal of the Royal Statistical Society 97, 1934).
+Among open comparisons, lengths and numbers follow from the spread of turns and launches, never from means.
+What is settled takes short turns. The variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b for turns of the
+lengths T with the spreads s. In a given time, lengths in proportion to s times the root of the number of
+comparisons make the sum over comparisons smallest (J. Neyman, Journal of the Royal Statistical Society 97,
+1934).
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def conclusion(changes: Changes) -> str:
     slower = [change.arm for change in changes.changes if change.kind == "slower"]
     unsettled = [change.arm for change in changes.changes if change.kind == "unresolved"]
     if changes.outcome == "slower":
-        return f"SLOWER by more than {limit}: {', '.join(slower)}."
+        return f"SLOWER, by an estimate of more than {limit}: {', '.join(slower)}."
     if changes.outcome == "too noisy":
         names = ", ".join(unsettled) or "no arm was compared"
         return f"TOO NOISY to tell whether an arm is slower by {limit}: {names}."

@@ -15,8 +15,9 @@ STALLS = 0.05
 """Stalls are named where the mean over blocks exceeds the median by this share."""
 WRONG_AT_MOST = f"in at most {ALPHA * 100:g} of 100 runs"
 VERDICTS_TOGETHER = (
-    f"All verdicts together, at every look, find a difference where there is none {WRONG_AT_MOST}. Their "
-    f"intervals share these {ALPHA * 100:g} %, so each is as wide as a 95 % interval or wider."
+    f"All verdicts together, at every look, find a difference where there is none {WRONG_AT_MOST}. "
+    "That is why each interval is as wide as a 95 % interval or wider. All intervals together may miss more "
+    "often."
 )
 FASTEST_IS_APART = (
     "Fastest is judged apart, with the quickest arm as the baseline: every other arm must be slower. "

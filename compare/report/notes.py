@@ -158,7 +158,7 @@ def notes(run: Run, analysis: Analysis) -> list[str]:
         *_meaning(run, summary),
         *_no_sync_cost(run),
         *waiting(run, analysis.turns),
-        *_end(run, summary),
+        *_end(run, analysis),
         *intervals(summary),
         *_unresolved(run, summary),
         *would_have_seen(summary),
@@ -231,12 +231,15 @@ def _waits(launches: list[Launch]) -> str:
     return f"{theory}; they waited {fmean(measured):.0%}, with messages." if measured else f"{theory}."
 
 
-def _end(run: Run, summary: Summary) -> list[str]:
+def _end(run: Run, analysis: Analysis) -> list[str]:
     """Explain why a run without an exact number of rounds ended."""
-    config = run.config
+    config, summary = run.config, analysis.summary
     if config.limit_seconds is None or not run.complete:
         return []
     rounds = max(arm.step_seconds.n for arm in summary.arms)
+    if analysis.gate and analysis.gate.outcome in {"passed", "slower"}:
+        ended = {"passed": "every arm passed", "slower": "an arm is slower"}[analysis.gate.outcome]
+        return [f"Ended after {counted(rounds, 'round')}: {ended}."]
     judged = [arm.verdict for arm in summary.arms if arm.verdict]
     settled = rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged)
     if not settled and rounds == config.rounds:

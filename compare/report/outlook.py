@@ -110,7 +110,11 @@ def outlook(run: Run) -> list[str]:
 def length(config: RunConfig) -> str:
     """Write how many rounds a run has, or what decides it."""
     arms = counted(len(config.arms), "arm")
-    until = "until every verdict is settled"
+    until = (
+        "until every verdict is settled"
+        if config.slower_limit is None
+        else "until every arm is settled, or one is slower"
+    )
     if config.limit_seconds is None:
         return f"Exactly {counted(config.rounds, 'round')} of {arms}."
     if config.budget_seconds is None:
