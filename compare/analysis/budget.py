@@ -29,7 +29,9 @@ def looks(run: Run) -> list[Look]:
     found = [look for look in found if not is_close_to_the_end(look)]
     # Where the clock ends a run before or after its plan, the last look may spend the rest of alpha. Where
     # figures end it, at a look, that look spends no more: they may not choose its share.
-    return found + ([Look(done, done)] if run.complete and found[-1].rounds < done else [])
+    if run.complete and (not found or found[-1].rounds < done):
+        return [*found, Look(done, done)]
+    return found or [Look(FIRST_LOOK - 1, FIRST_LOOK - 1)]  # which settles nothing
 
 
 def rounds_done(run: Run) -> int:

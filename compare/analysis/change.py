@@ -13,9 +13,10 @@ from typing import Literal
 
 import msgspec
 
+from compare.analysis.decision import Sample, Settled, decide
 from compare.analysis.estimate import Estimate
 from compare.analysis.looks import ALPHA, FIRST_LOOK
-from compare.analysis.verdict import Sample, Settled, Verdict, decide, ratio_of
+from compare.analysis.verdict import Verdict, ratio_of
 
 Outcome = Literal["slower", "too noisy", "passed"]
 

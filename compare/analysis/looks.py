@@ -29,6 +29,8 @@ four arms and 12 rounds were simulated. First looks at 3, 4 and 5 rounds gave 10
 """
 _CLOSE = 1.25
 """Planned rounds over those of a look that is left out before the end."""
+_CLOSE_TO_FIRST = 1.6
+"""The same for the first look."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -88,6 +90,8 @@ def planned_looks(planned: int) -> list[Look]:
 def is_close_to_the_end(look: Look) -> bool:
     """Return whether a look leaves its share of alpha to the one at the end, which has hardly more rounds.
 
-    The first look stays, because a user waits for it.
+    With six or seven planned rounds that is the first look, too: after it little alpha would be left for the
+    end, and few rounds make a small share costly.
     """
-    return FIRST_LOOK < look.rounds < look.planned < _CLOSE * look.rounds
+    close = _CLOSE_TO_FIRST if look.rounds == FIRST_LOOK else _CLOSE
+    return look.rounds < look.planned < close * look.rounds

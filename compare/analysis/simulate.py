@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from compare.analysis.decision import Sample, Settled, decide
 from compare.analysis.looks import ALPHA, Look, levels
-from compare.analysis.verdict import MARGIN, Sample, Settled, decide
+from compare.analysis.verdict import MARGIN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,8 +21,9 @@ _FEWEST_BLOCKS = 3
 def step_seconds(launch: Launch, mode: Mode = "training") -> float:
     """Return the time of a step.
 
-    It is the median over blocks of the mean over ranks. In turns, it is the geometric mean over turns of that
-    median. So the ratio of two arms is the mean ratio of their turns.
+    It is the mean over ranks and blocks. In turns, it is the geometric mean over turns of that mean. So the
+    ratio of two arms is the mean ratio of their turns. A median would depend on the number of blocks, which
+    turns of different lengths do not share.
 
     Raises:
         ValueError: no block of that mode was measured.
@@ -36,9 +37,9 @@ def step_seconds(launch: Launch, mode: Mode = "training") -> float:
 def turn_seconds(launch: Launch, mode: Mode = "training") -> dict[int, float]:
     """Return the step time of each turn; without turns, of turn 0.
 
-    It is the median over blocks of the mean over ranks.
+    It is the mean over ranks and blocks.
     """
-    return {turn: statistics.median(blocks) for turn, blocks in _block_seconds(launch, mode).items()}
+    return {turn: statistics.fmean(blocks) for turn, blocks in _block_seconds(launch, mode).items()}
 
 
 def mean_over_median(launch: Launch) -> float | None:
@@ -70,7 +71,7 @@ def turn_cores(launch: Launch) -> dict[int, float]:
 
 def rank_seconds(rank: RankResult, mode: Mode) -> float:
     """Return the step time of one rank, as that of a launch."""
-    return statistics.geometric_mean(map(statistics.median, _by_turn(rank, mode).values())) / 1e9
+    return statistics.geometric_mean(map(statistics.fmean, _by_turn(rank, mode).values())) / 1e9
 
 
 def _by_turn(rank: RankResult, mode: Mode) -> dict[int, list[float]]:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from compare.analysis.budget import elapsed_seconds, is_oversubscribed, rounds_done, seconds_to_settle
 from compare.analysis.gate import judge_gate, pairs_of
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import verdicts
-from compare.analysis.spread import cohorts, launch_variance, timed_seconds, turn_spreads
+from compare.analysis.spread import cohorts, launch_variance, turn_spreads
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
-from compare.schema.results import Run
+from compare.schema.results import Launch, Run
 from compare.schema.turns import PlannedTurn
 
 TURNS = 4
@@ -35,6 +35,10 @@ LEAD_SECONDS = 0.1
 """First part of a turn, not timed: its steps take longer."""
 START_SECONDS = 3.0
 """Least time to start the ranks of an arm: they load torch."""
+_HANDOVER_SECONDS = 0.02
+"""Time from the last step of a turn to the first of the next one."""
+_RESERVE = 0.85
+"""Share of a limit that is planned for: rounds differ, and a budget ends one that is late."""
 _ENOUGH_COHORTS = 2
 """Finished cohorts that tell something about spreads."""
 
@@ -139,8 +143,8 @@ def turns_of_arm(
     start = max(0.0, elapsed_seconds(run) - _passes(run) * one_pass) / rounds_done(run)
     best = math.sqrt(of_turns / of_launches * start / one_pass) if of_launches > 0 else math.inf
     missing = max(1, FIRST_LOOK - rounds_done(run))
-    fitting = (seconds_to_settle(run) / missing - start) / one_pass
-    return math.floor(max(TURNS, min(best, MOST_TURNS, fitting)))
+    fitting = (_RESERVE * seconds_to_settle(run) / missing - start) / one_pass
+    return math.floor(max(TURNS, min(best, MOST_TURNS, fitting, *_most_by_timeout(run))))
 
 
 def least_round_seconds(config: RunConfig, mode: str) -> float:
@@ -156,8 +160,27 @@ def _spreads(run: Run) -> dict[str, float]:
 
 
 def _pass_seconds(run: Run) -> float:
-    """Return what a pass of the last cohort took: a turn of slow steps is longer than planned."""
-    return sum(timed_seconds(launch) + LEAD_SECONDS for launch in cohorts(run)[-1])
+    """Return what a pass of the last cohort took, with the blocks of the reference.
+
+    A turn of slow steps is longer than planned.
+    """
+    return sum(map(_turn_seconds, cohorts(run)[-1]))
+
+
+def _turn_seconds(launch: Launch) -> float:
+    """Return what a turn of a launch took on average, from its first step to the next one's turn."""
+    blocks = launch.ranks[0].blocks
+    of_blocks = sum(block.wall_ns * (block.steps + 1) / block.steps for block in blocks) / 1e9
+    return of_blocks / len({block.turn for block in blocks}) + LEAD_SECONDS + _HANDOVER_SECONDS
+
+
+def _most_by_timeout(run: Run) -> Iterator[float]:
+    """Yield the turns that each arm's launch has time for before ``--timeout`` ends it."""
+    for launch in cohorts(run)[-1]:
+        rank, turn = launch.ranks[0], _turn_seconds(launch)
+        own = launch.seconds - rank.waited_ns / 1e9
+        outside = max(0.0, own - turn * len({block.turn for block in rank.blocks}))
+        yield (_RESERVE * run.config.launch_timeout_seconds - outside) / turn
 
 
 def _passes(run: Run) -> int:

@@ -105,7 +105,7 @@ def describe(verdict: Verdict) -> str:
     has the same figure from either side.
     """
     ratio, low, high = verdict.speed_ratio, verdict.low, verdict.high
-    if verdict.uneven_load:
+    if verdict.uneven_load and verdict.kind == "unresolved":
         return "unresolved: uneven load"
     if verdict.kind == "equivalent":
         return f"equivalent within {verdict.margin * 100:g} %"
@@ -118,9 +118,11 @@ def describe(verdict: Verdict) -> str:
         return f"unresolved: {either_way}, {_more_rounds(verdict.rounds_to_settle)}"
     if verdict.kind == "slower":
         ratio, low, high = 1 / ratio, 1 / high, 1 / low
+    # Later rounds may have widened the interval over the one that the verdict needed.
+    since = f" (by round {verdict.settled_after})" if low <= 1 and verdict.settled_after else ""
     if ratio >= 2:  # noqa: PLR2004 -- "3.1×" reads better than "212 % faster"
-        return f"{ratio:.1f}× {verdict.kind} [{low:.1f}, {high:.1f}]"
-    return f"{in_percent(ratio)} % {verdict.kind} [{in_percent(low)}, {in_percent(high)}]"
+        return f"{ratio:.1f}× {verdict.kind} [{low:.1f}, {high:.1f}]{since}"
+    return f"{in_percent(ratio)} % {verdict.kind} [{in_percent(low)}, {in_percent(high)}]{since}"
 
 
 def _verdict(arm: ArmSummary) -> str:

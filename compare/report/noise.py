@@ -69,4 +69,4 @@ def stalls(summary: Summary) -> list[str]:
     if not each or summary.noise_hides_all:
         return []
     found = f"Stalls: some blocks took so long that their mean exceeds the median, by {each}."
-    return [f"{found} The table shows medians, so these stalls are in no step time."]
+    return [f"{found} The step times contain them."]

@@ -231,7 +231,9 @@ def _open(run: Run, summary: Summary, lead: Lead) -> str:
     names = _marked(run, [lead.first, *lead.rivals])
     whose = " or ".join(names) if len(names) <= _FEW_NAMES else f"{names[0]} or {len(names) - 1} others"
     more = lead.rounds_to_settle
-    if any(arm.verdict and arm.verdict.uneven_load for arm in summary.arms):
+    if any(
+        arm.verdict and arm.verdict.uneven_load and arm.verdict.kind == "unresolved" for arm in summary.arms
+    ):
         return f"Fastest here: {whose}. The load was uneven, so that is open."
     if more is None or more > _HARDLY:
         return f"Fastest here: {whose}. More rounds would hardly tell them apart."

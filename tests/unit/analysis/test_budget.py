@@ -72,7 +72,7 @@ def test_looks_lie_each_half_as_far_again():
     assert list(look_rounds(60)) == [5, 8, 12, 18, 27, 41]
     assert [look.rounds for look in planned_looks(30)] == [5, 8, 12, 18, 30]  # 27 is close to the end
     assert [look.rounds for look in planned_looks(14)] == [5, 8, 14]
-    assert [planned_looks(5), planned_looks(6)] == [[Look(5, 5)], [Look(5, 6), Look(6, 6)]]
+    assert [planned_looks(5), planned_looks(6)] == [[Look(5, 5)], [Look(6, 6)]]
     assert sum(levels(planned_looks(14))) == pytest.approx(0.05)
 
 

@@ -10,8 +10,9 @@ import pytest
 import scipy.stats
 
 from compare.analysis.change import Change, from_verdict, judge_between, outcome_of
+from compare.analysis.decision import Sample
 from compare.analysis.diff import diff
-from compare.analysis.verdict import Sample, judge
+from compare.analysis.verdict import judge
 from compare.errors import ConditionsError, OutputError
 from tests.unit.factories import a_run
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from compare.analysis import simulate, verdict
+from compare.analysis import simulate
+from compare.analysis.decision import Sample, Settled, decide
 from compare.analysis.looks import ALPHA, FIRST_LOOK, Look, levels
 from compare.analysis.simulate import binomial_interval, simulate_aa, simulate_gates
 from compare.analysis.verdict import MARGIN, judge
@@ -118,8 +119,8 @@ def test_decide_intervals_hold_the_truth_as_often_as_promised():
     values = experiments_with(0.2, 0.1, SEQUENTIAL)
     missed = np.zeros(EXPERIMENTS, bool)
     for look, level in zip(SEQUENTIAL, levels(SEQUENTIAL), strict=True):
-        sample = verdict.Sample.over_rounds(values[:, : look.rounds])
-        decision = verdict.decide(sample, level, math.log1p(MARGIN), verdict.Settled.none((EXPERIMENTS, 1)))
+        sample = Sample.over_rounds(values[:, : look.rounds])
+        decision = decide(sample, level, math.log1p(MARGIN), Settled.none((EXPERIMENTS, 1)))
         misses = (np.abs(sample.mean - 0.2) > decision.half_width)[:, 0]
         assert misses.mean() == pytest.approx(level, abs=4 * math.sqrt(level / EXPERIMENTS))
         missed |= misses
@@ -129,9 +130,9 @@ def test_decide_intervals_hold_the_truth_as_often_as_promised():
 def test_decide_each_interval_has_its_own_level():
     """Holm's steps have levels of 5/3, 5/2 and 5 %; misses add up."""
     means = np.array([0.3, 1.2, 3.0])
-    sample = verdict.Sample.over_rounds(experiments_with(means, 0.05, FIXED, arms=3))
-    none_yet = verdict.Settled.none((EXPERIMENTS, 3))
-    decision = verdict.decide(sample, ALPHA, math.log1p(MARGIN), none_yet)
+    sample = Sample.over_rounds(experiments_with(means, 0.05, FIXED, arms=3))
+    none_yet = Settled.none((EXPERIMENTS, 3))
+    decision = decide(sample, ALPHA, math.log1p(MARGIN), none_yet)
     assert decision.settled.different.all()
     misses = np.abs(sample.mean - means) > decision.half_width
     # The arm nearest to the baseline is last in Holm's order.

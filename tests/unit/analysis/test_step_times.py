@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+from statistics import fmean
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -20,11 +23,21 @@ from compare.schema.results import Block, MachineUse
 from tests.unit.factories import a_block, a_launch, a_phased_block, a_rank
 
 
-def test_step_time_is_the_median_over_blocks_of_the_mean_over_ranks():
+def test_step_time_is_the_mean_over_ranks_and_blocks():
     launch = a_launch(ranks=[a_rank(0, milliseconds=[10, 20, 30]), a_rank(1, milliseconds=[12, 22, 100])])
-    assert step_seconds(launch) == pytest.approx(0.021)  # the median of 11, 21 and 65 ms
+    assert step_seconds(launch) == pytest.approx(0.097 / 3)  # the mean of 11, 21 and 65 ms
     blocks = [Block(steps=n, wall_ns=n * 10_000_000, cpu_ns=0) for n in (30, 31)]
     assert step_seconds(a_launch(ranks=[a_rank(blocks=blocks)])) == pytest.approx(0.010)
+
+
+def test_step_time_depends_on_no_number_of_blocks():
+    """Turns of different lengths have different numbers; the median of two lies above that of four."""
+    times = [10, 10, 10, 14]
+    in_pairs = [
+        step_seconds(a_launch(ranks=[a_rank(0, milliseconds=pair)])) for pair in permutations(times, 2)
+    ]
+    whole = step_seconds(a_launch(ranks=[a_rank(0, milliseconds=times)]))
+    assert fmean(in_pairs) == pytest.approx(whole)
 
 
 @settings(deadline=None)

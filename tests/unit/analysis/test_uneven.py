@@ -120,6 +120,17 @@ def test_the_load_is_named_with_its_remedy():
     assert "uneven" in conclusion(run, analysis)
 
 
+def test_load_after_the_settling_look_is_named_and_keeps_the_verdict():
+    times = {arm: its * 2 for arm, its in NEAR.items()}
+    quiet_then_busy = [0.0] * 5 + [1.5] * 5
+    run = beside(a_run(times, config={"rounds": 99, "settle_seconds": 1e4}), ddp=quiet_then_busy, mpi=0.0)
+    found = verdicts(run, "ddp")["mpi"]
+    assert (found.kind, found.settled_after) == ("faster", 5)
+    assert found.uneven_load == (0.0, 0.75)
+    assert "faster" in describe(found)
+    assert any(line.startswith("Uneven load") for line in warnings(run, analyse(run)))
+
+
 def test_uneven_load_is_not_met_by_more_time():
     run = beside(
         a_run(NEAR, config={"rounds": 1000, "settle_seconds": 300.0}, complete=True), ddp=0.96, mpi=0.04

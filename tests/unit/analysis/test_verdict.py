@@ -316,6 +316,14 @@ def test_verdict_that_all_rounds_contradict_is_open_again(early, later, kind):
     assert found.rounds_to_settle is not None
 
 
+def test_verdict_that_later_rounds_contradict_is_judged_anew():
+    values = [*rounds_with(0.5, 0.01, 5), *rounds_with(-0.8, 0.05, 20)]
+    looks = [Look(rounds, 40) for rounds in (5, 8, 12, 18, 25)]
+    assert judge({"mpi": values[:5]}, looks[:1])["mpi"].kind == "faster"
+    found = judge({"mpi": values}, looks)["mpi"]
+    assert (found.kind, found.settled_after) == ("slower", 18)
+
+
 def test_gate_that_passed_stays_passed_while_all_rounds_are_not_slower():
     looks = [Look(5, 20)]
     values = [*rounds_with(0.0, 0.001, 5), *rounds_with(0.2, 0.3, 5)]

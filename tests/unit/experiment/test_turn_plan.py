@@ -143,6 +143,13 @@ def test_first_cohorts_know_no_spread(rounds):
     assert sorted(of_arm.values()) == pytest.approx([SHORT_SECONDS, 0.875, 0.875])
 
 
+def test_launch_has_time_for_all_its_turns():
+    """Turns of slow steps are long, and ``--timeout`` ends a launch that takes too many."""
+    spreads = {"none": 0.05, "ddp": 0.05, "mpi": 0.2}
+    assert passes_of(cohorts(spreads, rounds=6, config={"launch_timeout_seconds": 300.0})) > TURNS
+    assert passes_of(cohorts(spreads, rounds=6, config={"launch_timeout_seconds": 8.0})) == TURNS
+
+
 def test_five_cohorts_fit_into_the_time():
     spreads = {"none": 0.05, "ddp": 0.05, "mpi": 0.2}
     assert passes_of(cohorts(spreads, rounds=2, config={"settle_seconds": 105.0})) == TURNS

@@ -21,6 +21,11 @@ def a_verdict(kind, ratio, low, high, **changes):
         (a_verdict("faster", 3.04, 2.8, 3.2), "3.0× faster [2.8, 3.2]"),
         (a_verdict("slower", 1 / 1.051, 1 / 1.083, 1 / 1.02), "5.1 % slower [2.0, 8.3]"),
         (a_verdict("slower", 0.25, 0.2, 0.4), "4.0× slower [2.5, 5.0]"),
+        (
+            a_verdict("faster", 1.058, 0.97, 1.16, n=14, settled_after=5),
+            "5.8 % faster [-3.0, 16] (by round 5)",
+        ),
+        (a_verdict("slower", 0.9, 0.8, 0.95, n=14, settled_after=5), "11 % slower [5.3, 25]"),
         (a_verdict("equivalent", 1.001, 0.99, 1.01), "equivalent within 3 %"),
         (a_verdict("equivalent", 1.001, 0.99, 1.01, margin=0.025), "equivalent within 2.5 %"),
         (
