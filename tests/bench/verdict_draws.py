@@ -36,8 +36,6 @@ from tests.unit.factories import a_block, a_launch, a_rank, a_run
 
 _TURN_OVERHEAD = 0.02
 """Seconds of a turn beside its steps (docs/method.md)."""
-_REFERENCE_SECONDS = 0.5
-"""Seconds of an arm's blocks of the reference in a cohort."""
 
 
 @dataclass(frozen=True)
