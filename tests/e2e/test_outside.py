@@ -41,21 +41,13 @@ def test_backends_lists_the_arm_with_its_options(installed):
 
 
 def test_arm_is_proven_and_explained_like_our_own(installed, tmp_path, mnist_dir):
-    data = ("--data-dir", mnist_dir)
     done = compare(
-        "verify",
-        "--backend",
-        "gather,gather:calls=each",
-        *data,
-        "--output",
-        tmp_path / "proof",
+        *("run", "--backend", "gather,gather:calls=each", "--no-control", "--repeats", 1, "--steps", 40),
+        *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
         environment=installed,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the same training") == 2
-    run = ("--backend", "ddp,gather", "--repeats", 1, "--steps", 60)
-    done = compare("run", *run, *data, "--output", tmp_path / "run", environment=installed)
-    assert done.returncode == 0, done.stderr
+    assert "proven for 20 steps and one at the end" in " ".join(done.stdout.split())
     lesson = compare("explain", tmp_path / "run", "--arm", "gather", environment=installed)
     assert "gradients = [p.grad for p in self.trained]" in lesson.stdout
 
