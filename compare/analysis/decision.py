@@ -101,7 +101,7 @@ def decide(
     """Decide on all arms at one look; ``margin`` is logarithmic.
 
     With ``one_sided``, an arm is equivalent if a one-sided test at alpha shows that it is not slower by the
-    margin. Holm has no part in that, because a gate passes only with all of its arms. Such an
+    margin. No correction is needed there, because a gate passes only if all of its arms do. Such an
     intersection-union test keeps alpha if each of its tests does: R. L. Berger, "Multiparameter hypothesis
     testing and acceptance sampling", Technometrics 24 (1982). No arm is both equivalent and slower, because
     its estimate is within the margin.

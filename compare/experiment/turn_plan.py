@@ -2,9 +2,9 @@
 
 Among open comparisons, lengths and numbers follow from the spread of turns and launches, never from means.
 What is settled takes short turns. The variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b for turns of the
-lengths T with the spreads s. In a given time, lengths in proportion to s times the root of the number of
-comparisons make the sum over comparisons smallest (J. Neyman, Journal of the Royal Statistical Society 97,
-1934).
+lengths T with the spreads s. An arm has a length in proportion to s, times the square root of the number of
+comparisons that it takes part in. In a given time, that minimises the sum of all variances (J. Neyman,
+Journal of the Royal Statistical Society 97, 1934).
 """
 
 from __future__ import annotations
