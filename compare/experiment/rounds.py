@@ -58,7 +58,7 @@ class Launches:
         self._directory = directory
         self._observer = observer
         self._save_at = -math.inf
-        self._clusters = [cluster]
+        self._cluster = cluster
         self._job_ends_at = cluster.job.ends_at if cluster.job else math.inf
 
     def next(self) -> list[Planned]:
@@ -81,7 +81,7 @@ class Launches:
             self.run,
             one,
             self._directory,
-            self._clusters[0],
+            self._cluster,
             self._observer,
             budget_ends_at=self._ends_at(),
         )
@@ -114,7 +114,7 @@ class Launches:
 
     def limit(self) -> str:
         """Name what ended the budget."""
-        budget, job = self.run.config.budget_seconds, self._clusters[0].job
+        budget, job = self.run.config.budget_seconds, self._cluster.job
         if job and self._job_ends_at < self.began_at + (budget or math.inf):
             return f"The time of {job.name}"
         return f"--budget {budget:g}"
@@ -138,7 +138,7 @@ class Cohorts(Launches):
         """
         self.failed = None
         cohort = Cohort(
-            self.run, self._directory, self._of_arms(), self._observer, budget_ends_at=self._ends_at()
+            self.run, self._directory, self._cluster, self._observer, budget_ends_at=self._ends_at()
         )
         try:
             with suspendable():
@@ -187,16 +187,10 @@ class Cohorts(Launches):
         self._forget(planned)
         self._observer.not_in_turns(why)
         run = msgspec.structs.replace(self.run, interleaved=Interleaved(mode="launches", why=why))
-        launches = Launches(run, self._directory, self._clusters[0], self._observer)
+        launches = Launches(run, self._directory, self._cluster, self._observer)
         launches.began_at = self.began_at  # the budget has begun
         return launches
 
     def _forget(self, planned: list[Planned]) -> None:
         for one in planned:
             forget_launch(self._directory, one)
-
-    def _of_arms(self) -> list[Cluster]:
-        """Return a cluster for each arm; their agents serve the whole run."""
-        while len(self._clusters) < len(self.run.config.arms):
-            self._clusters.append(self._clusters[0].another())
-        return self._clusters

@@ -7,17 +7,15 @@ launches take one path: see ``place.py``.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -56,60 +54,40 @@ def open_cluster(
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     environment = dict(os.environ)  # libraries that load later may change it, but not between arms
-    with ExitStack() as opened:
-        connections = 0
-        connect_to = partial(connected, python=sys.executable, environment=environment)
-
-        def connect() -> Agents:
-            nonlocal connections
-            connections += len(hosts)
-            opened.enter_context(enough_files(connections))
-            agents = opened.enter_context(connect_to(hosts, carrier=carrier))
-            own = opened.enter_context(connect_to(beside, carrier=carrier))
-            _require_ready([*agents, *own], len(hosts))
-            for agent in agents:
-                if job and agent.ready:
-                    job.require_share(agent.host, len(agent.ready.cpus), agent.ready.gpus)
-            return Agents(agents, next(agent for agent in (*own, *agents) if is_local(agent.host)))
-
-        agents = connect()
+    connect_to = partial(connected, python=sys.executable, environment=environment, carrier=carrier)
+    with enough_files(len(hosts)), connect_to(hosts) as agents, connect_to(beside) as own:
+        _require_ready([*agents, *own], len(hosts))
+        for agent in agents:
+            if job and agent.ready:
+                job.require_share(agent.host, len(agent.ready.cpus), agent.ready.gpus)
         yield Cluster(
             agents,
-            network=_network(agents.of_hosts, interface, rehearsed),
+            next(agent for agent in (*own, *agents) if is_local(agent.host)),
+            network=_network(agents, interface, rehearsed),
             exported=exported or {},
             carrier=carrier,
             job=job,
-            connect=connect,
         )
-
-
-class Agents(NamedTuple):
-    """One connection to every host of a run."""
-
-    of_hosts: list[Connection]
-    """In the order of ranks."""
-    here: Connection
-    """The agent of this machine, which may be one of them."""
 
 
 class Cluster:
     """The hosts of a run and their agents; made by ``open_cluster``.
 
-    ``exported`` is the environment of the ranks that travels in private files alone. ``connect`` starts
-    another agent on every host.
+    ``agents`` has one of every host, in the order of ranks. ``here`` is that of this machine, which may be
+    one of them. ``exported`` is the environment of the ranks that travels in private files alone.
     """
 
     def __init__(
         self,
-        agents: Agents,
+        agents: Sequence[Connection],
+        here: Connection,
         *,
         network: Network,
         exported: Mapping[str, str],
         carrier: Carrier,
-        connect: Callable[[], Agents],
         job: ScheduledJob | None = None,
     ) -> None:
-        self.agents, self.here = agents
+        self.agents, self.here = agents, here
         self.hosts = tuple(agent.host for agent in self.agents)
         self.network = network
         self.exported = exported
@@ -119,24 +97,12 @@ class Cluster:
         """The scheduler's job, where the engine knows it."""
         self._ready = [agent.ready for agent in self.agents if agent.ready]
         self._carrier = carrier
-        self._connect = connect
         self._datasets: list[str] = []
         self._name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._launches = itertools.count(1)
         self.defects: Callable[[], Sequence[Defect]] = tuple
         """What the check at the start found on these hosts."""
         self.attended = list(dict.fromkeys([*self.agents, self.here]))
-        """The agents of this cluster and of all ``another`` ones."""
-
-    def another(self) -> Cluster:
-        """Start another agent on every host, for a simultaneous launch.
-
-        An agent carries out one launch at a time. ``attend`` of one cluster serves the agents of all.
-        """
-        other = copy.copy(self)
-        other.agents, other.here = self._connect()
-        self.attended += dict.fromkeys([*other.agents, other.here])
-        return other
 
     def cpus(self) -> list[list[int]]:
         """Return the CPUs that ranks may use, host by host."""

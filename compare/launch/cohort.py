@@ -37,23 +37,20 @@ from compare.system.clock import unix_time
 
 
 class Cohort:
-    """The launches of one round, alive side by side.
-
-    ``clusters`` has one for each arm, because an agent carries out one launch at a time.
-    """
+    """The launches of one round, alive side by side."""
 
     def __init__(
         self,
         run: Run,
         directory: Path,
-        clusters: Sequence[Cluster],
+        cluster: Cluster,
         observer: Observer,
         *,
         budget_ends_at: float = math.inf,
     ) -> None:
         self._run = run
         self._directory = directory
-        self._clusters = clusters
+        self._cluster = cluster
         self._observer = observer
         self._budget_ends_at = budget_ends_at
         self._launches: dict[int, PreparedLaunch] = {}
@@ -98,20 +95,20 @@ class Cohort:
 
     def _start_one_by_one(self, planned: Sequence[Planned]) -> None:
         """Start and warm up one launch after another; what fits once fits again."""
-        for one, cluster in zip(planned, self._clusters, strict=True):
+        for one in planned:
             if self._alive:
                 last, *others = (launch.place for launch in reversed(self._alive))
                 last.require_room(others, len(planned))
-            self._start(one, cluster)
+            self._start(one)
             self._go(self._joined(one), GO_ON)
 
     def _start_side_by_side(self, planned: Sequence[Planned]) -> None:
         """Start launches, some at a time, and let them warm up one after another."""
-        at_once = self._clusters[0].launches_at_once()
-        for number, (one, cluster) in enumerate(zip(planned, self._clusters, strict=True)):
+        at_once = self._cluster.launches_at_once()
+        for number, one in enumerate(planned):
             if number >= at_once:
                 self._joined(planned[number - at_once])
-            self._start(one, cluster)
+            self._start(one)
         for one in planned:
             self._joined(one)
         for one in planned:
@@ -134,26 +131,18 @@ class Cohort:
                 if failed.restarted_because or not port_was_taken(files, self._run.config):
                     raise
                 self._observer.launch_restarts(self.current, PORT_TAKEN)
-                cluster = failed.place.cluster
-                self._start_once(self.current, cluster, files_again(files), restarted_because=PORT_TAKEN)
+                self._start_once(self.current, files_again(files), restarted_because=PORT_TAKEN)
 
-    def _start(self, planned: Planned, cluster: Cluster) -> None:
+    def _start(self, planned: Planned) -> None:
         self._observer.launch_begins(planned)
-        self._start_once(planned, cluster, launch_files(self._directory, planned))
+        self._start_once(planned, launch_files(self._directory, planned))
 
-    def _start_once(
-        self,
-        planned: Planned,
-        cluster: Cluster,
-        files: LaunchFiles,
-        *,
-        restarted_because: str = "",
-    ) -> None:
+    def _start_once(self, planned: Planned, files: LaunchFiles, *, restarted_because: str = "") -> None:
         self.current = planned
         launch = PreparedLaunch(
             self._run.config,
             planned,
-            cluster,
+            self._cluster,
             files,
             partial(Job, dataset=self._run.dataset, proven=self._run.proven(planned.arm)),
             in_turns=True,
@@ -219,7 +208,7 @@ class Cohort:
             return place.ending() is not None or (until_waiting and place.is_waiting())
 
         while True:
-            place.cluster.attend(has_come, TICK_SECONDS)
+            self._cluster.attend(has_come, TICK_SECONDS)
             self._seconds[launch] = seconds = time.monotonic() - began
             if until_waiting and place.is_waiting() and place.ending() is None and seconds <= timeout:
                 return None

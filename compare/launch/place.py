@@ -23,7 +23,7 @@ from backends import BACKENDS
 from backends.launchers import hydra
 from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, RingsideError
-from compare.launch.agent.connection import ANSWER_SECONDS, Connection, attend
+from compare.launch.agent.connection import ANSWER_SECONDS, Connection, LaunchLink, attend
 from compare.launch.agent.protocol import Start, Turns
 from compare.launch.processes import Ending, Segments, end_all
 from compare.launch.signals import uninterrupted
@@ -71,8 +71,9 @@ class LaunchPlace:
         self.cluster = cluster
         """The hosts."""
         self._in_turns = in_turns
-        self._asked: list[Connection] = []
-        self._starters: list[Connection] = []
+        self._asked: list[LaunchLink] = []
+        """The hosts that were asked to start, in that order."""
+        self._starters: list[LaunchLink] = []
         self._segments: Segments | None = None
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         in_place, name = cluster.is_this_machine, cluster.name_launch()
@@ -92,6 +93,7 @@ class LaunchPlace:
         """The job, at the same path on every host."""
         self.mark = str(self._directory)
         """The launch's name, in the environment of every process of it."""
+        self._links = {agent: agent.launch(self.mark) for agent in cluster.agents}
 
     @property
     def programs(self) -> Path:
@@ -147,7 +149,6 @@ class LaunchPlace:
         if job.arm.runtime.launcher == hydra.EXECUTABLE:
             self._segments = Segments(_OF_MPICH, time.time())
         own = {self.cluster.agent_for(command.host): command for command in commands}
-        self._starters = list(own)
         used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
         # A launcher may start ranks on other hosts at once: the folders there come first.
         self._begin([agent for agent in used if agent not in own], own, job, deadline_seconds)
@@ -155,11 +156,11 @@ class LaunchPlace:
 
     def is_waiting(self) -> bool:
         """Return whether all ranks wait for their next turn."""
-        return all(agent.arrivals for agent in self._with_ranks)
+        return all(link.arrivals for link in self._with_ranks)
 
     def step_seconds(self) -> float:
         """Return the step time of the slowest rank that waits."""
-        return max(rank.step_seconds for agent in self._with_ranks for rank in agent.arrivals)
+        return max(rank.step_seconds for link in self._with_ranks for rank in link.arrivals)
 
     def require_room(self, others: Sequence[LaunchPlace], arms: int) -> None:
         """Require memory for another launch beside those that wait.
@@ -172,32 +173,32 @@ class LaunchPlace:
         indices = range(len(self._with_ranks))
         # Hosts of a rehearsal share the memory of one machine.
         for own in [indices] if self.cluster.network.rehearsed else [[index] for index in indices]:
-            agent = self._with_ranks[own[0]]
+            link = self._with_ranks[own[0]]
             waiting = [[a for index in own for a in one.waiting_on(index)] for one in [self, *others]]
             needs = [sum(arrival.memory.peak_bytes for arrival in arrivals) for arrivals in waiting]
-            left, need = agent.memory_left_bytes, max(needs)
+            left, need = link.memory_left_bytes, max(needs)
             if need > left:
                 raise InterleaveError(
-                    f"{arms} arms side by side need more memory than host {agent.host.name} has.",
+                    f"{arms} arms side by side need more memory than host {link.agent.host.name} has.",
                     found=f"{len(needs)} took {_gib(sum(needs))}; {_gib(left)} is left, and another may need "
                     f"{_gib(need)}.",
                     remedy="Run one launch after another: --interleave launches.",
                 )
-            _require_gpu_room(agent, [a for arrivals in waiting for a in arrivals], arms)
+            _require_gpu_room(link, [a for arrivals in waiting for a in arrivals], arms)
 
     def waiting_on(self, index: int) -> list[Arrival]:
         """Return the ranks that wait on a host, by its index."""
-        agents = self._with_ranks
-        return agents[index].arrivals if index < len(agents) else []
+        links = self._with_ranks
+        return links[index].arrivals if index < len(links) else []
 
     def go(self, turn: Turn) -> None:
         """Give all ranks their turn."""
-        for agent in self._with_ranks:
-            agent.go(turn)
+        for link in self._with_ranks:
+            link.go(turn)
 
     def ending(self) -> Ending | None:
         """Return how the launchers ended, or None while they run."""
-        ended = [agent.exited for agent in self._starters if agent.exited]
+        ended = [link.exited for link in self._starters if link.exited]
         if any(exited.abandoned for exited in ended):
             return Ending(None, abandoned=True)
         failed = next((exited.status for exited in ended if exited.status != 0), 0)
@@ -205,32 +206,32 @@ class LaunchPlace:
 
     def ask_to_end(self) -> None:
         """Ask all agents to end the launch, without waiting for them."""
-        for agent in self._asked:
-            if not agent.exited:
-                agent.end()
+        for link in self._asked:
+            if not link.exited:
+                link.end()
 
     def end(self) -> HostError | None:
         """End the launch, and return the error of a lost host.
 
         Nothing of the launch is left on any host afterwards.
         """
-        used = self._asked
         lost: dict[Connection, RingsideError] = {}
         self.ask_to_end()
         try:
             attend(
-                self.cluster.attended,  # also agents of other launches, which would give up
-                lambda: all(agent.exited or agent in lost for agent in used),
+                self.cluster.attended,
+                lambda: all(link.exited or link.agent in lost for link in self._asked),
                 _END_SECONDS,
                 lost=lost,
             )
         finally:
-            if self.cluster.here in used and not self.cluster.here.exited:
+            if any(link.agent is self.cluster.here and not link.exited for link in self._asked):
                 self._end_here()
-        for agent in [agent for agent in lost if agent not in used]:
-            agent.refuse(lost.pop(agent))  # its own launch will meet the error
-        hosts = [error for error in lost.values() if isinstance(error, HostError)]
-        silent = [agent for agent in used if not (agent.exited or agent in lost)]
+        errors = [*lost.values(), *(link.error for link in self._asked)]
+        hosts = [error for error in errors if isinstance(error, HostError)]
+        silent = [link.agent for link in self._asked if not (link.exited or link.agent in lost)]
+        for agent in self._links:
+            agent.launches.pop(self.mark, None)
         if not hosts and silent:
             return HostError(
                 f"Host {silent[0].host.name} did not end the launch within {_END_SECONDS:g} s.",
@@ -278,7 +279,7 @@ class LaunchPlace:
     @property
     def _ended(self) -> int:
         """Number of launchers that have ended."""
-        return sum(agent.exited is not None for agent in self._starters)
+        return sum(link.exited is not None for link in self._starters)
 
     def _begin(
         self,
@@ -290,10 +291,15 @@ class LaunchPlace:
         """Start the launch on some hosts, and wait for their folders."""
         mirrored = None if self.cluster.is_this_machine else self.files
         for agent in agents:
-            self._asked.append(agent)
+            if agent not in self._links:  # this machine's, which has no ranks
+                self._links[agent] = agent.launch(self.mark)
+            link = self._links[agent]
+            self._asked.append(link)
+            if agent in own:
+                self._starters.append(link)
             ranks = frozenset(rank for rank, its in enumerate(self._agent_of) if its is agent)
-            agent.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored, ranks)
-        self.cluster.wait(lambda: all(agent.started for agent in agents), agents)
+            link.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored, ranks)
+        self.cluster.wait(lambda: all(self._links[agent].started for agent in agents), agents)
 
     def _message(
         self, agent: Connection, command: Command | None, job: LaunchJob, deadline_seconds: float
@@ -339,8 +345,8 @@ class LaunchPlace:
         return agent.host.slots
 
     @property
-    def _with_ranks(self) -> list[Connection]:
-        return [agent for agent in self.cluster.agents if self._ranks_on(agent)]
+    def _with_ranks(self) -> list[LaunchLink]:
+        return [self._links[agent] for agent in self.cluster.agents if self._ranks_on(agent)]
 
     def _watch(self, deadline_seconds: float, on_tick: Callable[[], bool]) -> Ending:
         """Wait for the launchers until one fails or ``on_tick`` gives up."""
@@ -367,18 +373,18 @@ class LaunchPlace:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _require_gpu_room(agent: Connection, waiting: Sequence[Arrival], arms: int) -> None:
+def _require_gpu_room(link: LaunchLink, waiting: Sequence[Arrival], arms: int) -> None:
     """Require memory of a GPU for another launch beside those that wait.
 
     Raises:
         InterleaveError: a GPU has too little left.
     """
-    own = [arrival.memory.gpu_left_bytes for arrival in agent.arrivals]
+    own = [arrival.memory.gpu_left_bytes for arrival in link.arrivals]
     left = min((size for size in own if size is not None), default=None)
     need = max(arrival.memory.gpu_peak_bytes for arrival in waiting) + _CUDA_BYTES
     if left is not None and need > left:
         raise InterleaveError(
-            f"{arms} arms side by side need more memory than a GPU of host {agent.host.name} has.",
+            f"{arms} arms side by side need more memory than a GPU of host {link.agent.host.name} has.",
             found=f"{_gib(left)} is left, and another may need {_gib(need)}.",
             remedy="Run one launch after another: --interleave launches.",
         )

@@ -152,14 +152,15 @@ class StartedRun:
         return found
 
     def agent(self):
-        """Return the process that conducts the launches."""
+        """Return the agent of this machine."""
         children = psutil.Process(self.process.pid).children()
         (agent,) = [child for child in children if "compare.launch.agent" in child.cmdline()]
         return agent
 
     def launcher(self):
         """Return the process of the launcher."""
-        (launcher,) = [child for child in self.agent().children() if child.environ().get(MARKER)]
+        (launch,) = self.agent().children()
+        (launcher,) = [child for child in launch.children() if child.environ().get(MARKER)]
         return launcher
 
     def witness(self, rank=1, launch=1):

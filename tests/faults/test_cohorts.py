@@ -95,7 +95,7 @@ def test_nothing_is_left_of_a_cohort_without(waiting, record, victim):
 
 
 def agent_of(run, folder):
-    """Return the agent whose launcher has the mark of a launch."""
+    """Return the agent's process of a launch."""
     return launcher_of(run, folder).parent()
 
 

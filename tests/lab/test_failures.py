@@ -259,7 +259,7 @@ def stopped_ranks(machine):
 
 
 def is_agent_of(rank, process):
-    """Return whether a process is the agent of a rank's launch."""
+    """Return whether a process is the agent's, of a rank's launch."""
     pipes = f"{rank.environ()['TMPDIR']}/turns"
     return "compare.launch.agent" in process.cmdline() and any(
         str(link.readlink()).startswith(pipes) for link in Path(f"/proc/{process.pid}/fd").iterdir()
@@ -327,8 +327,12 @@ def test_agent_killed_on_a_host_is_named(make_lab, mnist_dir):
     lab = make_lab(2)
     run = StartedRun(lab, mnist_dir, "ddp")
     run.wait_for_training()
-    agents = [p for p in lab.hosts[1].processes() if "compare.launch.agent" in p.cmdline()]
-    agent, _sweeper = [process for process in agents if "python" in process.name()]
+    agents = [
+        process
+        for process in lab.hosts[1].processes()
+        if "compare.launch.agent" in process.cmdline() and "python" in process.name()
+    ]
+    (agent,) = [process for process in agents if process.ppid() not in {one.pid for one in agents}]
     agent.kill()
     began = time.monotonic()
     printed = run.wait()

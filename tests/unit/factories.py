@@ -14,7 +14,7 @@ from compare.data import DatasetSource
 from compare.doctor.availability import Availability, Survey
 from compare.doctor.facts import Library
 from compare.launch.agent.protocol import Exited, Ready
-from compare.launch.cluster import Agents, Cluster
+from compare.launch.cluster import Cluster
 from compare.launch.engines.local import Local
 from compare.schema.arms import parse_arms
 from compare.schema.config import RunConfig
@@ -76,20 +76,23 @@ def a_survey(
 
 
 class AnAgent:
-    """A connection to no agent: launches exit with a given status."""
+    """A connection to no agent, and the launch in it, which exits with a given status."""
 
     def __init__(
         self, slots: int = 2, cpus: Sequence[int] = (0,), status: int | None = 1, host: Host | None = None
     ) -> None:
         self.host = host or local_host(slots)
         self.ready = Ready(hostname="here", python="", version="", cpus=list(cpus), memory_left_bytes=1 << 40)
-        self.launches: list[Any] = []
+        self.agent = self
+        self.launches: dict[str, Any] = {}
+        self.begun: list[Any] = []
+        self.error = None
         self.port: int | None = None
         self.started = False
         self.exited: Exited | None = None
         self.clock_ahead_seconds = 0.0
         self.told_to_end = False
-        self.on_begin = self.launches.append
+        self.on_begin = self.begun.append
         self._status = status
         self._error: Exception | None = None
         self._ticks_left = 0
@@ -102,6 +105,9 @@ class AnAgent:
 
     def lose(self, error: Exception, *, after_ticks: int) -> None:
         self._error, self._ticks_left = error, after_ticks
+
+    def launch(self, _name: str) -> AnAgent:
+        return self
 
     def start(self, message: Any, _files: Any, _ranks: Any) -> None:
         self.on_begin(message)
@@ -129,8 +135,7 @@ class AnAgent:
 def a_cluster(slots: int = 2, cpus: Sequence[int] = (0,), agent: Any = None) -> Cluster:
     """This machine as the only host, without a process."""
     agent = agent or AnAgent(slots, cpus)
-    agents = Agents([agent], agent)
-    return Cluster(agents, network=Network(), exported={}, carrier=Local(), job=None, connect=lambda: agents)
+    return Cluster([agent], agent, network=Network(), exported={}, carrier=Local())
 
 
 def a_block(milliseconds: float, **changes: Any) -> Block:

@@ -2,10 +2,10 @@
 
 On this machine the agent is a child process. On any other host the carrier starts it, for example with ssh.
 
-One pair of pipes carries the job to the host, and progress, results and logs back. Hosts need no shared
-file system, and no process listens on a port. Both ends send keep-alive messages. The agent renews the
-lease of the ranks only while messages arrive. When the pipe closes or stays silent, it ends every process
-of a launch. So a host behind a failed link ends its ranks by itself.
+One pair of pipes carries the jobs to the host, and progress, results and logs back. Hosts need no shared
+file system, and no process listens on a port. Both ends send keep-alive messages. The process of a launch
+renews the lease of the ranks only while messages arrive. When the pipe closes or stays silent, it ends every
+process of its launch. So a host behind a failed link ends its ranks by itself.
 """
 
 from __future__ import annotations
@@ -14,34 +14,9 @@ import os
 import signal
 import sys
 
-from compare.launch.agent.launch import carry_out
-from compare.launch.agent.machine import describe, free_port
-from compare.launch.agent.protocol import ALIVE_SECONDS, FindPort, MessagePipe, Port, Start
+from compare.launch.agent.host import HostAgent
+from compare.launch.agent.protocol import MessagePipe
 from compare.launch.processes import adopt_orphans
-from compare.schema.launch_files import LEASE_SECONDS
-
-IDLE_SECONDS = 900.0
-"""Maximum time without a message between launches.
-
-The data set may have to be fetched and copied first. When the parent exits, the pipe closes at once.
-"""
-
-
-def main(pipe: MessagePipe) -> None:
-    """Carry out one launch after the other until the parent is gone."""
-    pipe.send(describe())
-    while not pipe.closed and pipe.silent_seconds < IDLE_SECONDS:
-        for message in pipe.receive():
-            if isinstance(message, FindPort):
-                pipe.send(Port(free_port()))
-            if isinstance(message, Start):
-                pipe.send(carry_out(message, pipe))
-                if pipe.silent_seconds > LEASE_SECONDS:
-                    return  # the parent is lost, and starts no further launch
-                break
-        else:
-            pipe.keep_alive()
-            pipe.wait(ALIVE_SECONDS)
 
 
 def _own_pipes() -> MessagePipe:
@@ -60,4 +35,4 @@ if __name__ == "__main__":
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP stays ignored
             signal.signal(number, lambda *_: sys.exit(1))  # so that every ``finally`` runs
     adopt_orphans()
-    main(_own_pipes())
+    HostAgent(_own_pipes()).serve()

@@ -1,6 +1,6 @@
-"""Connect to the agent of a host, and mirror its files.
+"""Connect to the agent of a host, and mirror the files of its launches.
 
-A connection lasts as long as a run; launches follow each other on it. No method blocks: ``attend`` calls
+A connection lasts as long as a run, with any number of launches in it. No method blocks: ``attend`` calls
 ``tick`` for every host that sent something, and the attributes show what has changed.
 """
 
@@ -34,6 +34,7 @@ from compare.launch.agent.protocol import (
     Go,
     Message,
     MessagePipe,
+    OfLaunch,
     Port,
     ProtocolError,
     Ready,
@@ -41,6 +42,8 @@ from compare.launch.agent.protocol import (
     Start,
     Started,
     Waiting,
+    decode,
+    encode,
 )
 from compare.launch.agent.received import ReceivedFiles
 from compare.launch.engines import Answer, Carrier
@@ -72,6 +75,79 @@ _STDERR_BYTES = 1 << 16
 _STDERR_READS = 8
 
 
+class LaunchLink:
+    """One launch on one host."""
+
+    def __init__(self, name: str, agent: Connection) -> None:
+        self.agent = agent
+        """The connection to its host."""
+        self.started = False
+        """Whether the files and folders of the launch are there."""
+        self.exited: Exited | None = None
+        """How the launch ended on this host; None before its end."""
+        self.arrivals: list[Arrival] = []
+        """All ranks of this host, while they wait for their turn."""
+        self.memory_left_bytes = 0
+        """Memory that was left on the host when they arrived."""
+        self.error: RingsideError | None = None
+        """Why it could not start, or was lost. The code that raises it sets it to None."""
+        self._name = name
+        self._received: ReceivedFiles | None = None
+
+    def start(self, launch: Start, files: LaunchFiles | None, ranks: Collection[int]) -> None:
+        """Start the launch on the host.
+
+        The files of its ``ranks`` are mirrored into ``files``, except where the agent works in the run's own
+        folder. The host's name is added to that of the launcher's log, because every host has one.
+        """
+        self._received = ReceivedFiles(self.agent.host, files, ranks) if files else None
+        self._send(launch)
+
+    def go(self, turn: Turn) -> None:
+        """Give the waiting ranks of the host their turn."""
+        self.arrivals = []
+        self._send(Go(turn))
+
+    def end(self) -> None:
+        """Ask for the end of the launch; the answer is ``exited``."""
+        self._send(End())
+
+    def take(self, message: Message) -> None:
+        """Take a message of the launch.
+
+        Raises:
+            HostError: the host sends too much.
+            OutputError: a file cannot be written.
+            ProtocolError: a launch sends no such message.
+        """
+        match message:
+            case FileChunk() | FileContent() if self._received:
+                self._received.write(message)
+            case Started():
+                self.started = True
+            case Waiting(arrivals, memory_left_bytes):
+                self.arrivals, self.memory_left_bytes = arrivals, memory_left_bytes
+            case Exited():
+                self.exited = message
+            case Refused():
+                # The launch is over on this host, and the agent can carry out another.
+                self.error, self.exited = self._error_of(message), Exited(status=None)
+            case _:
+                raise ProtocolError(f"unexpected: {type(message).__name__}")
+
+    def _send(self, message: Message) -> None:
+        self.agent.send(OfLaunch(self._name, encode(message)))
+
+    def _error_of(self, refused: Refused) -> RingsideError:
+        """Return the error of an agent, or of its host elsewhere."""
+        kinds = (OutputError, UnavailableError, InterleaveError)
+        own = {kind.__name__: kind for kind in kinds}.get(refused.kind)
+        if own and (self._received is None or own is InterleaveError):
+            return own(refused.what, found=refused.found, remedy=refused.remedy)
+        name = self.agent.host.name
+        return HostError(f"Host {name}: {refused.what}", found=refused.found, remedy=refused.remedy)
+
+
 class Connection:
     """The connection to the agent on one host."""
 
@@ -81,18 +157,10 @@ class Connection:
         self.host = host
         self.ready: Ready | None = None
         """The agent's first message."""
-        self.started = False
-        """Whether the files and folders of the launch are there."""
         self.port: int | None = None
         """The answer to ``find_port``."""
-        self.exited: Exited | None = None
-        """How the launch ended on this host; None before its end."""
-        self.arrivals: list[Arrival] = []
-        """All ranks of this host, while they wait for their turn."""
-        self.memory_left_bytes = 0
-        """Memory that was left on the host when they arrived."""
-        self._refused: RingsideError | None = None
-        self._received: ReceivedFiles | None = None
+        self.launches: dict[str, LaunchLink] = {}
+        """The launches on this host, by their names."""
         self._ahead_seconds: float | None = None
         self._carrier = carrier
         self._stderr = bytearray()
@@ -119,42 +187,26 @@ class Connection:
         """How far the host's clock is ahead, by its fastest message."""
         return self._ahead_seconds or 0.0
 
-    def start(self, launch: Start, files: LaunchFiles | None, ranks: Collection[int]) -> None:
-        """Start a launch on the host.
+    def launch(self, name: str) -> LaunchLink:
+        """Return a new launch on the host; its folder has the name."""
+        self.launches[name] = LaunchLink(name, self)
+        return self.launches[name]
 
-        The files of its ``ranks`` are mirrored into ``files``, except where the agent works in the run's own
-        folder. The host's name is added to that of the launcher's log, because every host has one.
-        """
-        self.exited, self._refused = None, None
-        self._received = ReceivedFiles(self.host, files, ranks) if files else None
-        self.started, self.arrivals = False, []
-        self._pipe.send(launch)
-
-    def go(self, turn: Turn) -> None:
-        """Give the waiting ranks of the host their turn."""
-        self.arrivals = []
-        self._pipe.send(Go(turn))
+    def send(self, message: Message) -> None:
+        """Send a message to the agent."""
+        self._pipe.send(message)
 
     def find_port(self) -> None:
         """Ask for a free port on the host; the answer is ``port``."""
         self.port = None
         self._pipe.send(FindPort())
 
-    def end(self) -> None:
-        """Ask for the end of the launch; the answer is ``exited``."""
-        self._pipe.send(End())
-
-    def refuse(self, error: RingsideError) -> None:
-        """Raise an error at the next ``tick``."""
-        self._refused = error
-
     def tick(self) -> None:
         """Take the messages that arrived, and send a keep-alive message.
 
         Raises:
-            HostError: the host is lost, or could not start the launch.
-            OutputError: a file that it sent cannot be written, or it lost the run's folder.
-            UnavailableError: the agent of this machine could not execute the launcher.
+            HostError: the host is lost, or has another version.
+            OutputError: a file that it sent cannot be written.
         """
         try:
             for message in self._pipe.receive():
@@ -167,10 +219,7 @@ class Connection:
             ) from None
         self._pipe.keep_alive()
         self._read_stderr()
-        refused, self._refused = self._refused, None
-        if refused:
-            raise refused
-        if not (self.exited and self.exited.abandoned):
+        if not any(link.exited and link.exited.abandoned for link in self.launches.values()):
             self._require_alive()
 
     def waits_for(self) -> list[tuple[int, int]]:
@@ -205,7 +254,7 @@ class Connection:
             case Ready():
                 self.ready = message
                 if message.version != __version__:
-                    self._refused = HostError(
+                    raise HostError(
                         f"Host {self.host.name} has another version of Ringside.",
                         found=f"{message.version} there, {__version__} here.",
                         remedy="Install the same version on every host.",
@@ -216,29 +265,13 @@ class Connection:
                 self._ahead_seconds = max(
                     ahead, ahead if self._ahead_seconds is None else self._ahead_seconds
                 )
-            case FileChunk() | FileContent() if self._received:
-                self._received.write(message)
-            case Started():
-                self.started = True
             case Port(number):
                 self.port = number
-            case Waiting(arrivals, memory_left_bytes):
-                self.arrivals, self.memory_left_bytes = arrivals, memory_left_bytes
-            case Exited():
-                self.exited = message
-            case Refused():
-                # The launch is over on this host, and the agent can carry out another.
-                self._refused, self.exited = self._error_of(message), Exited(status=None)
+            case OfLaunch(name, data):
+                if name in self.launches:  # otherwise it has been given up
+                    self.launches[name].take(decode(data))
             case _:
                 raise ProtocolError(f"unexpected: {type(message).__name__}")
-
-    def _error_of(self, refused: Refused) -> RingsideError:
-        """Return the error of an agent, or of its host elsewhere."""
-        kinds = (OutputError, UnavailableError, InterleaveError)
-        own = {kind.__name__: kind for kind in kinds}.get(refused.kind)
-        if own and (self._received is None or own is InterleaveError):
-            return own(refused.what, found=refused.found, remedy=refused.remedy)
-        return HostError(f"Host {self.host.name}: {refused.what}", found=refused.found, remedy=refused.remedy)
 
     def _require_alive(self) -> None:
         if self._pipe.closed:
@@ -302,10 +335,10 @@ def attend(
     """Exchange messages with agents; return whether a condition came true.
 
     It is checked after every message. ``lost`` receives the error of an agent; without it the error is
-    raised.
+    raised, and so is that of a launch.
 
     Raises:
-        RingsideError: see ``Connection.tick``.
+        RingsideError: see ``Connection.tick`` and ``LaunchLink.error``.
     """
     deadline = time.monotonic() + seconds
     lost, raises = ({}, True) if lost is None else (lost, False)
@@ -322,12 +355,23 @@ def attend(
                 if raises:
                     raise
                 lost[agent] = error
+        if raises:
+            _raise_first_error(agents)
         if until():
             return True
         if now >= deadline:
             return False
         wait = min(deadline, attended_at + ALIVE_SECONDS) - time.monotonic()
         ready = _readable([agent for agent in agents if agent not in lost], max(0.0, wait))
+
+
+def _raise_first_error(agents: Sequence[Connection]) -> None:
+    """Raise the error of the first launch that has one."""
+    for agent in agents:
+        for link in agent.launches.values():
+            if link.error:
+                error, link.error = link.error, None
+                raise error
 
 
 def _readable(agents: Sequence[Connection], seconds: float) -> list[Connection]:

@@ -110,7 +110,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class FindPort(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a free port; only between launches."""
+    """Ask for a free port."""
 
 
 class Port(msgspec.Struct, frozen=True, tag=True):
@@ -171,8 +171,18 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
 
 
+class OfLaunch(msgspec.Struct, frozen=True, tag=True):
+    """A message to or from one of the launches on a host."""
+
+    launch: str
+    """Its name, which is that of its folder on the host."""
+    data: bytes
+    """The message, encoded."""
+
+
 Message = (
     Ready
+    | OfLaunch
     | Start
     | Started
     | FindPort
@@ -188,6 +198,23 @@ Message = (
 )
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Write one message."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Read one message.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
+    try:
+        return _DECODER.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(str(error)) from None
 
 
 class MessagePipe:
@@ -229,7 +256,10 @@ class MessagePipe:
 
     def send(self, message: Message) -> None:
         """Send a message as soon as there is room in the pipe."""
-        data = msgspec.msgpack.encode(message)
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send an encoded message likewise."""
         self._to_send += len(data).to_bytes(4) + data
         self.flush()
 
@@ -246,8 +276,8 @@ class MessagePipe:
                 del self._to_send[: os.write(self._write, self._to_send)]
         except BlockingIOError:
             pass
-        except OSError:
-            self.closed = True
+        except OSError:  # the other end reads no more, but what it sent before can still be read
+            self._to_send.clear()
 
     def push(self, seconds: float) -> None:
         """Write as much as the pipe takes within some time."""
@@ -258,6 +288,14 @@ class MessagePipe:
 
     def receive(self) -> Iterator[Message]:
         """Yield the messages that have arrived.
+
+        Raises:
+            ProtocolError: something else arrived.
+        """
+        return map(decode, self.receive_encoded())
+
+    def receive_encoded(self) -> Iterator[bytes]:
+        """Yield them encoded.
 
         Raises:
             ProtocolError: something else arrived.
@@ -274,10 +312,12 @@ class MessagePipe:
                 return
             data = bytes(self._received[4 : 4 + length])
             del self._received[: 4 + length]
-            try:
-                yield _DECODER.decode(data)
-            except msgspec.MsgspecError as error:
-                raise ProtocolError(str(error)) from None
+            yield data
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        for descriptor in {self._read, self._write}:
+            os.close(descriptor)
 
     def wait(self, seconds: float) -> None:
         """Wait until data arrives, at most for ``seconds``."""

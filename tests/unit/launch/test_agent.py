@@ -49,10 +49,28 @@ def mark(tmp_path):
     assert left == []
 
 
+class OneLaunch:
+    """A connection with one launch, whose errors are raised as ``attend`` does."""
+
+    def __init__(self, connection, mark):
+        self.connection, self.link = connection, connection.launch(mark)
+
+    def __getattr__(self, name):
+        return getattr(self.link if hasattr(self.link, name) else self.connection, name)
+
+    def tick(self):
+        self.connection.tick()
+        module._raise_first_error([self.connection])
+
+
 @pytest.fixture
-def agent():
+def agent(mark):
     with connected([HERE], python=sys.executable, carrier=Local()) as (made,):
-        yield made
+        yield OneLaunch(made, mark)
+
+
+def an_agent(mark):
+    return OneLaunch(Connection(HERE, python=sys.executable, carrier=Local()), mark)
 
 
 @pytest.fixture
@@ -145,10 +163,54 @@ def progress_of(files):
 
 def test_agent_carries_out_one_launch_after_the_other(agent, mark, files):
     for rank in ("0", "1"):
+        agent.link = agent.connection.launch(rank)
         agent.start(a_launch(mark, rank, "0.1"), files, RANKS)
         tick_until(agent, lambda: agent.exited)
     assert files.result(0).exists()
     assert files.result(1).exists()
+
+
+def test_agent_carries_out_launches_side_by_side_on_one_connection(agent, mark, tmp_path):
+    launches = []
+    for number in range(3):
+        own = LaunchFiles(tmp_path / f"mirrored-{number}")
+        own.directory.mkdir()
+        link = agent.connection.launch(f"{mark}-{number}")
+        link.start(a_launch(f"{mark}-{number}", "0", "60"), own, RANKS)
+        launches.append((link, own))
+    tick_until(agent, lambda: all(read_progress(own, 0) for _, own in launches))
+    first, second, third = (link for link, _ in launches)
+    second.end()
+    tick_until(agent, lambda: second.exited)
+    assert [first.exited, third.exited] == [None, None]
+    assert not list(descendants(f"{mark}-1"))
+    for link in (first, third):
+        link.end()
+    tick_until(agent, lambda: first.exited and third.exited)
+    assert not any(Path(f"{mark}-{number}").exists() for number in range(3))
+
+
+@pytest.mark.parametrize(
+    ("number", "found"), [(signal.SIGKILL, "was killed"), (signal.SIGSTOP, "sent nothing for 10 s")]
+)
+def test_launch_whose_process_is_lost_is_named_and_ends_alone(mark, tmp_path, number, found):
+    with connected([HERE], python=sys.executable, carrier=Local()) as (made,):
+        links = []
+        for name in (f"{mark}-a", f"{mark}-b"):
+            own = LaunchFiles(tmp_path / f"mirrored{name[-2:]}")
+            own.directory.mkdir()
+            links.append(made.launch(name))
+            links[-1].start(a_launch(name, "0", "60"), own, RANKS)
+            tick_until(made, lambda own=own: read_progress(own, 0))
+        lost, other = links
+        victim = min(psutil.Process(made._process.pid).children(), key=lambda child: child.create_time())
+        victim.send_signal(number)
+        tick_until(made, lambda: lost.error)
+        assert found in str(lost.error)
+        assert not other.exited
+        wait_until(lambda: not list(descendants(f"{mark}-a")), 10)
+        other.end()
+        tick_until(made, lambda: other.exited)
 
 
 def test_agent_sends_a_failure_back_with_the_status(agent, mark, files):
@@ -295,7 +357,7 @@ def test_agent_shows_no_secret_in_arguments(agent, mark, files):
 
 @pytest.mark.timed
 def test_agent_ends_its_launch_when_the_connection_closes(mark, files):
-    agent = Connection(HERE, python=sys.executable, carrier=Local())
+    agent = an_agent(mark)
     agent.start(a_launch(mark, "0", "60"), files, RANKS)
     tick_until(agent, lambda: read_progress(files, 0))
     began = time.monotonic()
@@ -307,7 +369,7 @@ def test_agent_ends_its_launch_when_the_connection_closes(mark, files):
 
 @pytest.mark.slow
 def test_agent_ends_its_launch_when_the_parent_is_silent(mark, files):
-    agent = Connection(HERE, python=sys.executable, carrier=Local())
+    agent = an_agent(mark)
     agent.start(a_launch(mark, "0", "60"), files, RANKS)
     tick_until(agent, lambda: read_progress(files, 0))
     began = time.monotonic()
@@ -332,7 +394,7 @@ def test_connection_to_a_killed_agent_is_lost(mark, files):
 
 
 def test_killed_agent_leaves_nothing_of_its_launch(mark, files):
-    agent = Connection(HERE, python=sys.executable, carrier=Local())
+    agent = an_agent(mark)
     agent.start(a_launch(mark, "0", "60"), files, RANKS)
     tick_until(agent, lambda: read_progress(files, 0))
     os.kill(agent._process.pid, signal.SIGKILL)

@@ -19,20 +19,21 @@ from tests.unit.factories import a_launch, a_run
 TIMEOUT = 0.5
 
 
+def wait(has_come, seconds):
+    until = time.monotonic() + seconds
+    while not has_come() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 class ALaunch:
     """A launch whose ranks wait again a while after each turn."""
 
     def __init__(self, turn_seconds):
         self.planned = None
-        self.monitor = self.place = self.cluster = self
+        self.monitor = self.place = self
         self.ended_for = None
         self._turn_seconds = turn_seconds
         self._waits_at = 0.0
-
-    def attend(self, has_come, seconds):
-        until = time.monotonic() + seconds
-        while not has_come() and time.monotonic() < until:
-            time.sleep(0.01)
 
     def go(self, _turn):
         self._waits_at = time.monotonic() + self._turn_seconds
@@ -70,7 +71,7 @@ class Nothing:
 @pytest.fixture
 def cohort(tmp_path):
     run = a_run(config={"launch_timeout_seconds": TIMEOUT})
-    return Cohort(run, tmp_path, [], Nothing())
+    return Cohort(run, tmp_path, SimpleNamespace(attend=wait), Nothing())
 
 
 def a_turn():
@@ -167,9 +168,9 @@ def carry_out(tmp_path, monkeypatch):
             a_run({arm: [] for arm in ARMS}), launches=[a_launch()] if later else []
         )
         planned = [Planned(number, 2, arm) for number, arm in enumerate(run.config.arms, start=4)]
-        clusters = [SimpleNamespace(launches_at_once=lambda: at_once)] * len(ARMS)
+        cluster = SimpleNamespace(launches_at_once=lambda: at_once, attend=wait)
         turns = [PlannedTurn(arm=arm, number=1, lead_seconds=0.0, seconds=0.1) for arm in (2, 0, 1)]
-        launches = Cohort(run, tmp_path, clusters, Nothing()).carry_out(planned, turns)
+        launches = Cohort(run, tmp_path, cluster, Nothing()).carry_out(planned, turns)
         assert launches == list(ARMS)
         return told, made
 

@@ -17,7 +17,7 @@ import pytest
 from backends.launchers.request import MARKER, Command
 from compare.errors import HostError, InterleaveError, OutputError
 from compare.launch.agent.protocol import Exited
-from compare.launch.cluster import Agents, Cluster
+from compare.launch.cluster import Cluster
 from compare.launch.engines.local import Local
 from compare.launch.engines.ssh import Ssh
 from compare.launch.place import LaunchPlace
@@ -49,8 +49,8 @@ def hosts(monkeypatch):
 
 
 def of(agents, here, **exported):
-    settings = {"network": Network(), "exported": {}, "carrier": Local(), "connect": None} | exported
-    return Cluster(Agents(agents, here), **settings)
+    settings = {"network": Network(), "exported": {}, "carrier": Local()} | exported
+    return Cluster(agents, here, **settings)
 
 
 def a_job():
@@ -158,7 +158,7 @@ def test_carry_out_one_process_has_its_rank_on_the_first_host(hosts, files):
         one_for_each(hosts)[:1], job, deadline_seconds=30.0, on_tick=lambda: True
     )
     assert ending.status == 0
-    assert [bool(agent.launches[0].argv) for agent in (first, second)] == [True, False]
+    assert [bool(agent.begun[0].argv) for agent in (first, second)] == [True, False]
     assert [agent.told_to_end for agent in (first, second)] == [False, True]
 
 

@@ -362,7 +362,7 @@ def test_launches_of_runs_with_folders_of_one_name_differ(tmp_path, monkeypatch)
         planned = a_run(config={"ranks": 2}, launches=[], complete=False)
         with pytest.raises(RingsideError):
             run.carry_out(planned, tmp_path / who / "results", a_cluster(agent=agent), Silent())
-    first, second = agent.launches
+    first, second = agent.begun
     assert first.directory != second.directory
 
 

@@ -67,9 +67,19 @@ def test_pipe_to_an_end_that_does_not_read_never_blocks(ends):
 
 def test_pipe_notices_that_the_other_end_closed(ends):
     one, other = ends
-    os.close(one._write)
+    one.close()
     assert list(other.receive()) == []
     assert other.closed
+
+
+def test_what_an_end_sent_before_it_closed_is_read_though_it_takes_nothing(ends):
+    one, other = ends
+    one.send(End())
+    one.close()
+    other.send(Alive(1.5))
+    assert list(other.receive()) == [End()]
+    assert other.closed
+    assert not other.backlog_bytes
 
 
 def test_mirror_sends_only_what_is_finished_or_appended(tmp_path, ends):

@@ -1,0 +1,191 @@
+"""Carry out the launches on one host, each in a process of its own.
+
+The parent has one connection to a host, with any number of launches in it. The agent forks for each launch,
+and passes messages on. A launch lives as long as messages of the parent reach it: they keep its lease. So if
+the agent or the parent is killed, the process of each launch ends what it has started, and exits.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from compare.errors import HostError
+from compare.launch.agent.launch import carry_out
+from compare.launch.agent.machine import describe, free_port
+from compare.launch.agent.protocol import (
+    ALIVE_SECONDS,
+    BACKLOG_BYTES,
+    Alive,
+    Exited,
+    FindPort,
+    MessagePipe,
+    OfLaunch,
+    Port,
+    Refused,
+    Start,
+    decode,
+    encode,
+)
+from compare.launch.processes import adopt_orphans
+from compare.schema.launch_files import LEASE_SECONDS
+
+IDLE_SECONDS = 900.0
+"""Maximum time without a message between launches.
+
+The data set may have to be fetched and copied first. When the parent exits, the pipe closes at once.
+"""
+SILENT_SECONDS = 10.0
+"""Maximum time without a message from the process of a launch."""
+_LAST_SECONDS = 5.0
+"""Maximum time to send the end of a launch."""
+_SHORT_BYTES = 4096
+"""A longer message is a file or a turn, which is passed on unread."""
+
+
+class HostAgent:
+    """The agent of one host, and the processes of its launches."""
+
+    def __init__(self, pipe: MessagePipe) -> None:
+        self._pipe = pipe
+        self._launches: dict[str, _LaunchProcess] = {}
+        self._is_lost = False
+        """Whether the parent was silent for so long that a launch ended."""
+
+    def serve(self) -> None:
+        """Carry out launches until the parent is gone, and all of them have ended."""
+        self._pipe.send(describe())
+        try:
+            while not self._is_abandoned():
+                self._take_orders()
+                self._pass_back()
+                self._pipe.keep_alive()
+                self._wait()
+        finally:
+            for launch in self._launches.values():
+                launch.hang_up()
+            for launch in self._launches.values():
+                launch.wait()
+
+    def _is_abandoned(self) -> bool:
+        """Return whether the parent has exited, or sends no messages any more."""
+        is_idle = not self._launches and self._pipe.silent_seconds > IDLE_SECONDS
+        return self._pipe.closed or self._is_lost or is_idle
+
+    def _take_orders(self) -> None:
+        for message in self._pipe.receive():
+            match message:
+                case Alive():
+                    for launch in self._launches.values():
+                        launch.pipe.keep_alive()
+                case FindPort():
+                    self._pipe.send(Port(free_port()))
+                case OfLaunch(name, data):
+                    if name not in self._launches and isinstance(decode(data), Start):
+                        self._launches[name] = _LaunchProcess(self._close_inherited)
+                    if name in self._launches:  # otherwise it has just ended
+                        self._launches[name].pipe.send_encoded(data)
+
+    def _pass_back(self) -> None:
+        """Pass on what the launches send, as fast as the parent reads."""
+        for name, launch in [*self._launches.items()]:
+            if self._pipe.backlog_bytes < BACKLOG_BYTES:
+                for data in launch.receive():
+                    self._pipe.send(OfLaunch(name, data))
+            if launch.problem:
+                self._pipe.send(OfLaunch(name, encode(_refusal(launch.problem))))
+            if launch.pipe.closed or launch.problem:
+                del self._launches[name]
+                if launch.problem:
+                    launch.kill()
+                launch.hang_up()
+                launch.wait()
+                self._is_lost = self._pipe.silent_seconds > LEASE_SECONDS  # it starts no further launch
+
+    def _wait(self) -> None:
+        """Wait until there is something to read."""
+        poll = select.poll()
+        for pipe in (self._pipe, *(launch.pipe for launch in self._launches.values())):
+            for descriptor, event in pipe.waits_for():
+                poll.register(descriptor, event)
+        poll.poll(ALIVE_SECONDS * 1000)
+
+    def _close_inherited(self) -> None:
+        """Close what belongs to the agent and to other launches."""
+        for pipe in (self._pipe, *(launch.pipe for launch in self._launches.values())):
+            pipe.close()
+
+
+class _LaunchProcess:
+    """The process of one launch, and the pipes to it."""
+
+    def __init__(self, close_inherited: Callable[[], None]) -> None:
+        self.problem = ""
+        """What is wrong with it, or nothing."""
+        orders, answers = os.pipe(), os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(orders[1])
+            os.close(answers[0])
+            close_inherited()
+            _carry_out_one(MessagePipe(orders[0], answers[1]))
+        os.close(orders[0])
+        os.close(answers[1])
+        self.pipe = MessagePipe(answers[0], orders[1])
+        self._has_ended = False
+
+    def receive(self) -> list[bytes]:
+        """Return what it sent, without the messages that keep its connection alive."""
+        passed_on = []
+        for data in self.pipe.receive_encoded():
+            message = decode(data) if len(data) < _SHORT_BYTES else None
+            self._has_ended = self._has_ended or isinstance(message, Exited | Refused)
+            if not isinstance(message, Alive):
+                passed_on.append(data)
+        if self.pipe.closed and not self._has_ended:
+            self.problem = "Its process there was killed."
+        elif self.pipe.silent_seconds > SILENT_SECONDS:
+            self.problem = f"Its process there sent nothing for {SILENT_SECONDS:g} s."
+        return passed_on
+
+    def hang_up(self) -> None:
+        """Close the pipes; the process then ends its launch, and exits."""
+        self.pipe.close()
+
+    def kill(self) -> None:
+        """Kill the process, also where it is stopped; its sweeper then ends the launch."""
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait until the process has exited."""
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def _carry_out_one(pipe: MessagePipe) -> NoReturn:
+    """Carry out the launch that the first message orders, and exit."""
+    try:
+        adopt_orphans()
+        while not pipe.closed:
+            for message in pipe.receive():
+                if isinstance(message, Start):
+                    pipe.send(carry_out(message, pipe))
+                    pipe.push(_LAST_SECONDS)
+                    return  # type: ignore[misc]  # the process exits
+            pipe.wait(ALIVE_SECONDS)
+    finally:  # nothing of the agent's own program may run on here
+        os._exit(0)
+
+
+def _refusal(problem: str) -> Refused:
+    return Refused(
+        kind=HostError.__name__,
+        what="The launch was lost.",
+        found=problem,
+        remedy="Was it killed or stopped, or is memory short there? Run again, and let it run.",
+    )
