@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.options import (
@@ -55,7 +58,9 @@ def run(
     ] = True,
     dry_run: Annotated[
         bool,
-        output_flag("--dry-run", help="Print one round as blocks for a shell, and stop."),
+        output_flag(
+            "--dry-run", help="Print what would run, where and for how long; with -v its environment too."
+        ),
     ] = False,
     strict: Annotated[
         bool, output_flag("--strict", help="Fail if the arms ran under different conditions.")
@@ -77,7 +82,7 @@ def run(
         **choose_length(repeats, budget),
     )
     if dry_run:
-        _print_plan(plan(request))
+        _print_plan(plan(request), verbose=flags.verbose)
         return
     analysis = carry_out_and_print(request, flags)
     if strict:
@@ -141,14 +146,24 @@ def _require_same_conditions(analysis: Analysis) -> None:
         )
 
 
-def _print_plan(plan: Plan) -> None:
-    """Print comments and commands, which a shell accepts."""
+def _print_plan(plan: Plan, *, verbose: bool) -> None:
+    """Print what would run, and its command lines; ``verbose`` adds environments and jobs."""
     from compare.report.outlook import planned_time
 
     console = make_console()
-    time = planned_time(plan.config, plan.round_seconds, in_turns=plan.in_turns)
-    for line in [time, *plan.notes]:
-        console.print(f"# {line}", soft_wrap=True, markup=False, style="dim")
-    for command in plan.commands:
-        console.print(f"\n# {command.title}", soft_wrap=True, markup=False, style="dim")
-        console.print(command.text, soft_wrap=True, markup=False)
+
+    def say(line: str, indent: int = 0) -> None:
+        console.print(" " * indent + line, soft_wrap=True, markup=False, highlight=False)
+
+    say(planned_time(plan.config, plan.round_seconds, in_turns=plan.in_turns))
+    for line in plan.notes:
+        say(line)
+    for launch in plan.launches:
+        for command in launch.commands:
+            where = f" on {command.host.name}" if command.host else ""
+            say(f"\n{launch.job.arm.label}{where}")
+            for name, value in command.environment.items() if verbose else ():
+                say(f"{name}={shlex.quote(value)} \\", 2)
+            say(shlex.join(command.argv), 2)
+        if verbose:
+            say(f"job.json: {msgspec.json.encode(launch.job).decode()}", 2)

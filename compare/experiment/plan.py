@@ -1,4 +1,4 @@
-"""Plan a run, as commands for a shell."""
+"""Plan a run: what it would start, where, and for how long."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from compare.experiment.schedule import order_of
 from compare.experiment.settle import UserRequest, settle
 from compare.experiment.turn_plan import least_round_seconds
 from compare.launch.arm import launch_files
-from compare.launch.place import LaunchPlace
-from compare.launch.shell import ShellCommand, shell_commands
-from compare.launch.unreached import INTERFACE, Unreached
+from compare.launch.unreached import INTERFACE, PlannedLaunch, Unreached
 from compare.schema.config import RunConfig
-from compare.schema.environment import MASK
 from compare.schema.job import Job, Planned
 from compare.schema.store import default_output
 from compare.text import counted
@@ -32,7 +29,7 @@ class Plan(NamedTuple):
     in_turns: bool
     notes: list[str]
     """What is not known, and what is assumed."""
-    commands: list[ShellCommand]
+    launches: list[PlannedLaunch]
 
 
 def plan(request: UserRequest) -> Plan:
@@ -50,10 +47,9 @@ def plan(request: UserRequest) -> Plan:
     config, _ = settle(request, hosts)
     directory = Path(os.path.realpath(request.output or default_output(config)))
     source = request.own or data.expect(request.dataset, request.data_dir or data.default_root())
-    commands = []
+    launches = []
     for number, arm in enumerate(order_of(config, 1), start=1):
         planned = Planned(number, 1, arm)
-        place = LaunchPlace(hosts, launch_files(directory, planned))
         job = Job(
             config=config.as_run_by(arm, hosts.hosts[0].slots),
             arm=arm,
@@ -63,10 +59,10 @@ def plan(request: UserRequest) -> Plan:
             exported=list(hosts.exported),
             dataset=source,
         )
-        commands += shell_commands(job, place, hosts)
+        launches.append(hosts.planned(job, launch_files(directory, planned)))
     mode = choose_interleaving(config).mode
     return Plan(
-        config, least_round_seconds(config, mode), mode == "blocks", _notes(request, hosts, source), commands
+        config, least_round_seconds(config, mode), mode == "blocks", _notes(request, hosts, source), launches
     )
 
 
@@ -79,7 +75,5 @@ def _notes(request: UserRequest, hosts: Unreached, source: data.DatasetSource) -
         gpus = "a GPU for each rank" if request.config["device"] == "cuda" else "no GPU"
         notes.append(f"No host was asked. Each is taken for one like this machine, with {cpus} and {gpus}.")
         if request.interface is None:
-            notes.append(f"Set {INTERFACE} first, to the network interface of all hosts, or add --interface.")
-    if request.exported:
-        notes.append(f"Write the values of -x in place of {MASK}.")
+            notes.append(f"{INTERFACE} stands for the network interface that all hosts share.")
     return notes

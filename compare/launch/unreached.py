@@ -6,20 +6,35 @@ import itertools
 import socket
 import uuid
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
+from backends.launchers.request import Command
 from compare.launch.agent.machine import describe
 from compare.launch.agent.protocol import Ready
+from compare.launch.arm import commands_for
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
 from compare.launch.network import network_of_one
+from compare.launch.place import LaunchPlace
 from compare.schema.hosts import Network, is_local
+from compare.schema.job import Job
+from compare.schema.launch_files import LaunchFiles
 
-INTERFACE = "RINGSIDE_INTERFACE"
+INTERFACE = "INTERFACE"
 """Stands for the interface that the hosts would be asked for."""
 _PORT = 29500
 """The port that torchrun takes by default."""
+
+
+class PlannedLaunch(NamedTuple):
+    """A launch that has not been started."""
+
+    job: Job
+    """What its ranks would read."""
+    commands: list[Command]
+    """One for each host that starts ranks, or one for all of them."""
 
 
 class Unreached(Cluster):
@@ -50,6 +65,15 @@ class Unreached(Cluster):
             name = interface or INTERFACE
             addresses = tuple(here.hostname if is_local(host) else host.name for host in self.hosts)
             self.network = Network(interface=name, network=name, addresses=addresses, rehearsed=rehearsed)
+
+    def planned(self, job: Job, files: LaunchFiles) -> PlannedLaunch:
+        """Return what would launch an arm.
+
+        Raises:
+            UnavailableError: the arm's launcher is not installed.
+        """
+        place = LaunchPlace(self, files)
+        return PlannedLaunch(job, commands_for(job.config, job.arm, place, place.settings()))
 
     def free_port(self) -> int:
         """Return a port that is free here, or the usual one elsewhere."""

@@ -167,8 +167,8 @@ def test_number_of_a_job_is_asked_for_at_the_controller(make_slurm):
     two_each = salloc("-N2", "--ntasks-per-node=2")
     done = lab.login.run([*two_each, "sh", "-c", alone, "sh", *planned])
     assert done.returncode == 0, done.stderr
-    assert "# Hosts: 2 of Slurm job" in done.stdout
-    assert '"ranks":4' in done.stdout
+    assert "\nHosts: 2 of Slurm job" in done.stdout
+    assert "--nnodes=2 --nproc_per_node=2" in done.stdout
 
 
 def scancel(run):

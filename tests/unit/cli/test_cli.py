@@ -44,8 +44,7 @@ from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
 from compare.report import FORMATS, render
 from compare.schema.collectives import COLLECTIVES_FILE
-from compare.schema.job import read_job
-from compare.schema.launch_files import LaunchFiles
+from compare.schema.job import Job
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from compare.schema.store import RESULTS_FILE
 from compare.system.files import read_json, write_json
@@ -699,52 +698,41 @@ def test_a_defect_of_ours_keeps_its_traceback(compare, carried_out, monkeypatch)
 
 
 def dry_run(compare, *arguments):
-    """Return the command of each block, by its title."""
+    """Return the command lines, by their titles."""
     ended = compare("run", "--dry-run", *arguments)
     assert ended.code == 0, ended.err
     assert list(Path.cwd().iterdir()) == []
-    length, *blocks = ended.out.split("\n\n# ")
-    assert length.startswith("# 5 rounds of ")
-    assert "\n# Hosts: " in length
-    assert subprocess.run(["bash", "-n"], input=ended.out, text=True, check=False).returncode == 0
-    commands = {}
-    for block in blocks:
-        title, _, text = block.partition("\n")
-        commands[title] = shlex.split(text.partition("\nenv ")[2].rpartition("\n)")[0])
-    return commands
+    length, *launches = ended.out.split("\n\n")
+    assert length.startswith("5 rounds of ")
+    assert "\nHosts: " in length
+    return {title: shlex.split(line) for title, line in (launch.split("\n", 1) for launch in launches)}
 
 
 def test_dry_run_prints_one_command_an_arm_and_starts_nothing(compare):
     commands = dry_run(compare, "--backend", "ddp,manual:mode=overlap,horovod", "--output", "out")
     assert set(commands) == {"none", "ddp", "manual:mode=overlap", "horovod"}
-    assert "/opt/env/bin/torchrun" in commands["ddp"]
-    assert "/opt/env/bin/horovodrun" in commands["horovod"]
-    assert "GLOO_SOCKET_IFNAME=lo" in commands["ddp"]
+    assert commands["ddp"][0] == "/opt/env/bin/torchrun"
+    assert commands["horovod"][0] == "/opt/env/bin/horovodrun"
 
 
-def test_dry_run_prints_blocks_that_a_shell_accepts(compare, monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("PATH", f"/opt/my programs:{os.environ['PATH']}")
+def test_verbose_dry_run_prints_environment_and_job_without_secrets(compare, tmp_path_factory):
     folder = tmp_path_factory.mktemp("its folder's") / "my runs"
-    stand_in = tmp_path_factory.mktemp("bin") / "torchrun"
-    stand_in.write_text('#!/bin/sh\nls "${0%/bin*}" >/dev/null; echo "$PATH" "$@"\n')
-    stand_in.chmod(0o700)
-    monkeypatch.setattr(launching, "find_launcher", lambda *_: stand_in)
-    ended = compare("run", "--dry-run", "--backend", "ddp", "--no-control", "--output", folder, "-x", "KEY=v")
-    assert "v\n" not in ended.out
-    _, block = ended.out.split("\n\n# ddp\n")
-    pasted = subprocess.run(["bash"], input=block, capture_output=True, text=True, check=True)
-    (job,) = folder.glob("launches/*/job.json")
-    assert "/opt/my programs:" in pasted.stdout
-    assert pasted.stdout.endswith(f"{job}\n")
-    assert read_job(LaunchFiles(job.parent)).config.ranks == 2
-    assert json.loads((job.parent / "exported.json").read_text()) == {"KEY": "***"}
+    asked = ("--backend", "ddp", "--no-control", "--output", folder, "-x", "KEY=hunter2")
+    shown = compare("run", "--dry-run", "-v", *asked).out
+    _, launch = shown.split("\n\nddp\n")
+    *environment, line, job = launch.splitlines()
+    assert "  GLOO_SOCKET_IFNAME=lo \\" in environment
+    assert shlex.split(line)[-1] == f"{folder}/launches/01-ddp/job.json"
+    job = msgspec.json.decode(job.removeprefix("  job.json: "), type=Job)
+    assert (job.config.ranks, job.exported) == (2, ["KEY"])
+    assert "hunter2" not in shown
 
 
 def test_dry_run_prints_the_source_of_its_hosts(compare, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("LSB_JOBID", "8")
     monkeypatch.setenv("LSB_HOSTS", "nosuchhost-a nosuchhost-a nosuchhost-b")
     shown = compare("run", "--dry-run", "--backend", "ddp").out
-    assert "\n# Hosts: 2 of LSF job 8, from LSB_HOSTS\n" in shown
+    assert "\nHosts: 2 of LSF job 8, from LSB_HOSTS\n" in shown
     monkeypatch.delenv("LSB_HOSTS")
     refused = compare("run", "--dry-run", "--backend", "ddp")
     assert refused.code == USAGE
@@ -752,7 +740,7 @@ def test_dry_run_prints_the_source_of_its_hosts(compare, monkeypatch, tmp_path_f
     hostfile = tmp_path_factory.mktemp("hosts") / "two\nlines"
     hostfile.write_text("nosuchhost-a\n")
     shown = compare("run", "--dry-run", "--backend", "ddp", "--hostfile", hostfile).out
-    assert f"\n# Hosts: 1 of {hostfile.parent}/two\\nlines\n" in shown
+    assert f"\nHosts: 1 of {hostfile.parent}/two\\nlines\n" in shown
 
 
 def test_dry_run_asks_no_host(compare, tmp_path_factory):
@@ -760,11 +748,11 @@ def test_dry_run_asks_no_host(compare, tmp_path_factory):
     hostfile.write_text("nosuchhost-a slots=2\nnosuchhost-b slots=1\n")
     commands = dry_run(compare, "--backend", "ddp,horovod", "--no-control", "--hostfile", hostfile)
     assert "--master_addr=nosuchhost-a" in commands["ddp on nosuchhost-b"]
-    assert "GLOO_SOCKET_IFNAME=${RINGSIDE_INTERFACE:?}" in commands["ddp on nosuchhost-a"]
-    assert "nosuchhost-a:2,nosuchhost-b:1" in commands["horovod, here"]
-    assert "horovod on nosuchhost-a, nosuchhost-b, first; it ends with Ctrl-C" in commands
-    named = dry_run(compare, "--backend", "ddp", "-H", "nosuchhost-a,localhost", "--interface", "eth0")
-    assert "GLOO_SOCKET_IFNAME=eth0" in named["ddp on localhost"]
+    assert "nosuchhost-a:2,nosuchhost-b:1" in commands["horovod"]
+    named = ("--interface", "eth0")
+    for interface, given in (("INTERFACE", ()), ("eth0", named)):
+        asked = ("--backend", "ddp", "-H", "nosuchhost-a,localhost", *given)
+        assert f"GLOO_SOCKET_IFNAME={interface} " in compare("run", "--dry-run", "-v", *asked).out
     on_gpus = dry_run(compare, "--backend", "ddp", "-H", "nosuchhost-a:4", "--device", "cuda")
     assert "--nproc_per_node=4" in on_gpus["ddp on nosuchhost-a"]
 

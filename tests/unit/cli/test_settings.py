@@ -30,7 +30,7 @@ def requested(monkeypatch, capfd, tmp_path):
 
     monkeypatch.setattr(running, "read_request", reading)
     monkeypatch.setattr("compare.experiment.plan", lambda *_: None)
-    monkeypatch.setattr(running, "_print_plan", lambda _: None)
+    monkeypatch.setattr(running, "_print_plan", lambda _, verbose: None)
 
     def call(*arguments):
         requests.clear()
